@@ -1,0 +1,81 @@
+# make run    the main job: sentences through a real transformer
+# make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
+SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
+
+.PHONY: run test test-c test-peers test-large test-oldest-numpy sanitize lint format clean check-prerequisites
+
+run: $(VENV)/.run
+	$(BIN)/python examples/sentence.py $(SENTENCES)
+
+test: $(VENV)/.test test-c
+	$(BIN)/python -m pytest
+	MHA_ISA=baseline $(BIN)/python -m pytest --ignore tests/test_examples.py
+
+# Says in one line what is missing, before anything is set up.
+check-prerequisites:
+	@command -v $(PYTHON) >/dev/null || { echo "make: missing $(PYTHON): install Python 3.11 or newer (Debian: apt install python3 python3-venv python3-dev)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is too old: mha needs Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: missing the venv module (Debian: apt install python3-venv)"; exit 1; }
+	@command -v $${CC:-gcc} >/dev/null || { echo "make: missing a C compiler (Debian: apt install gcc libc6-dev)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "make: missing Python.h (Debian: apt install python3-dev)"; exit 1; }
+
+$(VENV)/.created: | check-prerequisites
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Editable: tests see the sources; the extension is rebuilt when a source is newer.
+$(VENV)/.built: $(VENV)/.created $(SOURCES)
+	@echo "building mha and its C core (about a minute)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.built examples/requirements.txt
+	$(PIP) --editable '.[plot]'
+	$(PIP) --no-deps -r examples/requirements.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+# The core alone, without Python: its own small test program.
+test-c: | check-prerequisites
+	$(MAKE) --no-print-directory -C tests/c
+
+# What needs the peers themselves: PyTorch in a virtual environment of its own.
+test-peers: $(VENV)/.created
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check .
+	.venv-peers/bin/python -m pytest tests/peers
+
+# GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
+test-large: $(VENV)/.built
+	$(BIN)/python tests/large_layer.py
+
+test-oldest-numpy: $(VENV)/.created
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check 'numpy==1.26.0' '.[test]'
+	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
+	.venv-oldest/bin/python -m pytest --ignore tests/test_examples.py
+
+# Address and undefined-behaviour sanitizers over the C tests and the Python suite.
+sanitize: $(VENV)/.test
+	tests/sanitize.sh
+
+lint: $(VENV)/.created
+	$(PIP) '.[lint]' 'numpy>=2'
+	tests/lint.sh
+
+format: $(VENV)/.created
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c')
+
+clean:
+	rm -rf build dist *.egg-info mha/*.so tests/c/build .venv .venv-peers .venv-oldest .venv-sanitize

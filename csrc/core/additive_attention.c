@@ -1,0 +1,88 @@
+/* Attention with the scores w_v . tanh(query W_q + key W_k) (Bahdanau et al. 2015, A.1.2): two
+ * projections to the hidden width, then the attention step with those scores. */
+#include "mha/attention.h"
+
+static mha_linear_projection projection_of(const mha_additive_attention *additive, const void *x,
+                                           int64_t rows, const mha_weight *weight, void *output) {
+    const int64_t item = (int64_t)mha_dtype_size(additive->attention.dtype);
+    const mha_linear_projection projection = {
+        .dtype = additive->attention.dtype,
+        .rows = rows,
+        .x = x,
+        .x_stride = weight->in * item,
+        .weight = *weight,
+        .output = output,
+        .output_stride = weight->out * item,
+    };
+    return projection;
+}
+
+/* Points a (batch..., heads, len, any) tensor at its projected rows (batch..., heads, len, hidden).
+ */
+static void set_hidden(mha_dtype dtype, int64_t hidden, void *projected, mha_tensor *tensor) {
+    int64_t stride = (int64_t)mha_dtype_size(dtype);
+    tensor->data = projected;
+    tensor->shape[tensor->axes - 1] = hidden;
+    for (int axis = tensor->axes - 1; axis >= 0; axis--) {
+        tensor->strides[axis] = stride;
+        stride *= tensor->shape[axis];
+    }
+}
+
+static mha_attention attention_of(const mha_additive_attention *additive, void *projected_query,
+                                  void *projected_key) {
+    mha_attention attention = additive->attention;
+    set_hidden(attention.dtype, additive->W_q.out, projected_query, &attention.query);
+    set_hidden(attention.dtype, additive->W_k.out, projected_key, &attention.key);
+    attention.additive_w = additive->w_v;
+    return attention;
+}
+
+static mha_status projected_size(const mha_additive_attention *additive, int64_t rows,
+                                 size_t *bytes) {
+    MHA_TRY(mha_multiply_sizes((size_t)rows, (size_t)additive->W_q.out, bytes));
+    return mha_multiply_sizes(*bytes, mha_dtype_size(additive->attention.dtype), bytes);
+}
+
+mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
+                                            size_t *bytes) {
+    const mha_attention attention = attention_of(additive, NULL, NULL);
+    const mha_linear_projection query =
+        projection_of(additive, NULL, additive->query_rows, &additive->W_q, NULL);
+    const mha_linear_projection key =
+        projection_of(additive, NULL, additive->key_rows, &additive->W_k, NULL);
+    size_t size, scratch, query_scratch, key_scratch;
+    MHA_TRY(mha_linear_projection_workspace(&query, num_threads, &query_scratch));
+    MHA_TRY(mha_linear_projection_workspace(&key, num_threads, &key_scratch));
+    MHA_TRY(mha_scaled_dot_product_attention_workspace(&attention, num_threads, &scratch));
+    scratch = query_scratch > scratch ? query_scratch : scratch;
+    scratch = key_scratch > scratch ? key_scratch : scratch;
+    *bytes = 0;
+    MHA_TRY(projected_size(additive, additive->query_rows, &size));
+    MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+    MHA_TRY(projected_size(additive, additive->key_rows, &size));
+    MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+    return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
+                                          mha_execution *execution) {
+    void *projected_query, *projected_key;
+    size_t size;
+    MHA_TRY(projected_size(additive, additive->query_rows, &size));
+    MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_query));
+    MHA_TRY(projected_size(additive, additive->key_rows, &size));
+    MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_key));
+
+    /* 1. Project to the hidden width: (..., heads, len, hidden). */
+    mha_linear_projection step = projection_of(additive, additive->query, additive->query_rows,
+                                               &additive->W_q, projected_query);
+    MHA_TRY(mha_linear_projection_forward(&step, execution));
+    step =
+        projection_of(additive, additive->key, additive->key_rows, &additive->W_k, projected_key);
+    MHA_TRY(mha_linear_projection_forward(&step, execution));
+
+    /* 2. Attend by scores w_v . tanh(projected query + projected key). */
+    const mha_attention attention = attention_of(additive, projected_query, projected_key);
+    return mha_scaled_dot_product_attention_forward(&attention, execution);
+}

@@ -1,0 +1,47 @@
+/* Packing a weight (in, out) into panels: [panel][in][panel columns], each row 128 bytes, so that
+ * the kernel reads it from front to back whatever the layout it came in. */
+#include "matmul.h"
+
+#include <string.h>
+
+int64_t mha_panel_columns(mha_dtype dtype) {
+    return (int64_t)(MHA_PANEL_BYTES / mha_dtype_size(dtype));
+}
+
+mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size_t *bytes) {
+    const int64_t columns = mha_panel_columns(dtype);
+    const size_t panels = (size_t)(out / columns + (out % columns != 0));
+    MHA_TRY(mha_multiply_sizes(panels, (size_t)in, bytes));
+    return mha_multiply_sizes(*bytes, MHA_PANEL_BYTES, bytes);
+}
+
+void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel) {
+    const size_t item = mha_dtype_size(dtype);
+    const int64_t width = mha_panel_columns(dtype);
+    const int64_t left = weight->out - first_column;
+    const int64_t columns = left < width ? left : width;
+    const bool contiguous = weight->out_stride == (int64_t)item;
+    const char *from = (const char *)weight->data + first_column * weight->out_stride;
+    char *to = panel;
+    for (int64_t row = 0; row < weight->in; row++) {
+        if (contiguous) {
+            memcpy(to, from, (size_t)columns * item);
+        } else {
+            for (int64_t column = 0; column < columns; column++) {
+                memcpy(to + column * (int64_t)item, from + column * weight->out_stride, item);
+            }
+        }
+        memset(to + (size_t)columns * item, 0, (size_t)(width - columns) * item);
+        from += weight->in_stride;
+        to += MHA_PANEL_BYTES;
+    }
+}
+
+void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed) {
+    const int64_t width = mha_panel_columns(dtype);
+    char *panel = packed;
+    for (int64_t column = 0; column < weight->out; column += width) {
+        mha_pack_panel(dtype, weight, column, panel);
+        panel += weight->in * MHA_PANEL_BYTES;
+    }
+}

@@ -1,0 +1,165 @@
+/* The whole figure, top-down:
+ *
+ *   query, key, value --linear projections--> split heads --scaled dot-product attention-->
+ *   merge heads --output projection--> output
+ *
+ * The projected arrays live in the workspace. Splitting and merging heads are strides. */
+#include "mha/attention.h"
+
+/* The sizes that follow from the weights' shapes. */
+typedef struct widths {
+    int64_t query;  /* num_heads * head_dim */
+    int64_t key;    /* num_kv_heads * head_dim */
+    int64_t value;  /* num_kv_heads * value_head_dim */
+    int64_t merged; /* num_heads * value_head_dim */
+} widths;
+
+static widths widths_of(const mha_multi_head_attention *layer) {
+    const widths w = {layer->W_q.out, layer->W_k.out, layer->W_v.out, layer->W_o.in};
+    return w;
+}
+
+typedef struct sizes {
+    int64_t batch;                    /* sequences */
+    size_t query, key, value, merged; /* bytes of the projected and the merged arrays */
+} sizes;
+
+/* Bytes of (batch, length, width) reals, checked. */
+static mha_status matrix_size(mha_dtype dtype, int64_t batch, int64_t length, int64_t width,
+                              size_t *bytes) {
+    MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, bytes));
+    MHA_TRY(mha_multiply_sizes(*bytes, (size_t)width, bytes));
+    return mha_multiply_sizes(*bytes, mha_dtype_size(dtype), bytes);
+}
+
+static mha_status sizes_of(const mha_multi_head_attention *layer, sizes *s) {
+    const mha_dtype dtype = layer->attention.dtype;
+    const widths w = widths_of(layer);
+    MHA_TRY(mha_count_elements(layer->batch_shape, layer->attention.batch_axes, &s->batch));
+    MHA_TRY(matrix_size(dtype, s->batch, layer->query_len, w.query, &s->query));
+    MHA_TRY(matrix_size(dtype, s->batch, layer->key_len, w.key, &s->key));
+    MHA_TRY(matrix_size(dtype, s->batch, layer->key_len, w.value, &s->value));
+    return matrix_size(dtype, s->batch, layer->query_len, w.merged, &s->merged);
+}
+
+static mha_linear_projection projection_of(mha_dtype dtype, const void *x, int64_t rows,
+                                           const mha_weight *weight, const void *bias,
+                                           void *output) {
+    const int64_t item = (int64_t)mha_dtype_size(dtype);
+    const mha_linear_projection projection = {
+        .dtype = dtype,
+        .rows = rows,
+        .x = x,
+        .x_stride = weight->in * item,
+        .weight = *weight,
+        .bias = bias,
+        .output = output,
+        .output_stride = weight->out * item,
+    };
+    return projection;
+}
+
+/* A C-contiguous (batch..., length, width) split into heads: (batch..., heads, length, d). */
+static void heads_of(const mha_multi_head_attention *layer, void *data, int64_t length,
+                     int64_t width, int64_t num_heads, mha_tensor *heads) {
+    const int batch_axes = layer->attention.batch_axes;
+    int64_t stride = (int64_t)mha_dtype_size(layer->attention.dtype);
+    mha_tensor sequence = {.data = data, .axes = batch_axes + 2};
+    for (int axis = 0; axis < batch_axes; axis++) {
+        sequence.shape[axis] = layer->batch_shape[axis];
+    }
+    sequence.shape[batch_axes] = length;
+    sequence.shape[batch_axes + 1] = width;
+    for (int axis = batch_axes + 1; axis >= 0; axis--) {
+        sequence.strides[axis] = stride;
+        stride *= sequence.shape[axis];
+    }
+    mha_split_heads(&sequence, num_heads, heads);
+}
+
+/* The attention step with its four tensors seen by head. */
+static mha_attention attention_of(const mha_multi_head_attention *l, void *projected_query,
+                                  void *projected_key, void *projected_value, void *merged) {
+    const widths w = widths_of(l);
+    mha_attention attention = l->attention;
+    heads_of(l, projected_query, l->query_len, w.query, l->num_heads, &attention.query);
+    heads_of(l, projected_key, l->key_len, w.key, l->num_kv_heads, &attention.key);
+    heads_of(l, projected_value, l->key_len, w.value, l->num_kv_heads, &attention.value);
+    heads_of(l, merged, l->query_len, w.merged, l->num_heads, &attention.output);
+    return attention;
+}
+
+static mha_status larger_projection(const mha_linear_projection *projection, int num_threads,
+                                    size_t *largest) {
+    size_t bytes;
+    MHA_TRY(mha_linear_projection_workspace(projection, num_threads, &bytes));
+    *largest = bytes > *largest ? bytes : *largest;
+    return MHA_OK;
+}
+
+mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
+                                              int num_threads, size_t *bytes) {
+    const mha_multi_head_attention *l = layer;
+    sizes s;
+    size_t scratch = 0, attention_scratch; /* of one step at a time: they share it */
+    MHA_TRY(sizes_of(layer, &s));
+    const mha_dtype dtype = layer->attention.dtype;
+    const int64_t query_rows = s.batch * layer->query_len, key_rows = s.batch * layer->key_len;
+
+    const mha_linear_projection steps[] = {
+        projection_of(dtype, NULL, query_rows, &l->W_q, NULL, NULL),
+        projection_of(dtype, NULL, key_rows, &l->W_k, NULL, NULL),
+        projection_of(dtype, NULL, key_rows, &l->W_v, NULL, NULL),
+        projection_of(dtype, NULL, query_rows, &l->W_o, NULL, NULL),
+    };
+    for (int step = 0; step < 4; step++) {
+        MHA_TRY(larger_projection(&steps[step], num_threads, &scratch));
+    }
+    const mha_attention attention = attention_of(layer, NULL, NULL, NULL, NULL);
+    MHA_TRY(
+        mha_scaled_dot_product_attention_workspace(&attention, num_threads, &attention_scratch));
+    scratch = attention_scratch > scratch ? attention_scratch : scratch;
+
+    *bytes = 0;
+    MHA_TRY(mha_workspace_reserve(bytes, s.query, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, s.key, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, s.value, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, s.merged, 1));
+    return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
+                                            mha_execution *execution) {
+    const mha_multi_head_attention *l = layer;
+    mha_workspace *workspace = &execution->workspace;
+    void *projected_query, *projected_key, *projected_value, *merged;
+    sizes s;
+    MHA_TRY(sizes_of(layer, &s));
+    MHA_TRY(mha_workspace_take(workspace, s.query, &projected_query));
+    MHA_TRY(mha_workspace_take(workspace, s.key, &projected_key));
+    MHA_TRY(mha_workspace_take(workspace, s.value, &projected_value));
+    MHA_TRY(mha_workspace_take(workspace, s.merged, &merged));
+    const mha_dtype dtype = layer->attention.dtype;
+    const int64_t query_rows = s.batch * layer->query_len, key_rows = s.batch * layer->key_len;
+
+    /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
+    mha_linear_projection step =
+        projection_of(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
+    MHA_TRY(mha_linear_projection_forward(&step, execution));
+    step = projection_of(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
+    MHA_TRY(mha_linear_projection_forward(&step, execution));
+    step = projection_of(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
+    MHA_TRY(mha_linear_projection_forward(&step, execution));
+
+    /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
+     * 3. Scaled dot-product attention.
+     * 4. Merge heads: each head's output goes straight to its columns of merged (batch, query_len,
+     *    heads * value_head_dim). */
+    const mha_attention attention =
+        attention_of(layer, projected_query, projected_key, projected_value, merged);
+    MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
+
+    /* 5. Output projection: (batch, query_len, output_dim). */
+    step = projection_of(dtype, merged, query_rows, &l->W_o, l->b_o, l->output);
+    return mha_linear_projection_forward(&step, execution);
+}

@@ -1,0 +1,35 @@
+/* The number of threads of the process. */
+#include "mha/runtime.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "../threads/system.h"
+
+static atomic_int process_num_threads; /* 0: not yet asked for */
+
+/* A positive int, or 0. OMP_NUM_THREADS may be a list: its first number counts. */
+static int number_in(const char *variable) {
+    const char *text = getenv(variable);
+    const long number = text == NULL ? 0 : strtol(text, NULL, 10);
+    return number > 0 && number <= 4096 ? (int)number : 0;
+}
+
+int mha_usable_cpus(void) { return mha_system_usable_cpus(); }
+
+int mha_get_num_threads(void) {
+    int number = atomic_load(&process_num_threads);
+    if (number == 0) {
+        number = number_in("MHA_NUM_THREADS");
+        if (number == 0) {
+            number = number_in("OMP_NUM_THREADS");
+        }
+        if (number == 0) {
+            number = mha_usable_cpus();
+        }
+        atomic_store(&process_num_threads, number);
+    }
+    return number;
+}
+
+void mha_set_num_threads(int num_threads) { atomic_store(&process_num_threads, num_threads); }

@@ -1,0 +1,48 @@
+/* Checked sizes, and where things lie in a strided tensor. */
+#include "mha/tensor.h"
+
+size_t mha_dtype_size(mha_dtype dtype) {
+    return dtype == MHA_FLOAT32 ? sizeof(float) : sizeof(double);
+}
+
+mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {
+    return __builtin_mul_overflow(a, b, product) ? MHA_SIZE_OVERFLOW : MHA_OK;
+}
+
+mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
+    return __builtin_add_overflow(a, b, sum) ? MHA_SIZE_OVERFLOW : MHA_OK;
+}
+
+mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
+    int64_t product = 1;
+    for (int axis = 0; axis < axes; axis++) {
+        if (shape[axis] == 0) {
+            *count = 0;
+            return MHA_OK;
+        }
+    }
+    for (int axis = 0; axis < axes; axis++) {
+        if (__builtin_mul_overflow(product, shape[axis], &product)) {
+            return MHA_SIZE_OVERFLOW;
+        }
+    }
+    *count = product;
+    return MHA_OK;
+}
+
+int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index) {
+    int64_t offset = 0;
+    for (int axis = axes - 1; axis >= 0; axis--) {
+        offset += index % tensor->shape[axis] * tensor->strides[axis];
+        index /= tensor->shape[axis];
+    }
+    return offset;
+}
+
+int64_t mha_extent(const mha_tensor *tensor, int from_last) {
+    return tensor->shape[tensor->axes - from_last];
+}
+
+int64_t mha_stride(const mha_tensor *tensor, int from_last) {
+    return tensor->strides[tensor->axes - from_last];
+}

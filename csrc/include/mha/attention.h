@@ -1,0 +1,150 @@
+/* The forward steps of multi-head attention. Shapes are the caller's duty: each comment states
+ * the contract, and the Python binding checks it. No function keeps a pointer after it returns. */
+#ifndef MHA_ATTENTION_H
+#define MHA_ATTENTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "mha/execution.h"
+#include "mha/tensor.h"
+
+/* Any int beyond this is "no limit": positions stay far from overflow. */
+#define MHA_UNLIMITED ((int64_t)1 << 60)
+
+/* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes
+ * of the problem in front (stride 0 where broadcast). */
+typedef struct mha_attention_options {
+    mha_tensor mask;         /* bool bytes, (batch..., heads, query_len, key_len), 1 = attend */
+    mha_tensor bias;         /* real,       (batch..., heads, query_len, key_len) */
+    mha_tensor key_lengths;  /* int64,      (batch..., query_len) */
+    mha_tensor query_offset; /* int64,      (batch...) */
+    bool causal;
+    int64_t window_left;  /* MHA_UNLIMITED where open */
+    int64_t window_right; /* MHA_UNLIMITED where open */
+    double scale;
+    double softcap; /* 0: none */
+    bool uniform_empty_rows;
+    uint32_t dropout_threshold; /* a weight is kept iff its 16 random bits >= this; 0: no dropout */
+    uint64_t dropout_seed;
+    const void *head_gate; /* real (heads,) or NULL: multiplies each head's output */
+} mha_attention_options;
+
+/* query  (batch..., heads, query_len, head_dim)          last axis contiguous
+ * key    (batch..., kv_heads, key_len, head_dim)         last axis contiguous
+ * value  (batch..., kv_heads, key_len, value_head_dim)   last axis contiguous
+ * output (batch..., heads, query_len, value_head_dim)    last axis contiguous
+ * weights, if wanted: C-contiguous (batch..., heads, query_len, key_len)
+ * lse,     if wanted: C-contiguous (batch..., heads, query_len)
+ * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key). */
+typedef struct mha_attention {
+    mha_dtype dtype;
+    int batch_axes;
+    mha_tensor query, key, value, output;
+    void *weights;
+    void *lse;
+    const void *additive_w;
+    mha_attention_options options;
+} mha_attention;
+
+mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,
+                                                      int num_threads,
+                                                      size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attention,
+                                                    mha_execution *execution) MHA_MUST_CHECK;
+
+/* A weight matrix (in, out): either strided as it lies, or packed by mha_pack_weight. */
+typedef struct mha_weight {
+    const void *data;
+    int64_t in, out;
+    int64_t in_stride, out_stride; /* bytes; unused when packed */
+    bool packed;
+} mha_weight;
+
+/* Bytes that mha_pack_weight writes, and the packing itself: panels of 128 bytes of columns. */
+mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out,
+                                  size_t *bytes) MHA_MUST_CHECK;
+void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed);
+
+/* output (rows, out) = x (rows, in) @ weight (in, out) + bias (out,) or NULL.
+ * x and output have contiguous last axes; row strides are in bytes. */
+typedef struct mha_linear_projection {
+    mha_dtype dtype;
+    int64_t rows;
+    const void *x;
+    int64_t x_stride;
+    mha_weight weight;
+    const void *bias;
+    void *output;
+    int64_t output_stride;
+} mha_linear_projection;
+
+mha_status mha_linear_projection_workspace(const mha_linear_projection *projection, int num_threads,
+                                           size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_linear_projection_forward(const mha_linear_projection *projection,
+                                         mha_execution *execution) MHA_MUST_CHECK;
+
+/* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. */
+void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
+
+/* (..., heads, len, d), any strides -> C-contiguous (..., len, heads * d). */
+mha_status mha_merge_heads_forward(mha_dtype dtype, const mha_tensor *heads,
+                                   void *merged) MHA_MUST_CHECK;
+
+/* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
+ * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
+ * too. `attention` gives dtype, batch_axes, options, weights and lse; its query, key, value and
+ * output are filled in here. */
+typedef struct mha_multi_head_attention {
+    mha_attention attention;
+    int64_t batch_shape[MHA_MAX_AXES];
+    int64_t query_len, key_len, num_heads, num_kv_heads;
+    const void *query, *key, *value;
+    mha_weight W_q, W_k, W_v, W_o;
+    const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
+    void *output;
+} mha_multi_head_attention;
+
+mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
+                                              int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
+                                            mha_execution *execution) MHA_MUST_CHECK;
+
+/* w_v . tanh(query W_q + key W_k). query (batch..., heads, query_len, query_dim) and key (batch...,
+ * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, its query and key are
+ * filled in here with the projected ones (hidden wide). */
+typedef struct mha_additive_attention {
+    mha_attention attention;
+    const void *query, *key;
+    mha_weight W_q, W_k;
+    const void *w_v; /* real (hidden,) */
+    int64_t query_rows, key_rows;
+} mha_additive_attention;
+
+mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
+                                            size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
+                                          mha_execution *execution) MHA_MUST_CHECK;
+
+/* Joins attention over parts of the keys. outputs[part] (rows, width) and lses[part] (rows,) are
+ * C-contiguous, as are output and lse. `shares` is scratch for `parts` reals. */
+typedef struct mha_merge_attention {
+    mha_dtype dtype;
+    int64_t parts, rows, width;
+    const void *const *outputs;
+    const void *const *lses;
+    void *output;
+    void *lse;
+    void *shares;
+} mha_merge_attention;
+
+void mha_merge_attention_forward(const mha_merge_attention *merge);
+
+/* round(65536 p), as the contract's dropout compares it. */
+uint32_t mha_dropout_threshold(double p);
+
+/* kept[batch][head][query][key] = 1 where dropout with this threshold and seed keeps the weight. */
+void mha_dropout_mask(uint32_t threshold, uint64_t seed, int64_t batch, int64_t heads,
+                      int64_t query_len, int64_t key_len, uint8_t *kept);
+
+#endif

@@ -1,0 +1,11 @@
+/* Multi-head attention in C: the whole public interface. See attention.h for the steps. */
+#ifndef MHA_H
+#define MHA_H
+
+#include "mha/attention.h"
+#include "mha/execution.h"
+#include "mha/runtime.h"
+#include "mha/status.h"
+#include "mha/tensor.h"
+
+#endif

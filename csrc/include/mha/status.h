@@ -1,0 +1,27 @@
+/* What every function of the core returns, and the checks around it. */
+#ifndef MHA_STATUS_H
+#define MHA_STATUS_H
+
+typedef enum mha_status {
+    MHA_OK = 0,
+    MHA_OUT_OF_MEMORY,
+    MHA_SIZE_OVERFLOW,
+    MHA_CANCELLED,
+    MHA_INVALID_ARGUMENT
+} mha_status;
+
+#define MHA_MUST_CHECK __attribute__((warn_unused_result))
+
+/* Forwards a failure to the caller: for functions that own nothing yet. */
+#define MHA_TRY(call)                                                                              \
+    do {                                                                                           \
+        mha_status try_status = (call);                                                            \
+        if (try_status != MHA_OK) {                                                                \
+            return try_status;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+/* A static sentence without a full stop; never NULL. */
+const char *mha_status_message(mha_status status);
+
+#endif

@@ -1,0 +1,38 @@
+/* A strided array that somebody else owns, as the core sees NumPy's arrays. */
+#ifndef MHA_TENSOR_H
+#define MHA_TENSOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mha/status.h"
+
+enum { MHA_MAX_AXES = 64 };
+
+typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64 } mha_dtype;
+
+/* Strides are in bytes, of any sign, and 0 where an axis is broadcast. The data is borrowed. */
+typedef struct mha_tensor {
+    void *data;
+    int axes;
+    int64_t shape[MHA_MAX_AXES];
+    int64_t strides[MHA_MAX_AXES];
+} mha_tensor;
+
+size_t mha_dtype_size(mha_dtype dtype);
+
+/* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
+mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;
+mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;
+
+/* The product of shape[0..axes-1]; MHA_SIZE_OVERFLOW if it does not fit int64_t. */
+mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) MHA_MUST_CHECK;
+
+/* Byte offset of item `index` (in C order) over the first `axes` axes of the tensor. */
+int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index);
+
+/* Extent of axis `axes - from_last`, and its stride in bytes: mha_extent(t, 1) is the last. */
+int64_t mha_extent(const mha_tensor *tensor, int from_last);
+int64_t mha_stride(const mha_tensor *tensor, int from_last);
+
+#endif

@@ -1,0 +1,92 @@
+/* Chooses the kernel set once, at run time. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "mha/runtime.h"
+
+typedef struct kernel_set {
+    const char *name;
+    const mha_kernels *float32, *float64;
+} kernel_set;
+
+#define DECLARE_KERNELS(isa)                                                                       \
+    extern const mha_kernels mha_kernels_float32_##isa, mha_kernels_float64_##isa
+#define KERNEL_SET(isa) {#isa, &mha_kernels_float32_##isa, &mha_kernels_float64_##isa}
+
+DECLARE_KERNELS(baseline);
+#if defined(__x86_64__)
+DECLARE_KERNELS(avx2);
+DECLARE_KERNELS(avx512);
+#elif defined(__aarch64__)
+DECLARE_KERNELS(neon);
+#endif
+
+/* Slowest first. */
+static const kernel_set kernel_sets[] = {
+    KERNEL_SET(baseline),
+#if defined(__x86_64__)
+    KERNEL_SET(avx2),
+    KERNEL_SET(avx512),
+#elif defined(__aarch64__)
+    KERNEL_SET(neon),
+#endif
+};
+enum { NUM_KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
+
+static _Atomic(const kernel_set *) chosen;
+
+/* __builtin_cpu_supports asks both CPUID and the operating system (XGETBV). */
+static int can_run(const kernel_set *set) {
+#if defined(__x86_64__)
+    if (strcmp(set->name, "avx2") == 0) {
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    }
+    if (strcmp(set->name, "avx512") == 0) {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+    }
+#endif
+    return strcmp(set->name, "baseline") == 0 || strcmp(set->name, "neon") == 0;
+}
+
+const char *mha_available_instruction_set(int index) {
+    for (int i = 0; i < NUM_KERNEL_SETS; i++) {
+        if (can_run(&kernel_sets[i]) && index-- == 0) {
+            return kernel_sets[i].name;
+        }
+    }
+    return NULL;
+}
+
+mha_status mha_choose_kernels(const char *name) {
+    const kernel_set *best = NULL;
+    for (int i = 0; i < NUM_KERNEL_SETS; i++) {
+        if (can_run(&kernel_sets[i]) && (name == NULL || strcmp(name, kernel_sets[i].name) == 0)) {
+            best = &kernel_sets[i];
+        }
+    }
+    if (best == NULL) {
+        return MHA_INVALID_ARGUMENT;
+    }
+    atomic_store(&chosen, best);
+    return MHA_OK;
+}
+
+/* A C program that never chose gets the best set, or the one in MHA_ISA where that can run. */
+static const kernel_set *current(void) {
+    const kernel_set *set = atomic_load(&chosen);
+    if (set == NULL) {
+        if (mha_choose_kernels(getenv("MHA_ISA")) != MHA_OK && mha_choose_kernels(NULL) != MHA_OK) {
+            return &kernel_sets[0];
+        }
+        set = atomic_load(&chosen);
+    }
+    return set;
+}
+
+const char *mha_instruction_set(void) { return current()->name; }
+
+const mha_kernels *mha_kernels_for(mha_dtype dtype) {
+    return dtype == MHA_FLOAT32 ? current()->float32 : current()->float64;
+}

@@ -1,0 +1,95 @@
+/* The contract between the drivers in core/ and the kernels: one table of functions for each
+ * element type and instruction set. docs/kernels.md says how to add one. */
+#ifndef MHA_KERNELS_H
+#define MHA_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mha/tensor.h"
+
+/* How sums are blocked: over keys, aligned to key 0; over the columns of a head in a dot product;
+ * over the depth of a matrix product. Each block is one chain of FMAs from zero. Part of the
+ * definition of a result's bits, and of its accuracy: docs/kernels.md. */
+enum { MHA_KEY_BLOCK = 128, MHA_HEAD_DIM_BLOCK = 64, MHA_DEPTH_BLOCK = 256 };
+
+/* The widest block of queries of any kernel set. */
+enum { MHA_MAX_QUERY_BLOCK = 48 };
+
+/* A packed weight panel: this many bytes of columns for each row. */
+enum { MHA_PANEL_BYTES = 128 };
+
+typedef struct mha_dropout {
+    uint32_t threshold; /* 0: no dropout */
+    uint64_t seed;
+    int64_t head, batch;
+} mha_dropout;
+
+/* One head and a block of consecutive queries. Strides count elements (the mask's: bytes); the
+ * last axes of query, key, value and output are contiguous. */
+typedef struct mha_attention_block {
+    int64_t query_len; /* of this block, at most query_block of the kernel set */
+    int64_t key_len, head_dim, value_head_dim;
+    int64_t first_query; /* position of this block among all queries, for dropout */
+    const void *query, *key, *value;
+    int64_t query_stride, key_stride, value_stride;
+    const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
+    double scale, softcap;
+
+    /* Query i sees keys key_begin[i] <= j < key_end[i] that mask and bias leave visible. */
+    int64_t key_begin[MHA_MAX_QUERY_BLOCK], key_end[MHA_MAX_QUERY_BLOCK];
+    const uint8_t *mask; /* or NULL */
+    int64_t mask_query_stride, mask_key_stride;
+    const void *bias; /* or NULL */
+    int64_t bias_query_stride, bias_key_stride;
+    bool uniform_empty_rows;
+    mha_dropout dropout;
+    double gate; /* multiplies the output */
+
+    void *output; /* (query_len, value_head_dim) */
+    int64_t output_stride;
+    void *weights; /* (query_len, key_len), contiguous, or NULL */
+    void *lse;     /* (query_len,) or NULL */
+} mha_attention_block;
+
+/* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
+ * packed one, zero-padded to full width, or the weight itself where columns fill a panel. */
+typedef struct mha_matmul_block {
+    int64_t rows, depth, columns;
+    const void *a;
+    int64_t a_stride;
+    const void *panel;
+    int64_t panel_stride;
+    const void *bias; /* (columns,) or NULL */
+    void *c;
+    int64_t c_stride;
+} mha_matmul_block;
+
+typedef struct mha_merge_block {
+    int64_t parts, rows, width;
+    const void *const *outputs; /* each (rows, width) */
+    const void *const *lses;    /* each (rows,) */
+    void *output, *lse;
+    void *shares; /* scratch for `parts` elements */
+} mha_merge_block;
+
+typedef struct mha_kernels {
+    int64_t query_block;
+    size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim);
+    void (*attention)(const mha_attention_block *block, void *scratch);
+    void (*matmul)(const mha_matmul_block *block);
+    void (*merge)(const mha_merge_block *block);
+    /* Elementwise, for the tests: exp2 for x <= 0 (0 below 2^-126), natural log, tanh. */
+    void (*exp2)(const void *x, void *y, int64_t count);
+    void (*log)(const void *x, void *y, int64_t count);
+    void (*tanh)(const void *x, void *y, int64_t count);
+} mha_kernels;
+
+/* The kernels in use, chosen at the first call. */
+const mha_kernels *mha_kernels_for(mha_dtype dtype);
+
+/* The eight kept bits of keys 8*group .. 8*group+7 of one query: bit i set = kept. */
+uint32_t mha_dropout_kept(const mha_dropout *dropout, int64_t query, int64_t group);
+
+#endif

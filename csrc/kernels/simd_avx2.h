@@ -1,0 +1,67 @@
+/* AVX2 and FMA: 8 floats or 4 doubles a vector. simd_baseline.h documents the names. */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define ISA avx2
+#define KEY_TILE 4
+#define ROW_TILE 6
+
+#ifdef MHA_REAL_IS_FLOAT32
+typedef float real;
+typedef __m256 vector;
+#define DTYPE float32
+#define LANES 8
+INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
+INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }
+INLINE void v_store(real *p, vector a) { _mm256_storeu_ps(p, a); }
+INLINE vector v_add(vector a, vector b) { return _mm256_add_ps(a, b); }
+INLINE vector v_sub(vector a, vector b) { return _mm256_sub_ps(a, b); }
+INLINE vector v_mul(vector a, vector b) { return _mm256_mul_ps(a, b); }
+INLINE vector v_div(vector a, vector b) { return _mm256_div_ps(a, b); }
+INLINE vector v_fma(vector a, vector b, vector c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vector v_max(vector a, vector b) { return _mm256_max_ps(a, b); }
+INLINE vector v_min(vector a, vector b) { return _mm256_min_ps(a, b); }
+INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+INLINE vector v_abs(vector a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+INLINE vector v_copy_sign(vector magnitude, vector sign) {
+    return _mm256_or_ps(magnitude, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
+}
+INLINE vector v_exponent_from_low_bits(vector a) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
+}
+INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
+#else
+typedef double real;
+typedef __m256d vector;
+#define DTYPE float64
+#define LANES 4
+INLINE vector v_set1(real a) { return _mm256_set1_pd(a); }
+INLINE vector v_load(const real *p) { return _mm256_loadu_pd(p); }
+INLINE void v_store(real *p, vector a) { _mm256_storeu_pd(p, a); }
+INLINE vector v_add(vector a, vector b) { return _mm256_add_pd(a, b); }
+INLINE vector v_sub(vector a, vector b) { return _mm256_sub_pd(a, b); }
+INLINE vector v_mul(vector a, vector b) { return _mm256_mul_pd(a, b); }
+INLINE vector v_div(vector a, vector b) { return _mm256_div_pd(a, b); }
+INLINE vector v_fma(vector a, vector b, vector c) { return _mm256_fmadd_pd(a, b, c); }
+INLINE vector v_max(vector a, vector b) { return _mm256_max_pd(a, b); }
+INLINE vector v_min(vector a, vector b) { return _mm256_min_pd(a, b); }
+INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
+    return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_LT_OQ));
+}
+INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
+    return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_EQ_OQ));
+}
+INLINE vector v_abs(vector a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
+INLINE vector v_copy_sign(vector magnitude, vector sign) {
+    return _mm256_or_pd(magnitude, _mm256_and_pd(_mm256_set1_pd(-0.0), sign));
+}
+INLINE vector v_exponent_from_low_bits(vector a) {
+    return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(a), 52));
+}
+INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
+#endif

@@ -1,0 +1,67 @@
+/* AVX-512F and DQ: 16 floats or 8 doubles a vector. simd_baseline.h documents the names. */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define ISA avx512
+#define KEY_TILE 8
+#define ROW_TILE 12
+
+#ifdef MHA_REAL_IS_FLOAT32
+typedef float real;
+typedef __m512 vector;
+#define DTYPE float32
+#define LANES 16
+INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
+INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }
+INLINE vector v_add(vector a, vector b) { return _mm512_add_ps(a, b); }
+INLINE vector v_sub(vector a, vector b) { return _mm512_sub_ps(a, b); }
+INLINE vector v_mul(vector a, vector b) { return _mm512_mul_ps(a, b); }
+INLINE vector v_div(vector a, vector b) { return _mm512_div_ps(a, b); }
+INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vector v_max(vector a, vector b) { return _mm512_max_ps(a, b); }
+INLINE vector v_min(vector a, vector b) { return _mm512_min_ps(a, b); }
+INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
+}
+INLINE vector v_abs(vector a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+INLINE vector v_copy_sign(vector magnitude, vector sign) {
+    return _mm512_or_ps(magnitude, _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));
+}
+INLINE vector v_exponent_from_low_bits(vector a) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
+}
+INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
+#else
+typedef double real;
+typedef __m512d vector;
+#define DTYPE float64
+#define LANES 8
+INLINE vector v_set1(real a) { return _mm512_set1_pd(a); }
+INLINE vector v_load(const real *p) { return _mm512_loadu_pd(p); }
+INLINE void v_store(real *p, vector a) { _mm512_storeu_pd(p, a); }
+INLINE vector v_add(vector a, vector b) { return _mm512_add_pd(a, b); }
+INLINE vector v_sub(vector a, vector b) { return _mm512_sub_pd(a, b); }
+INLINE vector v_mul(vector a, vector b) { return _mm512_mul_pd(a, b); }
+INLINE vector v_div(vector a, vector b) { return _mm512_div_pd(a, b); }
+INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_pd(a, b, c); }
+INLINE vector v_max(vector a, vector b) { return _mm512_max_pd(a, b); }
+INLINE vector v_min(vector a, vector b) { return _mm512_min_pd(a, b); }
+INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
+    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
+    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), no, yes);
+}
+INLINE vector v_abs(vector a) { return _mm512_andnot_pd(_mm512_set1_pd(-0.0), a); }
+INLINE vector v_copy_sign(vector magnitude, vector sign) {
+    return _mm512_or_pd(magnitude, _mm512_and_pd(_mm512_set1_pd(-0.0), sign));
+}
+INLINE vector v_exponent_from_low_bits(vector a) {
+    return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
+}
+INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
+#endif

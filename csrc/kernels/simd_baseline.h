@@ -1,0 +1,63 @@
+/* Vectors of 16 bytes in plain C (GCC and Clang vector types): SSE2 on x86-64, whatever else
+ * elsewhere. No FMA: v_fma rounds twice, so these bits differ from those of the other sets.
+ *
+ * Every simd_<isa>.h defines the same names for the generic bodies in *.inc:
+ *   real, vector, LANES        the element, a vector of LANES of them
+ *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
+ *                              matmul, as many as the registers hold without spills
+ *   v_max(a, b), v_min(a, b)   b where either is NaN
+ *   v_select_less(a, b, y, n)  y where a < b, else (NaN too) n; v_select_equal likewise
+ *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
+ *   r_fma(a, b, c)             v_fma for one number, same rounding */
+#include <stdint.h>
+
+#define ISA baseline
+#define KEY_TILE 4
+#define ROW_TILE 6
+
+#ifdef MHA_REAL_IS_FLOAT32
+typedef float real;
+typedef uint32_t bits;
+#define DTYPE float32
+#define MANTISSA_BITS 23
+#else
+typedef double real;
+typedef uint64_t bits;
+#define DTYPE float64
+#define MANTISSA_BITS 52
+#endif
+#define LANES ((int)(16 / sizeof(real)))
+
+typedef real vector __attribute__((vector_size(16)));
+typedef bits vector_bits __attribute__((vector_size(16)));
+typedef real vector_in_memory __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+
+#define SIGN_BIT ((bits)1 << (8 * sizeof(bits) - 1))
+
+INLINE vector v_set1(real a) { return a - (vector){0}; }
+INLINE vector v_load(const real *p) { return *(const vector_in_memory *)p; }
+INLINE void v_store(real *p, vector a) { *(vector_in_memory *)p = a; }
+INLINE vector v_add(vector a, vector b) { return a + b; }
+INLINE vector v_sub(vector a, vector b) { return a - b; }
+INLINE vector v_mul(vector a, vector b) { return a * b; }
+INLINE vector v_div(vector a, vector b) { return a / b; }
+INLINE vector v_fma(vector a, vector b, vector c) { return a * b + c; }
+INLINE vector v_blend(vector_bits mask, vector yes, vector no) {
+    return (vector)((mask & (vector_bits)yes) | (~mask & (vector_bits)no));
+}
+INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
+    return v_blend((vector_bits)(a < b), yes, no);
+}
+INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
+    return v_blend((vector_bits)(a == b), yes, no);
+}
+INLINE vector v_max(vector a, vector b) { return v_blend((vector_bits)(a > b), a, b); }
+INLINE vector v_min(vector a, vector b) { return v_blend((vector_bits)(a < b), a, b); }
+INLINE vector v_abs(vector a) { return (vector)((vector_bits)a & ~SIGN_BIT); }
+INLINE vector v_copy_sign(vector magnitude, vector sign) {
+    return (vector)((vector_bits)magnitude | ((vector_bits)sign & SIGN_BIT));
+}
+INLINE vector v_exponent_from_low_bits(vector a) {
+    return (vector)((vector_bits)a << MANTISSA_BITS);
+}
+INLINE real r_fma(real a, real b, real c) { return a * b + c; }

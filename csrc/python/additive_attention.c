@@ -1,0 +1,139 @@
+/* additive_attention: scores w_v . tanh(query W_q + key W_k). */
+#include "call.h"
+#include "inputs.h"
+#include "weight.h"
+
+enum argument {
+    QUERY,
+    KEY,
+    VALUE,
+    W_Q,
+    W_K,
+    W_V,
+    MASK,
+    KEY_LENGTHS,
+    CAUSAL,
+    QUERY_OFFSET,
+    EMPTY_ROWS,
+    DROPOUT,
+    SEED,
+    RETURN_WEIGHTS,
+    NUM_ARGUMENTS
+};
+
+/* Runs the call with the GIL released; 0, or -1 with the exception. */
+static int run(const mha_additive_attention *additive) {
+    mha_execution execution;
+    size_t bytes;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0 ||
+        mha_call_check(mha_additive_attention_workspace(additive, num_threads, &bytes)) < 0 ||
+        mha_call_begin(&execution, bytes, num_threads) < 0) {
+        return -1;
+    }
+    mha_status status;
+    Py_BEGIN_ALLOW_THREADS status = mha_additive_attention_forward(additive, &execution);
+    Py_END_ALLOW_THREADS mha_call_end(&execution);
+    return mha_call_check(status);
+}
+
+static int convert_weights(PyObject *const *args, const attention_inputs *inputs,
+                           converted_weight *W_q, converted_weight *W_k, PyArrayObject **w_v) {
+    const int axes = PyArray_NDIM(inputs->query);
+    if (mha_convert_weight(args[W_Q], inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
+                           "the last axis of query", "W_q", W_q) < 0 ||
+        mha_convert_weight(args[W_K], inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
+                           "the last axis of key", "W_k", W_k) < 0) {
+        return -1;
+    }
+    if (W_k->out != W_q->out) {
+        PyErr_Format(PyExc_ValueError, "W_k: got %lld columns, wanted %lld as W_q has",
+                     (long long)W_k->out, (long long)W_q->out);
+        return -1;
+    }
+    if (args[W_V] == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
+        return -1;
+    }
+    return mha_optional_vector(args[W_V], inputs->dtype, W_q->out, "w_v", w_v);
+}
+
+static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *name) {
+    PyArrayObject *contiguous = mha_as_contiguous_real(*array, dtype, name);
+    if (contiguous == NULL) {
+        return -1;
+    }
+    Py_SETREF(*array, contiguous);
+    return 0;
+}
+
+PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    attention_inputs inputs = {0};
+    converted_options options = {0};
+    converted_weight W_q = {0}, W_k = {0};
+    PyArrayObject *w_v = NULL, *output = NULL, *weights = NULL, *lse = NULL;
+    PyObject *result = NULL;
+    npy_intp shape[NPY_MAXDIMS];
+    mha_additive_attention additive;
+    mha_attention *attention = &additive.attention;
+    (void)module;
+    if (nargs != NUM_ARGUMENTS) {
+        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
+        return NULL;
+    }
+    /* 1. Convert and check every argument. */
+    const option_arguments given = {.mask = args[MASK],
+                                    .key_lengths = args[KEY_LENGTHS],
+                                    .causal = args[CAUSAL],
+                                    .query_offset = args[QUERY_OFFSET],
+                                    .empty_rows = args[EMPTY_ROWS],
+                                    .dropout = args[DROPOUT],
+                                    .seed = args[SEED],
+                                    .return_weights = args[RETURN_WEIGHTS]};
+    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], true, &inputs) < 0 ||
+        convert_weights(args, &inputs, &W_q, &W_k, &w_v) < 0 ||
+        make_contiguous(&inputs.query, inputs.dtype, "query") < 0 ||
+        make_contiguous(&inputs.key, inputs.dtype, "key") < 0 ||
+        mha_convert_options(&given, inputs.dtype, &inputs.scores, &options) < 0) {
+        goto cleanup;
+    }
+    const int axes = mha_output_shape(&inputs, shape);
+    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(inputs.dtype));
+    if (output == NULL ||
+        mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
+        goto cleanup;
+    }
+    /* 2. Take the pointers. */
+    attention->dtype = inputs.dtype;
+    attention->batch_axes = inputs.scores.batch_axes;
+    attention->weights = weights == NULL ? NULL : PyArray_DATA(weights);
+    attention->lse = NULL;
+    mha_tensor_with_heads(inputs.query, &attention->query);
+    mha_tensor_with_heads(inputs.key, &attention->key);
+    mha_tensor_with_heads(inputs.value, &attention->value);
+    mha_tensor_with_heads(output, &attention->output);
+    mha_point_options(&options, &inputs.scores, &attention->options);
+    additive.query = PyArray_DATA(inputs.query);
+    additive.key = PyArray_DATA(inputs.key);
+    additive.w_v = PyArray_DATA(w_v);
+    additive.query_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.query), axes - 1);
+    additive.key_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.key), axes - 1);
+    mha_point_weight(&W_q, &additive.W_q);
+    mha_point_weight(&W_k, &additive.W_k);
+    /* 3. Compute. */
+    if (run(&additive) < 0) {
+        goto cleanup;
+    }
+    result = mha_pack_results(output, weights, NULL);
+    output = weights = NULL;
+cleanup:
+    mha_clear_inputs(&inputs);
+    mha_clear_options(&options);
+    Py_XDECREF(W_q.owner);
+    Py_XDECREF(W_k.owner);
+    Py_XDECREF(w_v);
+    Py_XDECREF(output);
+    Py_XDECREF(weights);
+    Py_XDECREF(lse);
+    return result;
+}

@@ -1,0 +1,38 @@
+/* What every file of the binding includes first. This folder alone knows Python and NumPy. */
+#ifndef MHA_BINDING_H
+#define MHA_BINDING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL mha_numpy_api
+#ifndef MHA_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "mha/mha.h"
+
+/* The functions of the module, one file each. All take their arguments by position: the Python
+ * functions in mha/ have the keywords, defaults and docstrings. New references, or NULL. */
+PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
+PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_merge_heads(PyObject *module, PyObject *x);
+PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *args,
+                                              Py_ssize_t nargs);
+PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
+PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);
+PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads);
+PyObject *mha_py_instruction_set(PyObject *module, PyObject *unused);
+PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused);
+
+/* runtime.c: honours MHA_ISA and creates the variable of `threads`; -1 with an exception. */
+int mha_py_runtime_start(PyObject *module);
+
+#endif

@@ -1,0 +1,256 @@
+#include "convert.h"
+
+#include <stdio.h>
+
+int mha_typenum(mha_dtype dtype) { return dtype == MHA_FLOAT32 ? NPY_FLOAT32 : NPY_FLOAT64; }
+
+/* Raises the pending exception's type again, with the argument's name in front. */
+static void name_pending_error(const char *name) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_ValueError) ||
+                         PyErr_GivenExceptionMatches(type, PyExc_TypeError))) {
+        PyObject *raised = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError
+                                                                               : PyExc_TypeError;
+        PyErr_Format(raised, "%s: wanted an array, but NumPy could not make one: %S", name,
+                     value == NULL ? Py_None : value);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+}
+
+static bool only_offers_dlpack(PyObject *object) {
+    return PyObject_HasAttrString(object, "__dlpack__") &&
+           !PyObject_HasAttrString(object, "__array__") &&
+           !PyObject_HasAttrString(object, "__array_interface__") && !PyObject_CheckBuffer(object);
+}
+
+static PyObject *from_dlpack(PyObject *object) {
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy == NULL) {
+        return NULL;
+    }
+    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
+    Py_DECREF(numpy);
+    return array;
+}
+
+PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+    PyObject *array;
+    if (PyArray_CheckExact(object)) {
+        Py_INCREF(object);
+        return (PyArrayObject *)object;
+    }
+    if (object == Py_None) {
+        PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
+        return NULL;
+    }
+    if (only_offers_dlpack(object)) {
+        array = from_dlpack(object);
+    } else {
+        array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
+    }
+    if (array == NULL) {
+        name_pending_error(name);
+        return NULL;
+    }
+    return (PyArrayObject *)array;
+}
+
+static int raise_not_real(PyArrayObject *array, const char *name) {
+    PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted float32, float64 or integers",
+                 name, (PyObject *)PyArray_DESCR(array));
+    return -1;
+}
+
+static bool is_real(int typenum) {
+    return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || PyTypeNum_ISINTEGER(typenum);
+}
+
+int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
+                     mha_dtype *dtype) {
+    PyArrayObject *operands[3];
+    for (int i = 0; i < count; i++) {
+        const int typenum = PyArray_TYPE(arrays[i]);
+        operands[i] = arrays[i];
+        if (!is_real(typenum) && typenum != NPY_BOOL && typenum != NPY_HALF) {
+            return raise_not_real(arrays[i], names[i]);
+        }
+    }
+    PyArray_Descr *common = PyArray_ResultType(count, operands, 0, NULL);
+    if (common == NULL) {
+        return -1;
+    }
+    const int typenum = common->type_num;
+    Py_DECREF(common);
+    if (!is_real(typenum)) { /* bool or float16 throughout */
+        return raise_not_real(arrays[0], names[0]);
+    }
+    *dtype = typenum == NPY_FLOAT32 ? MHA_FLOAT32 : MHA_FLOAT64;
+    return 0;
+}
+
+/* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
+static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char *name, int flags) {
+    const int typenum = PyArray_TYPE(array);
+    if (!is_real(typenum) && typenum != NPY_BOOL && typenum != NPY_HALF) {
+        raise_not_real(array, name);
+        return NULL;
+    }
+    return (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(mha_typenum(dtype)),
+                                              NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED |
+                                                  NPY_ARRAY_FORCECAST | flags);
+}
+
+PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    return as_real(array, dtype, name, 0);
+}
+
+PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    return as_real(array, dtype, name, NPY_ARRAY_C_CONTIGUOUS);
+}
+
+PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    PyArrayObject *real = as_real(array, dtype, name, 0);
+    if (real == NULL || PyArray_NDIM(real) == 0) {
+        return real;
+    }
+    const int last = PyArray_NDIM(real) - 1;
+    if (PyArray_DIM(real, last) <= 1 || PyArray_STRIDE(real, last) == PyArray_ITEMSIZE(real)) {
+        return real;
+    }
+    PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(real, NPY_CORDER);
+    Py_DECREF(real);
+    return copy;
+}
+
+int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
+                        PyArrayObject **vector) {
+    char text[MHA_SHAPE_TEXT];
+    *vector = NULL;
+    if (object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return -1;
+    }
+    if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != length) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (%lld,)", name,
+                     mha_array_shape_text(array, text), (long long)length);
+    } else {
+        *vector = mha_as_contiguous_real(array, dtype, name);
+    }
+    Py_DECREF(array);
+    return *vector == NULL ? -1 : 0;
+}
+
+const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_TEXT]) {
+    int used = snprintf(text, MHA_SHAPE_TEXT, "(");
+    for (int axis = 0; axis < axes && used < MHA_SHAPE_TEXT; axis++) {
+        const char *after = axis + 1 < axes ? ", " : axes == 1 ? "," : "";
+        used += snprintf(text + used, (size_t)(MHA_SHAPE_TEXT - used), "%lld%s",
+                         (long long)shape[axis], after);
+    }
+    if (used < MHA_SHAPE_TEXT) {
+        snprintf(text + used, (size_t)(MHA_SHAPE_TEXT - used), ")");
+    }
+    return text;
+}
+
+const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]) {
+    return mha_shape_text(PyArray_DIMS(array), PyArray_NDIM(array), text);
+}
+
+void mha_tensor_of(PyArrayObject *array, mha_tensor *tensor) {
+    tensor->data = PyArray_DATA(array);
+    tensor->axes = PyArray_NDIM(array);
+    for (int axis = 0; axis < tensor->axes; axis++) {
+        tensor->shape[axis] = PyArray_DIM(array, axis);
+        tensor->strides[axis] = PyArray_STRIDE(array, axis);
+    }
+}
+
+void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor) {
+    mha_tensor_of(array, tensor);
+    if (tensor->axes >= 4) {
+        return;
+    }
+    const int heads = tensor->axes - 2;
+    for (int axis = tensor->axes; axis > heads; axis--) {
+        tensor->shape[axis] = tensor->shape[axis - 1];
+        tensor->strides[axis] = tensor->strides[axis - 1];
+    }
+    tensor->shape[heads] = 1;
+    tensor->strides[heads] = 0;
+    tensor->axes++;
+}
+
+int mha_convert_bool(PyObject *object, const char *name, bool *value) {
+    if (PyBool_Check(object)) {
+        *value = object == Py_True;
+        return 0;
+    }
+    if (PyArray_IsScalar(object, Bool)) {
+        *value = PyObject_IsTrue(object) == 1;
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s: got %s, wanted True or False", name,
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+int mha_convert_number(PyObject *object, const char *name, double *value) {
+    if (PyBool_Check(object) ||
+        (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) > 0) ||
+        PyArray_IsScalar(object, ComplexFloating)) {
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    *value = PyFloat_AsDouble(object);
+    if (*value == -1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
+                         Py_TYPE(object)->tp_name);
+        } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError, "%s: got an int too large for a float", name);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value) {
+    if (PyBool_Check(object) || !PyIndex_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    PyObject *integer = PyNumber_Index(object);
+    if (integer == NULL) {
+        return -1;
+    }
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
+    Py_DECREF(integer);
+    if (number == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    /* Beyond +-MHA_UNLIMITED all ints mean the same. */
+    if (overflow > 0 || number > MHA_UNLIMITED) {
+        number = MHA_UNLIMITED;
+    }
+    if (overflow < 0 || number < -MHA_UNLIMITED) {
+        number = -MHA_UNLIMITED;
+    }
+    if (number < least) {
+        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
+                     (long long)least);
+        return -1;
+    }
+    *value = number;
+    return 0;
+}

@@ -1,0 +1,50 @@
+/* From Python objects to arrays and numbers. Each function names the argument in its error: what
+ * came, what was wanted. */
+#ifndef MHA_CONVERT_H
+#define MHA_CONVERT_H
+
+#include <stdbool.h>
+
+#include "binding.h"
+
+/* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
+PyArrayObject *mha_as_array(PyObject *object, const char *name);
+
+/* The element type of a result over `count` arrays: result_type, integers become float64. */
+int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
+                     mha_dtype *dtype);
+
+/* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
+ * New reference; `array` stays the caller's. */
+PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name);
+
+/* As mha_as_real, and C-contiguous as a whole. */
+PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, const char *name);
+
+/* As mha_as_real, any strides. */
+PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name);
+
+/* mha_as_array and a conversion in one; None gives NULL without an exception when optional. */
+int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
+                        PyArrayObject **vector);
+
+int mha_typenum(mha_dtype dtype);
+
+/* "(2, 3)", into a buffer that is cut off if need be. */
+enum { MHA_SHAPE_TEXT = 128 };
+const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_TEXT]);
+const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]);
+
+/* The core's view of an array; valid as long as the array is. */
+void mha_tensor_of(PyArrayObject *array, mha_tensor *tensor);
+
+/* The same with an axis of 1 before the last two (or `from_last`), where the array has fewer than
+ * `axes` axes: one head. */
+void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor);
+
+/* Numbers. -1 with an exception, else 0. */
+int mha_convert_bool(PyObject *object, const char *name, bool *value);
+int mha_convert_number(PyObject *object, const char *name, double *value);
+int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value);
+
+#endif

@@ -1,0 +1,102 @@
+/* split_heads and merge_heads: steps 2 and 4 of the figure. */
+#include "convert.h"
+
+PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyArrayObject *x = NULL;
+    PyObject *heads = NULL;
+    mha_tensor whole, split;
+    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    int64_t num_heads;
+    (void)module;
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "split_heads takes x and num_heads");
+        return NULL;
+    }
+    x = mha_as_array(args[0], "x");
+    if (x == NULL || mha_convert_int(args[1], "num_heads", 1, &num_heads) < 0) {
+        goto cleanup;
+    }
+    const int axes = PyArray_NDIM(x);
+    char text[MHA_SHAPE_TEXT];
+    if (axes < 2 || axes > 31) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., len, num_heads * d)",
+                     mha_array_shape_text(x, text));
+        goto cleanup;
+    }
+    if (PyArray_DIM(x, axes - 1) % num_heads != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "num_heads: got %lld, wanted a divisor of the last axis of x %s",
+                     (long long)num_heads, mha_array_shape_text(x, text));
+        goto cleanup;
+    }
+    mha_tensor_of(x, &whole);
+    mha_split_heads(&whole, num_heads, &split);
+    for (int axis = 0; axis < split.axes; axis++) {
+        shape[axis] = (npy_intp)split.shape[axis];
+        strides[axis] = (npy_intp)split.strides[axis];
+    }
+    Py_INCREF(PyArray_DESCR(x));
+    heads = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), split.axes, shape, strides,
+                                 PyArray_DATA(x), PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE, NULL);
+    if (heads != NULL) {
+        Py_INCREF(x); /* the view owns a reference to x, whose data it shows */
+        if (PyArray_SetBaseObject((PyArrayObject *)heads, (PyObject *)x) < 0) {
+            Py_CLEAR(heads);
+        }
+    }
+cleanup:
+    Py_XDECREF(x);
+    return heads;
+}
+
+PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
+    PyArrayObject *x = NULL, *real = NULL, *merged = NULL;
+    PyObject *result = NULL;
+    mha_tensor heads;
+    mha_dtype dtype;
+    npy_intp shape[NPY_MAXDIMS];
+    static const char *const names[] = {"x"};
+    (void)module;
+    x = mha_as_array(x_object, "x");
+    if (x == NULL || mha_result_dtype(&x, names, 1, &dtype) < 0) {
+        goto cleanup;
+    }
+    const int axes = PyArray_NDIM(x);
+    char text[MHA_SHAPE_TEXT];
+    if (axes < 3 || axes > 32) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., heads, len, d)",
+                     mha_array_shape_text(x, text));
+        goto cleanup;
+    }
+    real = mha_as_strided_real(x, dtype, "x");
+    if (real == NULL) {
+        goto cleanup;
+    }
+    for (int axis = 0; axis < axes - 3; axis++) {
+        shape[axis] = PyArray_DIM(real, axis);
+    }
+    shape[axes - 3] = PyArray_DIM(real, axes - 2);
+    shape[axes - 2] = PyArray_DIM(real, axes - 3) * PyArray_DIM(real, axes - 1);
+    merged = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
+    if (merged == NULL) {
+        goto cleanup;
+    }
+    mha_tensor_of(real, &heads);
+    void *data = PyArray_DATA(merged);
+    mha_status status = MHA_OK;
+    if (PyArray_SIZE(merged) > 0) {
+        Py_BEGIN_ALLOW_THREADS status = mha_merge_heads_forward(dtype, &heads, data);
+        Py_END_ALLOW_THREADS
+    }
+    if (status == MHA_OK) {
+        result = (PyObject *)merged;
+        merged = NULL;
+    } else {
+        PyErr_SetString(PyExc_MemoryError, mha_status_message(status));
+    }
+cleanup:
+    Py_XDECREF(x);
+    Py_XDECREF(real);
+    Py_XDECREF(merged);
+    return result;
+}

@@ -1,0 +1,136 @@
+#include "inputs.h"
+
+static const char *const INPUT_NAMES[] = {"query", "key", "value"};
+
+int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]) {
+    PyObject *objects[] = {query, key, value};
+    for (int i = 0; i < 3; i++) {
+        arrays[i] = mha_as_array(objects[i], INPUT_NAMES[i]);
+        if (arrays[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int check_axes(PyArrayObject *const arrays[3]) {
+    char text[MHA_SHAPE_TEXT];
+    const int axes = PyArray_NDIM(arrays[0]);
+    for (int i = 0; i < 3; i++) {
+        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > 32) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s: got shape %s, wanted 2-D (len, dim), 3-D (batch, len, dim) or "
+                         "(..., heads, len, dim)",
+                         INPUT_NAMES[i], mha_array_shape_text(arrays[i], text));
+            return -1;
+        }
+        if (PyArray_NDIM(arrays[i]) != axes) {
+            PyErr_Format(PyExc_ValueError, "%s: got %d axes, wanted %d as query has",
+                         INPUT_NAMES[i], PyArray_NDIM(arrays[i]), axes);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int check_batch_axes(PyArrayObject *const arrays[3], int batch_axes) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    for (int i = 1; i < 3; i++) {
+        if (!PyArray_CompareLists(PyArray_DIMS(arrays[i]), PyArray_DIMS(arrays[0]), batch_axes)) {
+            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted the batch axes %s of query",
+                         INPUT_NAMES[i], mha_array_shape_text(arrays[i], got),
+                         mha_shape_text(PyArray_DIMS(arrays[0]), batch_axes, wanted));
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* heads is a multiple of kv_heads, and key and value agree on kv_heads. */
+static int check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads) {
+    if (value_heads != kv_heads) {
+        PyErr_Format(PyExc_ValueError, "value: got %lld heads, wanted %lld as key has",
+                     (long long)value_heads, (long long)kv_heads);
+        return -1;
+    }
+    if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
+        PyErr_Format(PyExc_ValueError, "key: got %lld heads, wanted a divisor of query's %lld",
+                     (long long)kv_heads, (long long)heads);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_lengths_and_widths(PyArrayObject *const arrays[3], bool key_width_is_free) {
+    const int axes = PyArray_NDIM(arrays[0]);
+    const int64_t key_len = PyArray_DIM(arrays[1], axes - 2);
+    const int64_t value_len = PyArray_DIM(arrays[2], axes - 2);
+    const int64_t head_dim = PyArray_DIM(arrays[0], axes - 1);
+    const int64_t key_dim = PyArray_DIM(arrays[1], axes - 1);
+    if (value_len != key_len) {
+        PyErr_Format(PyExc_ValueError, "value: got length %lld, wanted %lld as key has",
+                     (long long)value_len, (long long)key_len);
+        return -1;
+    }
+    if (!key_width_is_free && key_dim != head_dim) {
+        PyErr_Format(PyExc_ValueError, "key: got head_dim %lld, wanted %lld as query has",
+                     (long long)key_dim, (long long)head_dim);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert(PyArrayObject *const arrays[3], bool key_width_is_free,
+                   attention_inputs *inputs) {
+    score_shape *scores = &inputs->scores;
+    if (check_axes(arrays) < 0) {
+        return -1;
+    }
+    const int axes = PyArray_NDIM(arrays[0]);
+    scores->has_heads = axes >= 4;
+    scores->batch_axes = scores->has_heads ? axes - 3 : axes - 2;
+    memcpy(scores->batch, PyArray_DIMS(arrays[0]), (size_t)scores->batch_axes * sizeof(npy_intp));
+    scores->heads = scores->has_heads ? PyArray_DIM(arrays[0], axes - 3) : 1;
+    scores->query_len = PyArray_DIM(arrays[0], axes - 2);
+    scores->head_dim = PyArray_DIM(arrays[0], axes - 1);
+    scores->key_len = PyArray_DIM(arrays[1], axes - 2);
+    inputs->kv_heads = scores->has_heads ? PyArray_DIM(arrays[1], axes - 3) : 1;
+    inputs->value_head_dim = PyArray_DIM(arrays[2], axes - 1);
+    const int64_t value_heads = scores->has_heads ? PyArray_DIM(arrays[2], axes - 3) : 1;
+    if (check_batch_axes(arrays, scores->batch_axes) < 0 ||
+        check_heads(scores->heads, inputs->kv_heads, value_heads) < 0 ||
+        check_lengths_and_widths(arrays, key_width_is_free) < 0 ||
+        mha_result_dtype(arrays, INPUT_NAMES, 3, &inputs->dtype) < 0) {
+        return -1;
+    }
+    inputs->query = mha_as_real(arrays[0], inputs->dtype, "query");
+    inputs->key = mha_as_real(arrays[1], inputs->dtype, "key");
+    inputs->value = mha_as_real(arrays[2], inputs->dtype, "value");
+    return inputs->query == NULL || inputs->key == NULL || inputs->value == NULL ? -1 : 0;
+}
+
+int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
+                       attention_inputs *inputs) {
+    PyArrayObject *arrays[3] = {NULL};
+    int failed = mha_as_three_arrays(query, key, value, arrays);
+    if (!failed) {
+        failed = convert(arrays, key_width_is_free, inputs);
+    }
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(arrays[i]);
+    }
+    return failed;
+}
+
+void mha_clear_inputs(attention_inputs *inputs) {
+    Py_CLEAR(inputs->query);
+    Py_CLEAR(inputs->key);
+    Py_CLEAR(inputs->value);
+}
+
+int mha_output_shape(const attention_inputs *inputs, npy_intp *shape) {
+    const int axes = PyArray_NDIM(inputs->query);
+    memcpy(shape, PyArray_DIMS(inputs->query), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = (npy_intp)inputs->value_head_dim;
+    return axes;
+}

@@ -1,0 +1,27 @@
+/* query, key and value of an attention call: conversion and the checks of their shapes. */
+#ifndef MHA_INPUTS_H
+#define MHA_INPUTS_H
+
+#include "options.h"
+
+typedef struct attention_inputs {
+    PyArrayObject *query, *key, *value; /* owned; the element type, last axes contiguous */
+    mha_dtype dtype;
+    score_shape scores;
+    int64_t kv_heads, value_head_dim;
+} attention_inputs;
+
+/* Heads apart: (..., heads, query_len, head_dim) with equal batch axes; 2-D and 3-D are one head.
+ * key_width_is_free: query and key may differ in their last axis (additive attention).
+ * 0, or -1 with the exception; cleared by mha_clear_inputs either way. */
+int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
+                       attention_inputs *inputs);
+void mha_clear_inputs(attention_inputs *inputs);
+
+/* The shape of the output as the user sees it; the number of its axes. */
+int mha_output_shape(const attention_inputs *inputs, npy_intp *shape);
+
+/* The three given arguments as arrays, before any conversion of their type. */
+int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]);
+
+#endif

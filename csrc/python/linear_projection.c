@@ -1,0 +1,82 @@
+/* linear: steps 1 and 5 of the figure. */
+#include "call.h"
+#include "weight.h"
+
+/* Runs the projection with the GIL released; 0, or -1 with the exception. */
+static int run(const mha_linear_projection *projection) {
+    mha_execution execution;
+    size_t bytes;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0 ||
+        mha_call_check(mha_linear_projection_workspace(projection, num_threads, &bytes)) < 0 ||
+        mha_call_begin(&execution, bytes, num_threads) < 0) {
+        return -1;
+    }
+    mha_status status;
+    Py_BEGIN_ALLOW_THREADS status = mha_linear_projection_forward(projection, &execution);
+    Py_END_ALLOW_THREADS mha_call_end(&execution);
+    return mha_call_check(status);
+}
+
+PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyArrayObject *x = NULL, *rows = NULL, *bias = NULL, *output = NULL;
+    PyObject *result = NULL;
+    converted_weight weight = {0};
+    mha_dtype dtype;
+    npy_intp shape[NPY_MAXDIMS];
+    char text[MHA_SHAPE_TEXT];
+    static const char *const names[] = {"x"};
+    (void)module;
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "linear takes x, weight and bias");
+        return NULL;
+    }
+    x = mha_as_array(args[0], "x");
+    if (x == NULL || mha_result_dtype(&x, names, 1, &dtype) < 0) {
+        goto cleanup;
+    }
+    const int axes = PyArray_NDIM(x);
+    if (axes < 1 || axes > 32) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., in)",
+                     mha_array_shape_text(x, text));
+        goto cleanup;
+    }
+    if (mha_convert_weight(args[1], dtype, PyArray_DIM(x, axes - 1), "the last axis of x", "weight",
+                           &weight) < 0 ||
+        mha_optional_vector(args[2], dtype, weight.out, "bias", &bias) < 0) {
+        goto cleanup;
+    }
+    rows = axes == 2 ? mha_as_real(x, dtype, "x") : mha_as_contiguous_real(x, dtype, "x");
+    if (rows == NULL) {
+        goto cleanup;
+    }
+    memcpy(shape, PyArray_DIMS(x), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = (npy_intp)weight.out;
+    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
+    if (output == NULL) {
+        goto cleanup;
+    }
+    const int64_t item = (int64_t)mha_dtype_size(dtype);
+    mha_linear_projection projection = {
+        .dtype = dtype,
+        .rows = PyArray_MultiplyList(shape, axes - 1),
+        .x = PyArray_DATA(rows),
+        .x_stride = axes == 2 ? PyArray_STRIDE(rows, 0) : weight.in * item,
+        .bias = bias == NULL ? NULL : PyArray_DATA(bias),
+        .output = PyArray_DATA(output),
+        .output_stride = weight.out * item,
+    };
+    mha_point_weight(&weight, &projection.weight);
+    if (PyArray_SIZE(output) > 0 && run(&projection) < 0) {
+        goto cleanup;
+    }
+    result = (PyObject *)output;
+    output = NULL;
+cleanup:
+    Py_XDECREF(x);
+    Py_XDECREF(rows);
+    Py_XDECREF(bias);
+    Py_XDECREF(weight.owner);
+    Py_XDECREF(output);
+    return result;
+}

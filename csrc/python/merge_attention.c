@@ -1,0 +1,161 @@
+/* merge_attention: attention over parts of the keys, joined. */
+#include <stdlib.h>
+
+#include "call.h"
+#include "convert.h"
+
+/* Owned arrays of one part each. */
+typedef struct parts {
+    Py_ssize_t count;
+    PyArrayObject **outputs, **lses;
+} parts;
+
+static void clear(parts *p) {
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        Py_XDECREF(p->outputs[i]);
+        Py_XDECREF(p->lses[i]);
+    }
+    PyMem_Free(p->outputs);
+    PyMem_Free(p->lses);
+}
+
+static int check_shapes(const parts *p) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    PyArrayObject *first = p->outputs[0];
+    const int axes = PyArray_NDIM(first);
+    if (axes < 2 || axes > 32) {
+        PyErr_Format(PyExc_ValueError,
+                     "outputs: got shape %s, wanted (..., query_len, value_head_dim)",
+                     mha_array_shape_text(first, got));
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        if (PyArray_NDIM(p->outputs[i]) != axes ||
+            !PyArray_CompareLists(PyArray_DIMS(p->outputs[i]), PyArray_DIMS(first), axes)) {
+            PyErr_Format(
+                PyExc_ValueError, "outputs: got shape %s at %zd, wanted %s as the first has",
+                mha_array_shape_text(p->outputs[i], got), i, mha_array_shape_text(first, wanted));
+            return -1;
+        }
+        if (PyArray_NDIM(p->lses[i]) != axes - 1 ||
+            !PyArray_CompareLists(PyArray_DIMS(p->lses[i]), PyArray_DIMS(first), axes - 1)) {
+            PyErr_Format(PyExc_ValueError, "lses: got shape %s at %zd, wanted %s",
+                         mha_array_shape_text(p->lses[i], got), i,
+                         mha_shape_text(PyArray_DIMS(first), axes - 1, wanted));
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Both sequences as arrays of one element type, C-contiguous. */
+static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype *dtype) {
+    static const char *const names[] = {"outputs", "outputs"};
+    *dtype = MHA_FLOAT32;
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        mha_dtype part_dtype;
+        p->outputs[i] = mha_as_array(PySequence_Fast_GET_ITEM(outputs, i), "outputs");
+        p->lses[i] =
+            p->outputs[i] == NULL ? NULL : mha_as_array(PySequence_Fast_GET_ITEM(lses, i), "lses");
+        if (p->lses[i] == NULL || mha_result_dtype(&p->outputs[i], names, 1, &part_dtype) < 0) {
+            return -1;
+        }
+        *dtype = part_dtype == MHA_FLOAT64 ? MHA_FLOAT64 : *dtype;
+    }
+    if (check_shapes(p) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        PyArrayObject *output = mha_as_contiguous_real(p->outputs[i], *dtype, "outputs");
+        if (output == NULL) {
+            return -1;
+        }
+        Py_SETREF(p->outputs[i], output);
+        PyArrayObject *lse = mha_as_contiguous_real(p->lses[i], *dtype, "lses");
+        if (lse == NULL) {
+            return -1;
+        }
+        Py_SETREF(p->lses[i], lse);
+    }
+    return 0;
+}
+
+static int compute(const parts *p, mha_dtype dtype, PyArrayObject *output, PyArrayObject *lse) {
+    const int axes = PyArray_NDIM(output);
+    const void **pointers = PyMem_Calloc((size_t)p->count, 2 * sizeof *pointers);
+    double *shares = PyMem_Calloc((size_t)p->count, sizeof *shares);
+    if (pointers == NULL || shares == NULL) {
+        PyMem_Free(pointers);
+        PyMem_Free(shares);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        pointers[i] = PyArray_DATA(p->outputs[i]);
+        pointers[p->count + i] = PyArray_DATA(p->lses[i]);
+    }
+    const mha_merge_attention merge = {
+        .dtype = dtype,
+        .parts = p->count,
+        .rows = PyArray_SIZE(lse),
+        .width = PyArray_DIM(output, axes - 1),
+        .outputs = pointers,
+        .lses = pointers + p->count,
+        .output = PyArray_DATA(output),
+        .lse = PyArray_DATA(lse),
+        .shares = shares,
+    };
+    Py_BEGIN_ALLOW_THREADS mha_merge_attention_forward(&merge);
+    Py_END_ALLOW_THREADS PyMem_Free(pointers);
+    PyMem_Free(shares);
+    return 0;
+}
+
+PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *outputs = NULL, *lses = NULL, *result = NULL;
+    PyArrayObject *output = NULL, *lse = NULL;
+    parts p = {0};
+    mha_dtype dtype;
+    (void)module;
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "merge_attention takes outputs and lses");
+        return NULL;
+    }
+    outputs = PySequence_Fast(args[0], "outputs: wanted a sequence of arrays");
+    lses = outputs == NULL ? NULL : PySequence_Fast(args[1], "lses: wanted a sequence of arrays");
+    if (lses == NULL) {
+        goto cleanup;
+    }
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(outputs);
+    if (count == 0 || PySequence_Fast_GET_SIZE(lses) != count) {
+        PyErr_Format(PyExc_ValueError,
+                     "lses: got %zd for %zd outputs, wanted one for each, at least one",
+                     PySequence_Fast_GET_SIZE(lses), count);
+        goto cleanup;
+    }
+    p.outputs = PyMem_Calloc((size_t)count, sizeof *p.outputs);
+    p.lses = PyMem_Calloc((size_t)count, sizeof *p.lses);
+    if (p.outputs == NULL || p.lses == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
+    p.count = count;
+    if (convert_arrays(outputs, lses, &p, &dtype) < 0) {
+        goto cleanup;
+    }
+    const int axes = PyArray_NDIM(p.outputs[0]);
+    const npy_intp *shape = PyArray_DIMS(p.outputs[0]);
+    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
+    lse = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
+    if (output == NULL || lse == NULL || compute(&p, dtype, output, lse) < 0) {
+        goto cleanup;
+    }
+    result = PyTuple_Pack(2, (PyObject *)output, (PyObject *)lse);
+cleanup:
+    Py_XDECREF(outputs);
+    Py_XDECREF(lses);
+    Py_XDECREF(output);
+    Py_XDECREF(lse);
+    clear(&p);
+    return result;
+}

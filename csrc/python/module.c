@@ -1,0 +1,47 @@
+/* The module mha._core. */
+#define MHA_IMPORTS_NUMPY
+#include "binding.h"
+
+#define FASTCALL(name) {#name, (PyCFunction)(void (*)(void))mha_py_##name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FASTCALL(linear),
+    FASTCALL(split_heads),
+    FASTCALL(scaled_dot_product_attention),
+    FASTCALL(additive_attention),
+    FASTCALL(multi_head_attention),
+    FASTCALL(merge_attention),
+    FASTCALL(dropout_mask),
+    {"merge_heads", mha_py_merge_heads, METH_O, NULL},
+    {"pack_weight", mha_py_pack_weight, METH_O, NULL},
+    {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
+    {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},
+    {"checked_num_threads", mha_py_checked_num_threads, METH_O, NULL},
+    {"instruction_set", mha_py_instruction_set, METH_NOARGS, NULL},
+    {"instruction_sets", mha_py_instruction_sets, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mha._core",
+    .m_doc = "The C core of mha; use the functions of mha instead.",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__core(void) {
+    import_array();
+    PyObject *module = PyModule_Create(&module_definition);
+    if (module == NULL) {
+        return NULL;
+    }
+#ifdef Py_GIL_DISABLED
+    PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    if (mha_py_runtime_start(module) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,305 @@
+/* multi_head_attention: the whole figure. */
+#include "call.h"
+#include "inputs.h"
+#include "weight.h"
+
+enum argument {
+    QUERY,
+    KEY,
+    VALUE,
+    W_Q,
+    W_K,
+    W_V,
+    W_O,
+    B_Q,
+    B_K,
+    B_V,
+    B_O,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    HEAD_GATE,
+    MASK,
+    BIAS,
+    KEY_LENGTHS,
+    CAUSAL,
+    QUERY_OFFSET,
+    WINDOW,
+    SCALE,
+    SOFTCAP,
+    EMPTY_ROWS,
+    DROPOUT,
+    SEED,
+    RETURN_WEIGHTS,
+    RETURN_LSE,
+    DTYPE,
+    NUM_ARGUMENTS
+};
+
+/* Everything of a call that owns memory; cleared in one place. */
+typedef struct layer_arguments {
+    PyArrayObject *sequences[3]; /* query, key, value: C-contiguous (batch..., len, dim) */
+    converted_weight weights[4]; /* W_q, W_k, W_v, W_o */
+    PyArrayObject *biases[4];
+    PyArrayObject *head_gate;
+    mha_dtype dtype;
+    int64_t num_heads, num_kv_heads;
+    score_shape scores;
+    converted_options options;
+} layer_arguments;
+
+static const char *const SEQUENCE_NAMES[] = {"query", "key", "value"};
+
+static void clear(layer_arguments *a) {
+    for (int i = 0; i < 3; i++) {
+        Py_CLEAR(a->sequences[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        Py_CLEAR(a->weights[i].owner);
+        Py_CLEAR(a->biases[i]);
+    }
+    Py_CLEAR(a->head_gate);
+    mha_clear_options(&a->options);
+}
+
+/* (batch..., len, dim) with equal batch axes, and as many values as keys. */
+static int check_sequences(PyArrayObject *const arrays[3]) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    const int axes = PyArray_NDIM(arrays[0]);
+    for (int i = 0; i < 3; i++) {
+        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > 31 ||
+            PyArray_NDIM(arrays[i]) != axes) {
+            PyErr_Format(
+                PyExc_ValueError,
+                "%s: got shape %s, wanted (batch, len, dim) or (len, dim), the same number of "
+                "axes for query, key and value",
+                SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got));
+            return -1;
+        }
+        if (!PyArray_CompareLists(PyArray_DIMS(arrays[i]), PyArray_DIMS(arrays[0]), axes - 2)) {
+            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted the batch axes %s of query",
+                         SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got),
+                         mha_shape_text(PyArray_DIMS(arrays[0]), axes - 2, wanted));
+            return -1;
+        }
+    }
+    if (PyArray_DIM(arrays[1], axes - 2) != PyArray_DIM(arrays[2], axes - 2)) {
+        PyErr_Format(PyExc_ValueError, "value: got length %zd, wanted %zd as key has",
+                     (Py_ssize_t)PyArray_DIM(arrays[2], axes - 2),
+                     (Py_ssize_t)PyArray_DIM(arrays[1], axes - 2));
+        return -1;
+    }
+    return 0;
+}
+
+/* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
+static int convert_sequences(PyObject *const *args, PyObject *dtype_object, layer_arguments *a) {
+    PyArrayObject *arrays[3] = {NULL};
+    mha_dtype common;
+    int failed = mha_as_three_arrays(args[QUERY], args[KEY], args[VALUE], arrays);
+    if (!failed) {
+        failed = check_sequences(arrays);
+    }
+    if (!failed) {
+        failed = mha_result_dtype(arrays, SEQUENCE_NAMES, 3, &common);
+    }
+    if (!failed) {
+        a->dtype = common;
+        if (PyArray_DescrCheck(dtype_object)) {
+            const int typenum = ((PyArray_Descr *)dtype_object)->type_num;
+            a->dtype = typenum == NPY_FLOAT32 ? MHA_FLOAT32 : MHA_FLOAT64;
+        }
+        for (int i = 0; i < 3 && !failed; i++) {
+            a->sequences[i] = mha_as_contiguous_real(arrays[i], a->dtype, SEQUENCE_NAMES[i]);
+            failed = a->sequences[i] == NULL ? -1 : 0;
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(arrays[i]);
+    }
+    return failed;
+}
+
+static int convert_heads(PyObject *const *args, layer_arguments *a) {
+    if (mha_convert_int(args[NUM_HEADS], "num_heads", 1, &a->num_heads) < 0) {
+        return -1;
+    }
+    a->num_kv_heads = a->num_heads;
+    if (args[NUM_KV_HEADS] != Py_None &&
+        mha_convert_int(args[NUM_KV_HEADS], "num_kv_heads", 1, &a->num_kv_heads) < 0) {
+        return -1;
+    }
+    if (a->num_heads % a->num_kv_heads != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "num_kv_heads: got %lld, wanted a divisor of num_heads (%lld)",
+                     (long long)a->num_kv_heads, (long long)a->num_heads);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_columns(const converted_weight *weight, int64_t heads, const char *heads_name,
+                         const char *name) {
+    if (weight->out % heads != 0) {
+        PyErr_Format(PyExc_ValueError, "%s: got %lld columns, wanted a multiple of %s (%lld)", name,
+                     (long long)weight->out, heads_name, (long long)heads);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_parameters(PyObject *const *args, layer_arguments *a) {
+    static const char *const weight_names[] = {"W_q", "W_k", "W_v", "W_o"};
+    static const char *const bias_names[] = {"b_q", "b_k", "b_v", "b_o"};
+    static const char *const meanings[] = {"the last axis of query", "the last axis of key",
+                                           "the last axis of value", "num_heads * value_head_dim"};
+    const char *kv_name = args[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
+    converted_weight *w = a->weights;
+    for (int i = 0; i < 3; i++) {
+        const int64_t in = PyArray_DIM(a->sequences[i], PyArray_NDIM(a->sequences[i]) - 1);
+        if (mha_convert_weight(args[W_Q + i], a->dtype, in, meanings[i], weight_names[i], &w[i]) <
+            0) {
+            return -1;
+        }
+    }
+    if (check_columns(&w[0], a->num_heads, "num_heads", "W_q") < 0 ||
+        check_columns(&w[1], a->num_kv_heads, kv_name, "W_k") < 0 ||
+        check_columns(&w[2], a->num_kv_heads, kv_name, "W_v") < 0) {
+        return -1;
+    }
+    if (w[1].out / a->num_kv_heads != w[0].out / a->num_heads) {
+        PyErr_Format(PyExc_ValueError, "W_k: got head_dim %lld, wanted %lld as W_q gives",
+                     (long long)(w[1].out / a->num_kv_heads), (long long)(w[0].out / a->num_heads));
+        return -1;
+    }
+    const int64_t merged = w[2].out / a->num_kv_heads * a->num_heads;
+    if (mha_convert_weight(args[W_O], a->dtype, merged, meanings[3], weight_names[3], &w[3]) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < 4; i++) {
+        if (mha_optional_vector(args[B_Q + i], a->dtype, w[i].out, bias_names[i], &a->biases[i]) <
+            0) {
+            return -1;
+        }
+    }
+    return mha_optional_vector(args[HEAD_GATE], a->dtype, a->num_heads, "head_gate", &a->head_gate);
+}
+
+static void set_scores(layer_arguments *a) {
+    PyArrayObject *query = a->sequences[0];
+    const int axes = PyArray_NDIM(query);
+    a->scores.batch_axes = axes - 2;
+    memcpy(a->scores.batch, PyArray_DIMS(query), (size_t)(axes - 2) * sizeof(npy_intp));
+    a->scores.has_heads = true;
+    a->scores.heads = a->num_heads;
+    a->scores.query_len = PyArray_DIM(query, axes - 2);
+    a->scores.key_len = PyArray_DIM(a->sequences[1], axes - 2);
+    a->scores.head_dim = a->weights[0].out / a->num_heads;
+}
+
+static int convert(PyObject *const *args, layer_arguments *a) {
+    const option_arguments given = {.mask = args[MASK],
+                                    .bias = args[BIAS],
+                                    .key_lengths = args[KEY_LENGTHS],
+                                    .causal = args[CAUSAL],
+                                    .query_offset = args[QUERY_OFFSET],
+                                    .window = args[WINDOW],
+                                    .scale = args[SCALE],
+                                    .softcap = args[SOFTCAP],
+                                    .empty_rows = args[EMPTY_ROWS],
+                                    .dropout = args[DROPOUT],
+                                    .seed = args[SEED],
+                                    .return_weights = args[RETURN_WEIGHTS],
+                                    .return_lse = args[RETURN_LSE]};
+    if (convert_sequences(args, args[DTYPE], a) < 0 || convert_heads(args, a) < 0 ||
+        convert_parameters(args, a) < 0) {
+        return -1;
+    }
+    set_scores(a);
+    return mha_convert_options(&given, a->dtype, &a->scores, &a->options);
+}
+
+static const void *data_or_null(PyArrayObject *array) {
+    return array == NULL ? NULL : PyArray_DATA(array);
+}
+
+static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weights,
+                  PyArrayObject *lse, mha_multi_head_attention *layer) {
+    mha_weight *const to[] = {&layer->W_q, &layer->W_k, &layer->W_v, &layer->W_o};
+    const void **const biases[] = {&layer->b_q, &layer->b_k, &layer->b_v, &layer->b_o};
+    layer->attention.dtype = a->dtype;
+    layer->attention.batch_axes = a->scores.batch_axes;
+    layer->attention.additive_w = NULL;
+    layer->attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
+    layer->attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
+    mha_point_options(&a->options, &a->scores, &layer->attention.options);
+    layer->attention.options.head_gate = data_or_null(a->head_gate);
+    for (int axis = 0; axis < a->scores.batch_axes; axis++) {
+        layer->batch_shape[axis] = a->scores.batch[axis];
+    }
+    layer->query_len = a->scores.query_len;
+    layer->key_len = a->scores.key_len;
+    layer->num_heads = a->num_heads;
+    layer->num_kv_heads = a->num_kv_heads;
+    layer->query = PyArray_DATA(a->sequences[0]);
+    layer->key = PyArray_DATA(a->sequences[1]);
+    layer->value = PyArray_DATA(a->sequences[2]);
+    layer->output = PyArray_DATA(output);
+    for (int i = 0; i < 4; i++) {
+        mha_point_weight(&a->weights[i], to[i]);
+        *biases[i] = data_or_null(a->biases[i]);
+    }
+}
+
+/* Runs the layer with the GIL released; 0, or -1 with the exception. */
+static int run(const mha_multi_head_attention *layer) {
+    mha_execution execution;
+    size_t bytes;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0 ||
+        mha_call_check(mha_multi_head_attention_workspace(layer, num_threads, &bytes)) < 0 ||
+        mha_call_begin(&execution, bytes, num_threads) < 0) {
+        return -1;
+    }
+    mha_status status;
+    Py_BEGIN_ALLOW_THREADS status = mha_multi_head_attention_forward(layer, &execution);
+    Py_END_ALLOW_THREADS mha_call_end(&execution);
+    return mha_call_check(status);
+}
+
+PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    layer_arguments arguments = {0};
+    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
+    PyObject *result = NULL;
+    npy_intp shape[NPY_MAXDIMS];
+    mha_multi_head_attention layer;
+    (void)module;
+    if (nargs != NUM_ARGUMENTS) {
+        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
+        return NULL;
+    }
+    /* 1. Convert and check every argument. */
+    if (convert(args, &arguments) < 0) {
+        goto cleanup;
+    }
+    const int axes = PyArray_NDIM(arguments.sequences[0]);
+    memcpy(shape, PyArray_DIMS(arguments.sequences[0]), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = (npy_intp)arguments.weights[3].out;
+    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(arguments.dtype));
+    if (output == NULL || mha_new_extras(&arguments.options, arguments.dtype, &arguments.scores,
+                                         &weights, &lse) < 0) {
+        goto cleanup;
+    }
+    /* 2. Take the pointers, 3. compute. */
+    point(&arguments, output, weights, lse, &layer);
+    if (run(&layer) < 0) {
+        goto cleanup;
+    }
+    result = mha_pack_results(output, weights, lse);
+    output = weights = lse = NULL;
+cleanup:
+    clear(&arguments);
+    Py_XDECREF(output);
+    Py_XDECREF(weights);
+    Py_XDECREF(lse);
+    return result;
+}

@@ -1,0 +1,423 @@
+#include "options.h"
+
+#include <math.h>
+
+/* The scores as the user sees them: (batch..., heads, query_len, key_len), no heads in 2-D, 3-D. */
+static int user_shape(const score_shape *scores, npy_intp *shape) {
+    int axes = 0;
+    for (int axis = 0; axis < scores->batch_axes; axis++) {
+        shape[axes++] = scores->batch[axis];
+    }
+    if (scores->has_heads) {
+        shape[axes++] = (npy_intp)scores->heads;
+    }
+    shape[axes++] = (npy_intp)scores->query_len;
+    shape[axes++] = (npy_intp)scores->key_len;
+    return axes;
+}
+
+static int check_broadcasts(PyArrayObject *array, const score_shape *scores, const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    const int axes = user_shape(scores, shape);
+    const int extra = axes - PyArray_NDIM(array);
+    bool fits = extra >= 0;
+    for (int axis = 0; fits && axis < PyArray_NDIM(array); axis++) {
+        const npy_intp size = PyArray_DIM(array, axis);
+        fits = size == 1 || size == shape[axis + extra];
+    }
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got shape %s, wanted one that broadcasts to the scores %s", name,
+                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted));
+        return -1;
+    }
+    return 0;
+}
+
+/* An array checked to broadcast to the scores -> (batch..., heads, query_len, key_len), strides 0
+ * where it is repeated. */
+static void broadcast(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = user_shape(scores, shape);
+    const int extra = axes - PyArray_NDIM(array);
+    int to = 0;
+    tensor->data = PyArray_DATA(array);
+    for (int axis = 0; axis < axes; axis++) {
+        if (!scores->has_heads && axis == scores->batch_axes) {
+            tensor->shape[to] = 1;
+            tensor->strides[to++] = 0;
+        }
+        const bool repeated = axis < extra || PyArray_DIM(array, axis - extra) == 1;
+        tensor->shape[to] = shape[axis];
+        tensor->strides[to++] = repeated ? 0 : PyArray_STRIDE(array, axis - extra);
+    }
+    tensor->axes = to;
+}
+
+static int convert_mask(PyObject *object, const score_shape *scores, PyArrayObject **mask) {
+    if (object == Py_None) {
+        return 0;
+    }
+    *mask = mha_as_array(object, "mask");
+    if (*mask == NULL) {
+        return -1;
+    }
+    if (PyArray_TYPE(*mask) != NPY_BOOL) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "mask: got an array of %S, wanted bool with True = attend; write mask != 0 where 1 "
+            "means attend, mask == 0 where 1 means blocked, or bias= for an additive mask",
+            (PyObject *)PyArray_DESCR(*mask));
+        return -1;
+    }
+    return check_broadcasts(*mask, scores, "mask");
+}
+
+static int convert_bias(PyObject *object, mha_dtype dtype, const score_shape *scores,
+                        PyArrayObject **bias) {
+    if (object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = mha_as_array(object, "bias");
+    if (array == NULL) {
+        return -1;
+    }
+    if (PyArray_TYPE(array) == NPY_BOOL) {
+        PyErr_SetString(PyExc_TypeError,
+                        "bias: got an array of bool, wanted floats; a bool mask goes to mask=");
+    } else if (check_broadcasts(array, scores, "bias") == 0) {
+        *bias = mha_as_strided_real(array, dtype, "bias");
+    }
+    Py_DECREF(array);
+    return *bias == NULL ? -1 : 0;
+}
+
+/* An int64 array from anything of integers; an empty list counts as integers. */
+static PyArrayObject *as_integers(PyObject *object, const char *name) {
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return NULL;
+    }
+    const bool huge_unsigned =
+        PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
+    if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
+        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
+                     (PyObject *)PyArray_DESCR(array));
+        Py_DECREF(array);
+        return NULL;
+    }
+    if (huge_unsigned) { /* what does not fit int64 must not wrap */
+        PyObject *most = PyLong_FromLongLong(INT64_MAX);
+        PyObject *clipped = most == NULL ? NULL : PyArray_Clip(array, NULL, most, NULL);
+        Py_XDECREF(most);
+        Py_DECREF(array);
+        array = (PyArrayObject *)clipped;
+        if (array == NULL) {
+            return NULL;
+        }
+    }
+    PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
+        array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
+    Py_DECREF(array);
+    return integers;
+}
+
+static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
+    return PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
+}
+
+static int convert_key_lengths(PyObject *object, const score_shape *scores,
+                               PyArrayObject **lengths) {
+    npy_intp shape[NPY_MAXDIMS];
+    char got[MHA_SHAPE_TEXT], batch[MHA_SHAPE_TEXT], per_query[MHA_SHAPE_TEXT];
+    const int axes = scores->batch_axes;
+    if (object == Py_None) {
+        return 0;
+    }
+    *lengths = as_integers(object, "key_lengths");
+    if (*lengths == NULL) {
+        return -1;
+    }
+    memcpy(shape, scores->batch, (size_t)axes * sizeof *shape);
+    shape[axes] = (npy_intp)scores->query_len;
+    if (!has_shape(*lengths, shape, axes) && !has_shape(*lengths, shape, axes + 1)) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "key_lengths: got shape %s, wanted %s (the batch axes) or %s (a length a query)",
+            mha_array_shape_text(*lengths, got), mha_shape_text(shape, axes, batch),
+            mha_shape_text(shape, axes + 1, per_query));
+        return -1;
+    }
+    const int64_t *values = PyArray_DATA(*lengths);
+    for (npy_intp i = 0; i < PyArray_SIZE(*lengths); i++) {
+        if (values[i] < 0 || values[i] > scores->key_len) {
+            PyErr_Format(PyExc_ValueError, "key_lengths: got %lld, wanted lengths in [0, %lld]",
+                         (long long)values[i], (long long)scores->key_len);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int convert_query_offset(PyObject *object, const score_shape *scores,
+                                PyArrayObject **offset) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    if (object == Py_None) {
+        return 0;
+    }
+    if (PyLong_Check(object) || PyBool_Check(object)) {
+        int64_t number;
+        if (mha_convert_int(object, "query_offset", -MHA_UNLIMITED, &number) < 0) {
+            return -1;
+        }
+        *offset = (PyArrayObject *)PyArray_SimpleNew(0, NULL, NPY_INT64);
+        if (*offset == NULL) {
+            return -1;
+        }
+        *(int64_t *)PyArray_DATA(*offset) = number;
+        return 0;
+    }
+    PyArrayObject *integers = as_integers(object, "query_offset");
+    if (integers == NULL) {
+        return -1;
+    }
+    *offset = (PyArrayObject *)PyArray_NewCopy(integers, NPY_CORDER);
+    Py_DECREF(integers);
+    if (*offset == NULL) {
+        return -1;
+    }
+    if (PyArray_NDIM(*offset) != 0 && !has_shape(*offset, scores->batch, scores->batch_axes)) {
+        PyErr_Format(PyExc_ValueError,
+                     "query_offset: got shape %s, wanted an int or %s (the batch axes)",
+                     mha_array_shape_text(*offset, got),
+                     mha_shape_text(scores->batch, scores->batch_axes, wanted));
+        return -1;
+    }
+    int64_t *values = PyArray_DATA(*offset);
+    for (npy_intp i = 0; i < PyArray_SIZE(*offset); i++) {
+        values[i] = values[i] > MHA_UNLIMITED ? MHA_UNLIMITED : values[i];
+        values[i] = values[i] < -MHA_UNLIMITED ? -MHA_UNLIMITED : values[i];
+    }
+    return 0;
+}
+
+static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
+    *left = *right = MHA_UNLIMITED;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "window: got %s, wanted a pair (left, right)",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    if (PySequence_Size(object) != 2) {
+        PyErr_Format(PyExc_ValueError, "window: got %zd entries, wanted two (left, right)",
+                     PySequence_Size(object));
+        return -1;
+    }
+    int64_t *sides[] = {left, right};
+    for (int side = 0; side < 2; side++) {
+        PyObject *item = PySequence_GetItem(object, side);
+        const int failed = item == NULL      ? -1
+                           : item == Py_None ? 0
+                                             : mha_convert_int(item, "window", 0, sides[side]);
+        Py_XDECREF(item);
+        if (failed) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int convert_scale(PyObject *object, int64_t head_dim, double *scale) {
+    if (object == NULL || object == Py_None) {
+        *scale = head_dim > 0 ? 1 / sqrt((double)head_dim) : 1;
+        return 0;
+    }
+    if (mha_convert_number(object, "scale", scale) < 0) {
+        return -1;
+    }
+    if (!isfinite(*scale)) {
+        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number", object);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_softcap(PyObject *object, double *softcap) {
+    *softcap = 0;
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    if (mha_convert_number(object, "softcap", softcap) < 0) {
+        return -1;
+    }
+    if (!isfinite(*softcap) || *softcap <= 0) {
+        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a finite number above 0", object);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_empty_rows(PyObject *object, bool *uniform) {
+    if (!PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "empty_rows: got %s, wanted \"zeros\" or \"uniform\"",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    *uniform = PyUnicode_CompareWithASCIIString(object, "uniform") == 0;
+    if (!*uniform && PyUnicode_CompareWithASCIIString(object, "zeros") != 0) {
+        PyErr_Format(PyExc_ValueError, "empty_rows: got %R, wanted \"zeros\" or \"uniform\"",
+                     object);
+        return -1;
+    }
+    return 0;
+}
+
+int mha_convert_dropout(PyObject *object, const char *name, double *dropout) {
+    if (mha_convert_number(object, name, dropout) < 0) {
+        return -1;
+    }
+    if (!(*dropout >= 0 && *dropout < 1)) {
+        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted a probability in [0, 1)", name, object);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_offset_given(const converted_options *converted, const score_shape *scores) {
+    const bool positioned = converted->causal || converted->window_left < MHA_UNLIMITED ||
+                            converted->window_right < MHA_UNLIMITED;
+    if (converted->key_lengths == NULL || !positioned || converted->query_offset != NULL ||
+        scores->query_len == scores->key_len) {
+        return 0;
+    }
+    PyErr_Format(
+        PyExc_ValueError,
+        "query_offset: got None, wanted the position of query 0 among the keys, since key_lengths "
+        "is given with causal or window and query_len (%lld) is not key_len (%lld)",
+        (long long)scores->query_len, (long long)scores->key_len);
+    return -1;
+}
+
+static PyObject *or_none(PyObject *object) { return object == NULL ? Py_None : object; }
+
+int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
+                        const score_shape *scores, converted_options *c) {
+    const option_arguments *a = arguments;
+    if (convert_mask(or_none(a->mask), scores, &c->mask) < 0 ||
+        convert_bias(or_none(a->bias), dtype, scores, &c->bias) < 0 ||
+        convert_key_lengths(or_none(a->key_lengths), scores, &c->key_lengths) < 0 ||
+        mha_convert_bool(a->causal, "causal", &c->causal) < 0 ||
+        convert_query_offset(or_none(a->query_offset), scores, &c->query_offset) < 0 ||
+        convert_window(or_none(a->window), &c->window_left, &c->window_right) < 0 ||
+        convert_scale(a->scale, scores->head_dim, &c->scale) < 0 ||
+        convert_softcap(a->softcap, &c->softcap) < 0 ||
+        convert_empty_rows(a->empty_rows, &c->uniform_empty_rows) < 0 ||
+        mha_convert_dropout(a->dropout, "dropout", &c->dropout) < 0 ||
+        mha_convert_bool(a->return_weights, "return_weights", &c->return_weights) < 0 ||
+        (a->return_lse != NULL &&
+         mha_convert_bool(a->return_lse, "return_lse", &c->return_lse) < 0) ||
+        check_offset_given(c, scores) < 0) {
+        return -1;
+    }
+    c->default_offset = scores->key_len - scores->query_len;
+    c->seed = PyLong_AsUnsignedLongLong(a->seed);
+    return c->seed == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+void mha_clear_options(converted_options *converted) {
+    Py_CLEAR(converted->mask);
+    Py_CLEAR(converted->bias);
+    Py_CLEAR(converted->key_lengths);
+    Py_CLEAR(converted->query_offset);
+}
+
+static void point_key_lengths(PyArrayObject *lengths, const score_shape *scores,
+                              mha_tensor *tensor) {
+    mha_tensor_of(lengths, tensor);
+    if (tensor->axes == scores->batch_axes) { /* the same length for every query */
+        tensor->shape[tensor->axes] = scores->query_len;
+        tensor->strides[tensor->axes++] = 0;
+    }
+}
+
+static void point_query_offset(converted_options *converted, const score_shape *scores,
+                               mha_tensor *tensor) {
+    tensor->axes = scores->batch_axes;
+    tensor->data = converted->query_offset == NULL ? &converted->default_offset
+                                                   : PyArray_DATA(converted->query_offset);
+    const bool repeated =
+        converted->query_offset == NULL || PyArray_NDIM(converted->query_offset) == 0;
+    for (int axis = 0; axis < scores->batch_axes; axis++) {
+        tensor->shape[axis] = scores->batch[axis];
+        tensor->strides[axis] = repeated ? 0 : PyArray_STRIDE(converted->query_offset, axis);
+    }
+}
+
+void mha_point_options(converted_options *converted, const score_shape *scores,
+                       mha_attention_options *options) {
+    options->mask.data = options->bias.data = options->key_lengths.data = NULL;
+    if (converted->mask != NULL) {
+        broadcast(converted->mask, scores, &options->mask);
+    }
+    if (converted->bias != NULL) {
+        broadcast(converted->bias, scores, &options->bias);
+    }
+    if (converted->key_lengths != NULL) {
+        point_key_lengths(converted->key_lengths, scores, &options->key_lengths);
+    }
+    point_query_offset(converted, scores, &options->query_offset);
+    options->causal = converted->causal;
+    options->window_left = converted->window_left;
+    options->window_right = converted->window_right;
+    options->scale = converted->scale;
+    options->softcap = converted->softcap;
+    options->uniform_empty_rows = converted->uniform_empty_rows;
+    options->dropout_threshold = mha_dropout_threshold(converted->dropout);
+    options->dropout_seed = converted->seed;
+    options->head_gate = NULL;
+}
+
+int mha_new_extras(const converted_options *converted, mha_dtype dtype, const score_shape *scores,
+                   PyArrayObject **weights, PyArrayObject **lse) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = user_shape(scores, shape);
+    if (converted->return_weights) {
+        *weights = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
+        if (*weights == NULL) {
+            return -1;
+        }
+    }
+    if (converted->return_lse) {
+        *lse = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
+        if (*lse == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse) {
+    const Py_ssize_t count = 1 + (weights != NULL) + (lse != NULL);
+    PyObject *results = count == 1 ? NULL : PyTuple_New(count);
+    if (count == 1) {
+        return (PyObject *)output;
+    }
+    if (results == NULL) {
+        Py_DECREF(output);
+        Py_XDECREF(weights);
+        Py_XDECREF(lse);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(results, 0, (PyObject *)output);
+    if (weights != NULL) {
+        PyTuple_SET_ITEM(results, 1, (PyObject *)weights);
+    }
+    if (lse != NULL) {
+        PyTuple_SET_ITEM(results, count - 1, (PyObject *)lse);
+    }
+    return results;
+}

@@ -1,0 +1,56 @@
+/* The options that all attention functions share: from Python objects to mha_attention_options.
+ * Converting and checking comes first, for every argument; pointers are taken last, since a
+ * conversion may run Python code that frees or resizes other arrays. */
+#ifndef MHA_OPTIONS_H
+#define MHA_OPTIONS_H
+
+#include "convert.h"
+
+/* The sizes that options are checked against. */
+typedef struct score_shape {
+    int batch_axes;
+    npy_intp batch[NPY_MAXDIMS];
+    bool has_heads; /* whether the scores as the user sees them have a heads axis */
+    int64_t heads, query_len, key_len, head_dim;
+} score_shape;
+
+/* Borrowed arguments, NULL where a function does not have the option. */
+typedef struct option_arguments {
+    PyObject *mask, *bias, *key_lengths, *causal, *query_offset, *window, *scale, *softcap,
+        *empty_rows, *dropout, *seed, *return_weights, *return_lse;
+} option_arguments;
+
+/* Owned arrays and plain values. */
+typedef struct converted_options {
+    PyArrayObject *mask;         /* bool */
+    PyArrayObject *bias;         /* the element type */
+    PyArrayObject *key_lengths;  /* int64 */
+    PyArrayObject *query_offset; /* int64, within +-MHA_UNLIMITED */
+    int64_t default_offset;      /* used where query_offset is NULL */
+    bool causal, uniform_empty_rows, return_weights, return_lse;
+    int64_t window_left, window_right;
+    double scale, softcap, dropout;
+    uint64_t seed;
+} converted_options;
+
+/* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
+int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
+                        const score_shape *scores, converted_options *converted);
+void mha_clear_options(converted_options *converted);
+
+/* Takes the pointers; `options` is valid as long as `converted` is. */
+void mha_point_options(converted_options *converted, const score_shape *scores,
+                       mha_attention_options *options);
+
+/* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
+ * were asked for, else NULL. */
+int mha_new_extras(const converted_options *converted, mha_dtype dtype, const score_shape *scores,
+                   PyArrayObject **weights, PyArrayObject **lse);
+
+/* The output alone, or a tuple with what else was asked for. Takes over all three references. */
+PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse);
+
+/* A probability in [0, 1). */
+int mha_convert_dropout(PyObject *object, const char *name, double *dropout);
+
+#endif

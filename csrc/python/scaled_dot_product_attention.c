@@ -1,0 +1,199 @@
+/* scaled_dot_product_attention: step 3 of the figure. */
+#include "call.h"
+#include "inputs.h"
+
+enum argument {
+    QUERY,
+    KEY,
+    VALUE,
+    MASK,
+    BIAS,
+    KEY_LENGTHS,
+    CAUSAL,
+    QUERY_OFFSET,
+    WINDOW,
+    SCALE,
+    SOFTCAP,
+    EMPTY_ROWS,
+    DROPOUT,
+    SEED,
+    RETURN_WEIGHTS,
+    RETURN_LSE,
+    OUT,
+    NUM_ARGUMENTS
+};
+
+/* Whether each axis steps over all that the smaller ones reach: no element is met twice. */
+static bool overlaps_itself(PyArrayObject *array) {
+    const int axes = PyArray_NDIM(array);
+    if (PyArray_SIZE(array) == 0) {
+        return false;
+    }
+    for (int axis = 0; axis < axes; axis++) {
+        npy_intp stride = Py_ABS(PyArray_STRIDE(array, axis));
+        npy_intp reach = PyArray_ITEMSIZE(array);
+        for (int other = 0; other < axes; other++) {
+            const npy_intp step = Py_ABS(PyArray_STRIDE(array, other));
+            if (other != axis && PyArray_DIM(array, other) > 1 &&
+                (step < stride || (step == stride && other > axis))) {
+                reach += step * (PyArray_DIM(array, other) - 1);
+            }
+        }
+        if (PyArray_DIM(array, axis) > 1 && stride < reach) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int check_out_alone(PyArrayObject *out, PyObject *const *args) {
+    static const char *const names[] = {"query", "key", "value", "mask", "bias", "key_lengths"};
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    int failed = numpy == NULL ? -1 : 0;
+    for (int i = QUERY; !failed && i <= KEY_LENGTHS; i++) {
+        if (!PyArray_Check(args[i])) {
+            continue;
+        }
+        PyObject *shared = PyObject_CallMethod(numpy, "shares_memory", "OOn", (PyObject *)out,
+                                               args[i], (Py_ssize_t)100000);
+        if (shared == NULL) { /* too hard to decide: not worth the risk */
+            PyErr_Clear();
+        }
+        if (shared == NULL || PyObject_IsTrue(shared)) {
+            PyErr_Format(PyExc_ValueError, "out: shares memory with %s, wanted an array of its own",
+                         names[i]);
+            failed = -1;
+        }
+        Py_XDECREF(shared);
+    }
+    Py_XDECREF(numpy);
+    return failed;
+}
+
+static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    if (!PyArray_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "out: got %s, wanted a NumPy array",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    PyArrayObject *out = (PyArrayObject *)object;
+    if (PyArray_TYPE(out) != mha_typenum(dtype) || !PyArray_ISNOTSWAPPED(out)) {
+        PyErr_Format(PyExc_TypeError, "out: got an array of %S, wanted native %s",
+                     (PyObject *)PyArray_DESCR(out), dtype == MHA_FLOAT32 ? "float32" : "float64");
+        return -1;
+    }
+    if (PyArray_NDIM(out) != axes || !PyArray_CompareLists(PyArray_DIMS(out), shape, axes)) {
+        PyErr_Format(PyExc_ValueError, "out: got shape %s, wanted %s",
+                     mha_array_shape_text(out, got), mha_shape_text(shape, axes, wanted));
+        return -1;
+    }
+    if (!PyArray_ISWRITEABLE(out)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "out: is read-only, wanted an array that can be written to");
+        return -1;
+    }
+    if (!PyArray_ISALIGNED(out) || overlaps_itself(out) ||
+        (PyArray_DIM(out, axes - 1) > 1 &&
+         PyArray_STRIDE(out, axes - 1) != PyArray_ITEMSIZE(out))) {
+        PyErr_SetString(
+            PyExc_ValueError,
+            "out: wanted aligned memory with a contiguous last axis, each element its own");
+        return -1;
+    }
+    return 0;
+}
+
+/* The output: `out` if given, else a new array. New reference. */
+static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
+                                   const attention_inputs *inputs) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = mha_output_shape(inputs, shape);
+    if (out == Py_None) {
+        return (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(inputs->dtype));
+    }
+    if (check_out(out, inputs->dtype, shape, axes) < 0 ||
+        check_out_alone((PyArrayObject *)out, args) < 0) {
+        return NULL;
+    }
+    Py_INCREF(out);
+    return (PyArrayObject *)out;
+}
+
+/* Runs the step with the GIL released; 0, or -1 with the exception. */
+static int run(const mha_attention *attention) {
+    mha_execution execution;
+    size_t bytes;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0 ||
+        mha_call_check(mha_scaled_dot_product_attention_workspace(attention, num_threads, &bytes)) <
+            0 ||
+        mha_call_begin(&execution, bytes, num_threads) < 0) {
+        return -1;
+    }
+    mha_status status;
+    Py_BEGIN_ALLOW_THREADS status = mha_scaled_dot_product_attention_forward(attention, &execution);
+    Py_END_ALLOW_THREADS mha_call_end(&execution);
+    return mha_call_check(status);
+}
+
+PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *args,
+                                              Py_ssize_t nargs) {
+    attention_inputs inputs = {0};
+    converted_options options = {0};
+    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
+    PyObject *result = NULL;
+    mha_attention attention;
+    (void)module;
+    if (nargs != NUM_ARGUMENTS) {
+        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
+        return NULL;
+    }
+    /* 1. Convert and check every argument. */
+    const option_arguments given = {.mask = args[MASK],
+                                    .bias = args[BIAS],
+                                    .key_lengths = args[KEY_LENGTHS],
+                                    .causal = args[CAUSAL],
+                                    .query_offset = args[QUERY_OFFSET],
+                                    .window = args[WINDOW],
+                                    .scale = args[SCALE],
+                                    .softcap = args[SOFTCAP],
+                                    .empty_rows = args[EMPTY_ROWS],
+                                    .dropout = args[DROPOUT],
+                                    .seed = args[SEED],
+                                    .return_weights = args[RETURN_WEIGHTS],
+                                    .return_lse = args[RETURN_LSE]};
+    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &inputs) < 0 ||
+        mha_convert_options(&given, inputs.dtype, &inputs.scores, &options) < 0) {
+        goto cleanup;
+    }
+    output = output_array(args[OUT], args, &inputs);
+    if (output == NULL ||
+        mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
+        goto cleanup;
+    }
+    /* 2. Take the pointers. */
+    attention.dtype = inputs.dtype;
+    attention.batch_axes = inputs.scores.batch_axes;
+    attention.additive_w = NULL;
+    attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
+    attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
+    mha_tensor_with_heads(inputs.query, &attention.query);
+    mha_tensor_with_heads(inputs.key, &attention.key);
+    mha_tensor_with_heads(inputs.value, &attention.value);
+    mha_tensor_with_heads(output, &attention.output);
+    mha_point_options(&options, &inputs.scores, &attention.options);
+    /* 3. Compute. */
+    if (run(&attention) < 0) {
+        goto cleanup;
+    }
+    result = mha_pack_results(output, weights, lse);
+    output = weights = lse = NULL;
+cleanup:
+    mha_clear_inputs(&inputs);
+    mha_clear_options(&options);
+    Py_XDECREF(output);
+    Py_XDECREF(weights);
+    Py_XDECREF(lse);
+    return result;
+}

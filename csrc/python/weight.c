@@ -1,0 +1,137 @@
+#include "weight.h"
+
+#include <stdlib.h>
+
+static const char CAPSULE_NAME[] = "mha.packed_weight";
+
+/* What a capsule holds; freed with it. */
+typedef struct packed_weight {
+    mha_dtype dtype;
+    int64_t in, out;
+    void *panels;
+} packed_weight;
+
+static void free_packed(PyObject *capsule) {
+    packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
+    free(packed->panels);
+    free(packed);
+}
+
+/* A capsule with the panels of a C array (in, out): the fast path of frozen layers. */
+PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
+    PyArrayObject *array = NULL, *real = NULL;
+    packed_weight *packed = NULL;
+    PyObject *capsule = NULL;
+    size_t bytes;
+    static const char *const names[] = {"weight"};
+    (void)module;
+    array = mha_as_array(object, "weight");
+    packed = calloc(1, sizeof *packed);
+    if (array == NULL || packed == NULL || mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
+        goto cleanup;
+    }
+    if (PyArray_NDIM(array) != 2) {
+        PyErr_SetString(PyExc_ValueError, "weight: wanted (in, out)");
+        goto cleanup;
+    }
+    real = mha_as_strided_real(array, packed->dtype, "weight");
+    if (real == NULL) {
+        goto cleanup;
+    }
+    packed->in = PyArray_DIM(real, 0);
+    packed->out = PyArray_DIM(real, 1);
+    if (mha_packed_weight_size(packed->dtype, packed->in, packed->out, &bytes) != MHA_OK ||
+        posix_memalign(&packed->panels, MHA_WORKSPACE_ALIGNMENT, bytes > 0 ? bytes : 1) != 0) {
+        packed->panels = NULL;
+        PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
+        goto cleanup;
+    }
+    const mha_weight weight = {.data = PyArray_DATA(real),
+                               .in = packed->in,
+                               .out = packed->out,
+                               .in_stride = PyArray_STRIDE(real, 0),
+                               .out_stride = PyArray_STRIDE(real, 1)};
+    Py_BEGIN_ALLOW_THREADS mha_pack_weight(packed->dtype, &weight, packed->panels);
+    Py_END_ALLOW_THREADS capsule = PyCapsule_New(packed, CAPSULE_NAME, free_packed);
+    if (capsule != NULL) {
+        packed = NULL;
+    }
+cleanup:
+    if (packed != NULL) {
+        free(packed->panels);
+        free(packed);
+    }
+    Py_XDECREF(array);
+    Py_XDECREF(real);
+    return capsule;
+}
+
+static int check_in(int64_t got, int64_t wanted, const char *in_meaning, const char *shape,
+                    const char *name) {
+    if (wanted >= 0 && got != wanted) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s", name, shape,
+                     (long long)wanted, in_meaning);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
+                          const char *name, converted_weight *weight) {
+    char text[MHA_SHAPE_TEXT];
+    const packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
+    if (packed == NULL) {
+        return -1;
+    }
+    const npy_intp shape[] = {(npy_intp)packed->in, (npy_intp)packed->out};
+    if (packed->dtype != dtype) {
+        PyErr_Format(PyExc_TypeError, "%s: packed in another element type", name);
+        return -1;
+    }
+    Py_INCREF(capsule);
+    weight->owner = capsule;
+    weight->in = packed->in;
+    weight->out = packed->out;
+    return check_in(packed->in, in, in_meaning, mha_shape_text(shape, 2, text), name);
+}
+
+int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
+                       const char *name, converted_weight *weight) {
+    char text[MHA_SHAPE_TEXT];
+    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
+        return convert_packed(object, dtype, in, in_meaning, name, weight);
+    }
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return -1;
+    }
+    if (PyArray_NDIM(array) != 2) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (in, out)", name,
+                     mha_array_shape_text(array, text));
+        Py_DECREF(array);
+        return -1;
+    }
+    weight->in = PyArray_DIM(array, 0);
+    weight->out = PyArray_DIM(array, 1);
+    if (check_in(weight->in, in, in_meaning, mha_array_shape_text(array, text), name) == 0) {
+        weight->owner = (PyObject *)mha_as_strided_real(array, dtype, name);
+    }
+    Py_DECREF(array);
+    return weight->owner == NULL ? -1 : 0;
+}
+
+void mha_point_weight(const converted_weight *converted, mha_weight *weight) {
+    weight->in = converted->in;
+    weight->out = converted->out;
+    weight->packed = PyCapsule_CheckExact(converted->owner);
+    if (weight->packed) {
+        const packed_weight *packed = PyCapsule_GetPointer(converted->owner, CAPSULE_NAME);
+        weight->data = packed->panels;
+        weight->in_stride = weight->out_stride = 0;
+        return;
+    }
+    PyArrayObject *array = (PyArrayObject *)converted->owner;
+    weight->data = PyArray_DATA(array);
+    weight->in_stride = PyArray_STRIDE(array, 0);
+    weight->out_stride = PyArray_STRIDE(array, 1);
+}

@@ -1,0 +1,17 @@
+/* A projection's weight as Python gives it: an array, or what pack_weight made of one. */
+#ifndef MHA_WEIGHT_H
+#define MHA_WEIGHT_H
+
+#include "convert.h"
+
+typedef struct converted_weight {
+    PyObject *owner; /* the array or the capsule that holds the data */
+    int64_t in, out;
+} converted_weight;
+
+/* Checks the shape (in, out); -1 means any size. 0, or -1 with the exception. */
+int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
+                       const char *name, converted_weight *weight);
+void mha_point_weight(const converted_weight *converted, mha_weight *weight);
+
+#endif

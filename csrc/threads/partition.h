@@ -1,0 +1,11 @@
+/* How many threads a piece of work deserves: a pure function, so that it can be tested alone. */
+#ifndef MHA_PARTITION_H
+#define MHA_PARTITION_H
+
+#include <stdint.h>
+
+/* At most one thread a task, and none that would get less than ~50 us of work: `operations` counts
+ * multiply-adds. */
+int mha_threads_for(int64_t num_tasks, double operations, int num_threads);
+
+#endif

@@ -1,0 +1,59 @@
+"""Multi-head attention for NumPy, with a C core.
+
+    linear projections -> split heads -> scaled dot-product attention -> merge heads -> projection
+
+`mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
+function, and every step is public under its own name. `mha.reference` is all of it in plain
+NumPy, to read. The submodules `masks`, `plot`, `reference`, `testing` and `compat` load on first use.
+"""
+
+import importlib
+
+from mha._version import __version__
+from mha.attention import (
+    additive_attention,
+    merge_attention,
+    multi_head_attention,
+    scaled_dot_product_attention,
+)
+from mha.dropout import dropout_mask
+from mha.heads import merge_heads, split_heads
+from mha.layer import MultiHeadAttention
+from mha.projection import linear
+from mha.runtime import (
+    get_num_threads,
+    instruction_set,
+    set_num_threads,
+    show_config,
+    threads,
+)
+
+__all__ = [
+    "MultiHeadAttention",
+    "__version__",
+    "additive_attention",
+    "dropout_mask",
+    "get_num_threads",
+    "instruction_set",
+    "linear",
+    "merge_attention",
+    "merge_heads",
+    "multi_head_attention",
+    "scaled_dot_product_attention",
+    "set_num_threads",
+    "show_config",
+    "split_heads",
+    "threads",
+]
+
+_SUBMODULES = ("compat", "masks", "plot", "reference", "testing")
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"mha.{name}")
+    raise AttributeError(f"module 'mha' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*__all__, *_SUBMODULES, "__version__"])

@@ -1,0 +1,172 @@
+"""Scaled dot-product, additive and multi-head attention as functions (step 3, and all five)."""
+
+from mha import _core
+from mha.dropout import seed_for
+
+__all__ = ["additive_attention", "merge_attention", "multi_head_attention",
+           "scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key_lengths=None,
+                                 causal=False, query_offset=None, window=None, scale=None,
+                                 softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
+                                 return_weights=False, return_lse=False, out=None):
+    """softmax(query @ key^T * scale) @ value over the keys that each query may see.
+
+    Parameters
+    ----------
+    query : array (query_len, head_dim), (batch, query_len, head_dim) or
+        (..., heads, query_len, head_dim)
+    key : array (..., kv_heads, key_len, head_dim)
+        The same layout; heads is a multiple of kv_heads, and each key head serves
+        heads / kv_heads consecutive query heads.
+    value : array (..., kv_heads, key_len, value_head_dim)
+    mask : bool array, optional
+        True = attend; broadcast to the scores (..., heads, query_len, key_len).
+    bias : float array, optional
+        Added to the scaled scores, broadcast likewise; -inf blocks as a mask does.
+    key_lengths : ints in [0, key_len], optional
+        Shaped as the batch axes, or batch axes + (query_len,): keys from there on are blocked.
+    causal : bool
+        Key j is visible to query i iff j <= i + query_offset.
+    query_offset : int or ints over the batch axes, optional
+        The position of query 0 among the keys, by default key_len - query_len; 0 is PyTorch's
+        upper-left triangle.
+    window : (left, right), ints >= 0 or None, optional
+        Key j is visible iff i + query_offset - left <= j <= i + query_offset + right.
+    scale : float, by default 1 / sqrt(head_dim)
+    softcap : float > 0, optional
+        Scores become softcap * tanh(score / softcap), before bias and masks.
+    empty_rows : "zeros" or "uniform"
+        What a query that sees no key gets: zeros, or the mean of all values.
+    dropout, rng : float in [0, 1); None, int or numpy.random.Generator
+        Dropout on the weights, by the mask of `mha.dropout_mask`.
+    return_weights, return_lse : bool
+        Return the weights (before dropout) and the log-sum-exp of the scores too.
+    out : array, optional
+        Where to write the output: exact shape and type, no overlap with an input.
+
+    Returns
+    -------
+    output (..., heads, query_len, value_head_dim); then weights (..., heads, query_len, key_len)
+    and lse (..., heads, query_len) where asked for, as a tuple in this order.
+
+    Raises
+    ------
+    ValueError: a shape, size or option that does not fit. TypeError: a type other than float32,
+    float64 or integers, or a mask that is not bool. Both name the argument.
+
+    Source: Vaswani et al. 2017, section 3.2.1; without a score matrix as in Dao et al. 2022.
+
+    >>> q = np.ones((2, 8, 4, 64), np.float32)
+    >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
+    (2, 8, 4, 64)
+    """
+    return _core.scaled_dot_product_attention(
+        query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
+        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out)
+
+
+def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
+                       causal=False, query_offset=None, empty_rows="zeros", dropout=0.0, rng=None,
+                       return_weights=False):
+    """Attention with the scores w_v . tanh(query W_q + key W_k), for unlike query and key sizes.
+
+    Parameters
+    ----------
+    query : array (..., heads, query_len, query_dim)
+    key : array (..., kv_heads, key_len, key_dim)
+    value : array (..., kv_heads, key_len, value_dim)
+        The layouts of `scaled_dot_product_attention`: one head in 2-D and 3-D.
+    W_q, W_k, w_v : arrays (query_dim, hidden), (key_dim, hidden), (hidden,)
+    The rest : as in `scaled_dot_product_attention`.
+
+    Returns
+    -------
+    output (..., heads, query_len, value_dim), and the weights where asked for.
+
+    Raises
+    ------
+    ValueError, TypeError: as `scaled_dot_product_attention`.
+
+    Source: Bahdanau, Cho & Bengio 2015, section 3.1 and appendix A.1.2.
+
+    >>> q, k, v = np.ones((2, 1, 20)), np.ones((2, 10, 2)), np.ones((2, 10, 4))
+    >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
+    (2, 1, 4)
+    """
+    return _core.additive_attention(
+        query, key, value, W_q, W_k, w_v, mask, key_lengths, causal, query_offset, empty_rows,
+        dropout, seed_for(dropout, rng), return_weights)
+
+
+def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None, b_v=None,
+                         b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None,
+                         bias=None, key_lengths=None, causal=False, query_offset=None, window=None,
+                         scale=None, softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
+                         return_weights=False, return_lse=False):
+    """The whole figure: project, split heads, attend, merge heads, project.
+
+    Parameters
+    ----------
+    query : array (batch, query_len, query_dim), or (query_len, query_dim) for one sequence
+    key : array (batch, key_len, key_dim)
+    value : array (batch, key_len, value_dim)
+    W_q : array (query_dim, num_heads * head_dim), used as query @ W_q
+    W_k : array (key_dim, num_kv_heads * head_dim)
+    W_v : array (value_dim, num_kv_heads * value_head_dim)
+    W_o : array (num_heads * value_head_dim, output_dim)
+    b_q, b_k, b_v, b_o : arrays, one number for each column of their W; optional
+    num_heads : int
+    num_kv_heads : int, by default num_heads
+    head_gate : array (num_heads,), optional
+        Multiplies each head's output.
+    The rest : as in `scaled_dot_product_attention`; the scores are
+        (batch, num_heads, query_len, key_len), without batch for 2-D input.
+
+    Returns
+    -------
+    output (batch, query_len, output_dim); then weights (batch, num_heads, query_len, key_len) and
+    lse (batch, num_heads, query_len) where asked for.
+
+    Raises
+    ------
+    ValueError, TypeError: as `scaled_dot_product_attention`.
+
+    Source: Vaswani et al. 2017, section 3.2.2; shared key heads as in Ainslie et al. 2023.
+
+    >>> x, W = np.ones((2, 4, 512)), np.eye(512)
+    >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
+    (2, 4, 512)
+    """
+    return _core.multi_head_attention(
+        query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
+        head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
+        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, None)
+
+
+def merge_attention(outputs, lses):
+    """Join attention over parts of the keys into attention over all of them, exactly.
+
+    Parameters
+    ----------
+    outputs : sequence of arrays (..., query_len, value_head_dim)
+    lses : sequence of arrays (..., query_len), equally long
+        As `scaled_dot_product_attention(..., return_lse=True)` returned them, one a part. A part
+        whose lse is -inf is ignored.
+
+    Returns
+    -------
+    (output, lse), shaped as one part's.
+
+    Raises
+    ------
+    ValueError: empty or unequally long sequences, unequal shapes. TypeError: as elsewhere.
+
+    Source: Dao et al. 2023, "Flash-Decoding"; log-sum-exp as in Blanchard et al. 2021.
+
+    >>> q, k = np.ones((4, 8)), np.ones((6, 8))
+    >>> parts = [mha.scaled_dot_product_attention(q, h, h, return_lse=True) for h in (k[:3], k[3:])]
+    >>> output, lse = mha.merge_attention(*zip(*parts))
+    """
+    return _core.merge_attention(outputs, lses)

@@ -1,0 +1,32 @@
+"""Attention whose batch axes broadcast as np.matmul and torch.matmul broadcast them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mha
+
+
+def attention_with_weights(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any],
+                           visible: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(output, weights) of `mha.scaled_dot_product_attention`, a row without visible keys uniform.
+
+    query (..., query_len, d_k), key (..., key_len, d_k), value (..., key_len, d_v), visible
+    broadcastable to (..., query_len, key_len): the axes before the last two of all four
+    broadcast with each other.
+    """
+    for array, name in ((query, "query"), (key, "key"), (value, "value")):
+        if array.ndim < 2:
+            raise ValueError(f"{name}: got {array.ndim} dimensions, wanted at least 2")
+    arrays = (query, key, value) if visible is None else (query, key, value, visible)
+    try:
+        batch = np.broadcast_shapes(*(array.shape[:-2] for array in arrays))
+    except ValueError:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"query, key, value, mask: got shapes {shapes}, wanted batch axes"
+                         " that broadcast") from None
+    query, key, value = (np.broadcast_to(array, batch + array.shape[-2:])
+                         for array in (query, key, value))
+    return mha.scaled_dot_product_attention(query, key, value, mask=visible, empty_rows="uniform",
+                                            return_weights=True)

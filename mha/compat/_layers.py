@@ -1,0 +1,159 @@
+"""What the adapters' layers share: a linear layer in two layouts, and the checks of their sizes."""
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+import mha
+
+
+class Linear:
+    """x @ kernel + bias, sized at its first call where `in_features` is not given.
+
+    Its parameters may be read and set at any time, before the first call too:
+
+    kernel (in_features, out_features)
+        As TensorFlow and JAX store it, and mha's own W. None until it is sized.
+    weight (out_features, in_features)
+        As PyTorch and MXNet store it: the same numbers, transposed. A view, so that writing into
+        either changes both.
+    bias (out_features,), or None without one
+
+    Setting copies; float32 and float64 keep their type. The start is Xavier-uniform
+    (Glorot & Bengio 2010), biases zero. Computes in the type of x, as `mha.linear` does.
+
+    >>> layer = Linear(4)
+    >>> layer(np.ones((2, 3), np.float32)).shape, layer.weight.shape
+    ((2, 4), (4, 3))
+    """
+
+    def __init__(self, out_features: int, *, bias: bool = False, in_features: int | None = None,
+                 rng: Any = None) -> None:
+        self.out_features = checked_size(out_features, "out_features")
+        self._bias = np.zeros(out_features, np.float32) if bias else None
+        self.forget(rng)
+        if in_features is not None:
+            self._draw(checked_size(in_features, "in_features"))
+
+    def forget(self, rng: Any = None) -> None:
+        """Back to the unsized start; rng draws the next kernel."""
+        self._rng = np.random.default_rng(rng)
+        self._kernel: NDArray[Any] | None = None
+        if self._bias is not None:
+            self._bias = np.zeros_like(self._bias)
+
+    def _draw(self, in_features: int) -> NDArray[Any]:
+        bound = math.sqrt(6 / (in_features + self.out_features))
+        kernel = self._rng.uniform(-bound, bound, (in_features, self.out_features))
+        self._kernel = kernel.astype(np.float32)
+        return self._kernel
+
+    def sized_for(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The kernel; drawn for x (..., in_features) if this is the first call."""
+        if x.ndim < 1:
+            raise ValueError("x: got a scalar, wanted an array (..., in_features)")
+        return self._draw(x.shape[-1]) if self._kernel is None else self._kernel
+
+    def __call__(self, x: ArrayLike) -> NDArray[Any]:
+        x = np.asarray(x)
+        return mha.linear(x, self.sized_for(x), self._bias)
+
+    @property
+    def in_features(self) -> int | None:
+        """The size found at the first call, or None before."""
+        return None if self._kernel is None else self._kernel.shape[0]
+
+    @property
+    def kernel(self) -> NDArray[Any] | None:
+        """(in_features, out_features), used as x @ kernel."""
+        return self._kernel
+
+    @kernel.setter
+    def kernel(self, kernel: ArrayLike) -> None:
+        self._set_kernel(np.asarray(kernel), "kernel")
+
+    @property
+    def weight(self) -> NDArray[Any] | None:
+        """(out_features, in_features), used as x @ weight.T: a view of kernel."""
+        return None if self._kernel is None else self._kernel.T
+
+    @weight.setter
+    def weight(self, weight: ArrayLike) -> None:
+        self._set_kernel(np.asarray(weight).T, "weight")
+
+    def _set_kernel(self, kernel: NDArray[Any], name: str) -> None:
+        in_features = self.in_features or (kernel.shape[0] if kernel.ndim == 2 else "in_features")
+        wanted = (in_features, self.out_features)
+        if kernel.shape != wanted:
+            order = slice(None, None, -1 if name == "weight" else 1)
+            raise ValueError(f"{name}: got shape {kernel.shape[order]}, wanted {wanted[order]}")
+        self._kernel = _parameter(kernel, name)
+
+    @property
+    def bias(self) -> NDArray[Any] | None:
+        """(out_features,), or None."""
+        return self._bias
+
+    @bias.setter
+    def bias(self, bias: ArrayLike) -> None:
+        if self._bias is None:
+            raise ValueError("bias: got an array, but the layer was made without a bias")
+        array = np.asarray(bias)
+        if array.shape != self._bias.shape:
+            raise ValueError(f"bias: got shape {array.shape}, wanted {self._bias.shape}")
+        self._bias = _parameter(array, "bias")
+
+    def parameters(self) -> list[NDArray[Any]]:
+        """[weight], or [weight, bias]; empty until it is sized."""
+        found = [self.weight, self._bias] if self._kernel is not None else []
+        return [array for array in found if array is not None]
+
+    def __repr__(self) -> str:
+        return (f"Linear(in_features={self.in_features}, out_features={self.out_features},"
+                f" bias={self._bias is not None})")
+
+
+def _parameter(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """A contiguous copy in float32, or float64 where it was."""
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float32 or float64")
+    dtype = np.float64 if array.dtype == np.float64 else np.float32
+    return np.array(array, dtype=dtype, order="C")
+
+
+def checked_size(size: Any, name: str) -> int:
+    """size as an int of at least 1."""
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(f"{name}: got {type(size).__name__}, wanted an int")
+    if operator.index(size) < 1:
+        raise ValueError(f"{name}: got {size}, wanted at least 1")
+    return operator.index(size)
+
+
+def checked_heads(num_heads: Any, width: Any, width_name: str) -> tuple[int, int]:
+    """(num_heads, width), where the heads divide the width."""
+    width = checked_size(width, width_name)
+    num_heads = checked_size(num_heads, "num_heads")
+    if width % num_heads:
+        raise ValueError(f"{width_name}: got {width}, wanted a multiple of num_heads ({num_heads})")
+    return num_heads, width
+
+
+def checked_dropout(dropout: Any) -> float:
+    """dropout as a probability in [0, 1)."""
+    if not isinstance(dropout, (int, float, np.integer, np.floating)):
+        raise TypeError(f"dropout: got {type(dropout).__name__}, wanted a number in [0, 1)")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: got {dropout}, wanted a number in [0, 1)")
+    return float(dropout)
+
+
+def checked_mask(mask: ArrayLike) -> NDArray[Any]:
+    """mask as an array of at least one axis, whose zeros and other numbers have a meaning."""
+    array = np.atleast_1d(mask)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"mask: got an array of {array.dtype}, wanted bool, integers or floats")
+    return array

@@ -1,0 +1,96 @@
+"""The book's MXNet form on NumPy arrays: `from mha.compat.d2l import mxnet as d2l`.
+
+Dropout never acts: in MXNet it does within autograd.record() alone, and nothing is recorded here.
+Weights have MXNet's layout, weight (out, in); `kernel` is the same as (in, out).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.compat.d2l import _common, _helpers
+from mha.compat.d2l._helpers import *  # noqa: F403
+
+__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", *_helpers.__all__]
+
+
+class Block:
+    """What the form's layers have in common: initialize() before the call."""
+
+    def initialize(self) -> None:
+        """Nothing to do: as MXNet defers it, weights are drawn when the sizes are known."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.forward(*arguments)
+
+    def forward(self, *arguments: Any) -> Any:
+        """What a call computes; a subclass says it."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+
+class DotProductAttention(Block, _common.DotProductAttention):
+    """Scaled dot-product attention (d2l, section 11.3.3).
+
+    >>> attention = DotProductAttention(dropout=0.5)
+    >>> attention(ones((2, 1, 2)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
+    (2, 1, 4)
+    """
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__(dropout)
+
+    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
+        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
+        return self._attend(queries, keys, values, valid_lens, training=False)
+
+
+class AdditiveAttention(Block, _common.AdditiveAttention):
+    """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
+
+    >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1)
+    >>> attention(ones((2, 1, 20)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
+    (2, 1, 4)
+    """
+
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: Any = None) -> None:
+        super().__init__(num_hiddens, dropout, rng)
+
+    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
+        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
+        return self._attend(queries, keys, values, valid_lens, training=False)
+
+
+class MultiHeadAttention(Block, _common.MultiHeadAttention):
+    """Multi-head attention (d2l, section 11.5), sized at the first call.
+
+    Parameters
+    ----------
+    num_hiddens : int
+        The width of the projections and of the output.
+    num_heads : int
+        Must divide num_hiddens (ValueError).
+    dropout : float in [0, 1)
+        Checked, and never acts.
+    use_bias : bool
+        Whether the four projections have biases.
+    rng : None, int or numpy.random.Generator
+        Draws the weights.
+
+    >>> attention = MultiHeadAttention(100, 5, 0.5)
+    >>> attention.initialize()
+    >>> attention(ones((2, 4, 100)), ones((2, 6, 100)), ones((2, 6, 100)), tensor([3, 2])).shape
+    (2, 4, 100)
+    """
+
+    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, use_bias: bool = False,
+                 *, rng: Any = None) -> None:
+        super().__init__(num_hiddens, num_heads, use_bias, DotProductAttention(dropout),
+                         np.random.default_rng(rng))
+
+    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
+        """(batch, num_queries, num_hiddens); valid_lens None, (batch,) or (batch, num_queries)."""
+        return self._join(self.attention(*self._split(queries, keys, values, valid_lens)))

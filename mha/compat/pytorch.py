@@ -1,0 +1,486 @@
+"""PyTorch's attention by its own names, on NumPy arrays: nn.MultiheadAttention and the functional.
+
+Arguments, mask meanings, layouts and returned values are those of PyTorch 2.13; the attention is
+`mha`'s. Mind that PyTorch itself has two mask meanings: True blocks in `MultiheadAttention` and
+attends in `scaled_dot_product_attention`. Tensors on the CPU are accepted wherever arrays are.
+
+Where this differs from PyTorch on purpose: arrays of another type are cast instead of refused,
+errors are ValueError and TypeError, NaN or infinity behind a mask never reaches the output,
+dropout draws from `rng` and must be below 1, and is_causal without attn_mask is always an error
+(PyTorch's inference fast path forgets to check, and then attends to everything).
+"""
+
+import math
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+import mha
+from mha.compat._layers import checked_dropout, checked_heads, checked_size
+
+__all__ = ["IncompatibleKeys", "MultiheadAttention", "scaled_dot_product_attention"]
+
+RandomSource = int | np.random.Generator | None
+
+
+def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                                 attn_mask: ArrayLike | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False, *,
+                                 rng: RandomSource = None) -> NDArray[Any]:
+    """torch.nn.functional.scaled_dot_product_attention.
+
+    Parameters
+    ----------
+    query : array (..., query_len, head_dim)
+    key : array (..., key_len, head_dim)
+    value : array (..., key_len, value_head_dim)
+        The leading axes broadcast against each other.
+    attn_mask : bool (True = attend) or float (added to the scores), optional
+        Broadcast to the scores (..., query_len, key_len).
+    dropout_p : float in [0, 1)
+        Always acts: the function knows no evaluation mode.
+    is_causal : bool
+        The upper-left triangle: query i sees keys 0 to i. Not together with attn_mask.
+    scale : float, by default 1 / sqrt(head_dim)
+    enable_gqa : bool
+        Axis -3 is the heads, and each head of key and value serves several of query's.
+    rng : None, int or numpy.random.Generator
+        Draws the dropout; PyTorch has no such argument.
+
+    Returns
+    -------
+    array (..., query_len, value_head_dim); zeros for a query whose every key is masked.
+
+    Raises
+    ------
+    ValueError: shapes that do not fit, attn_mask together with is_causal. TypeError: attn_mask of
+    a type other than bool and float.
+
+    Source: Vaswani et al. 2017, section 3.2.1.
+
+    >>> q = np.ones((2, 8, 4, 64), np.float32)
+    >>> scaled_dot_product_attention(q, q, q, is_causal=True).shape
+    (2, 8, 4, 64)
+    """
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
+    query, key, value = _as_array(query), _as_array(key), _as_array(value)
+    if enable_gqa:
+        key, value = _with_equal_heads(query, key, value)
+    query, key, value = _broadcast(query, key, value, own_axes=3 if enable_gqa else 2)
+    only_heads = enable_gqa and query.ndim == 3
+    if only_heads:  # in 3-D `mha` takes the first axis for the batch
+        query, key, value = query[None], key[None], value[None]
+    mask, bias = None, None
+    if attn_mask is not None:
+        attn_mask = _as_array(attn_mask)
+        _check_broadcasts(attn_mask, (*query.shape[:-1], key.shape[-2]))
+        if _is_bool(attn_mask, "attn_mask"):
+            mask = attn_mask
+        else:
+            bias = attn_mask
+    output = mha.scaled_dot_product_attention(
+        query, key, value, mask=mask, bias=bias, causal=is_causal,
+        query_offset=0 if is_causal else None, scale=scale, dropout=dropout_p, rng=rng)
+    return output[0] if only_heads else output
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict(..., strict=False)` found: names without data, data without name."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class MultiheadAttention:
+    """torch.nn.MultiheadAttention, its parameters laid out as PyTorch saves them.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        The width of query and output; num_heads divides it.
+    dropout : float in [0, 1)
+        On the attention weights, in training mode only (the mode a new layer is in).
+    bias : bool
+        Whether the four projections have biases.
+    add_bias_kv : bool
+        Append one learned key and value (bias_k, bias_v) to every sequence.
+    add_zero_attn : bool
+        Append a key and value of zeros to every sequence.
+    kdim, vdim : int, by default embed_dim
+        The widths of key and value.
+    batch_first : bool
+        (batch, len, dim) instead of (len, batch, dim).
+    device : ignored, as everything is on the CPU
+    dtype : float32 (by default) or float64, NumPy's or PyTorch's
+        The layer casts its input to it.
+    rng : None, int or numpy.random.Generator
+        Draws the initial parameters and the dropout; PyTorch has no such argument.
+
+    Attributes
+    ----------
+    in_proj_weight (3 * embed_dim, embed_dim): the weights of query, key and value below each
+    other; None where kdim or vdim is not embed_dim, and then there are q_proj_weight
+    (embed_dim, embed_dim), k_proj_weight (embed_dim, kdim) and v_proj_weight (embed_dim, vdim)
+    instead. in_proj_bias (3 * embed_dim,); bias_k, bias_v (1, 1, embed_dim); out_proj.weight
+    (embed_dim, embed_dim), out_proj.bias (embed_dim,). Weights are used as x @ weight.T.
+
+    Raises
+    ------
+    ValueError: sizes below 1, embed_dim not a multiple of num_heads, dropout outside [0, 1).
+    TypeError: sizes that are no ints, a dtype other than float32 and float64.
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> layer = MultiheadAttention(512, 8, batch_first=True)
+    >>> output, weights = layer(x, x, x)  # (2, 10, 512) -> (2, 10, 512) and (2, 10, 10)
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+                 add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
+                 vdim: int | None = None, batch_first: bool = False, device: Any = None,
+                 dtype: DTypeLike | Any = None, *, rng: RandomSource = None) -> None:
+        self.num_heads, self.embed_dim = checked_heads(num_heads, embed_dim, "embed_dim")
+        self.kdim = self.embed_dim if kdim is None else checked_size(kdim, "kdim")
+        self.vdim = self.embed_dim if vdim is None else checked_size(vdim, "vdim")
+        self.dropout = checked_dropout(dropout)
+        self.head_dim = self.embed_dim // self.num_heads
+        self.add_zero_attn = add_zero_attn
+        self.batch_first = batch_first
+        self.training = True
+        self.dtype = _parameter_dtype(dtype)
+        self._generator = np.random.default_rng(rng)
+        self._reset_parameters(bias, add_bias_kv)
+
+    def _reset_parameters(self, bias, add_bias_kv):
+        """PyTorch's start: Xavier (Glorot & Bengio 2010), but out_proj uniform in 1/sqrt(width)."""
+        width = self.embed_dim
+        self.in_proj_weight = self.q_proj_weight = None
+        self.k_proj_weight = self.v_proj_weight = None
+        if self.kdim == self.vdim == width:
+            self.in_proj_weight = self._xavier_uniform(3 * width, width)
+        else:
+            self.q_proj_weight = self._xavier_uniform(width, width)
+            self.k_proj_weight = self._xavier_uniform(width, self.kdim)
+            self.v_proj_weight = self._xavier_uniform(width, self.vdim)
+        self.in_proj_bias = np.zeros(3 * width, self.dtype) if bias else None
+        self.out_proj = SimpleNamespace(
+            weight=self._uniform((width, width), 1 / math.sqrt(width)),
+            bias=np.zeros(width, self.dtype) if bias else None)
+        self.bias_k = self.bias_v = None
+        if add_bias_kv:
+            normal = self._generator.normal(0, 1 / math.sqrt(width), (2, 1, 1, width))
+            self.bias_k, self.bias_v = normal.astype(self.dtype)
+
+    def _xavier_uniform(self, rows, columns):
+        return self._uniform((rows, columns), math.sqrt(6 / (rows + columns)))
+
+    def _uniform(self, shape, bound):
+        return self._own(self._generator.uniform(-bound, bound, shape))
+
+    def _own(self, array):
+        """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
+        return np.array(array, self.dtype, order="F")
+
+    def train(self, mode: bool = True) -> "MultiheadAttention":
+        """Switch dropout on (or off: mode=False). Returns the layer."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> "MultiheadAttention":
+        """Switch dropout off. Returns the layer."""
+        return self.train(False)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Copies of the parameters by the names and in the layouts that PyTorch saves.
+
+        >>> sorted(MultiheadAttention(64, 4).state_dict())
+        ['in_proj_bias', 'in_proj_weight', 'out_proj.bias', 'out_proj.weight']
+        """
+        parameters = {name: getattr(self, name) for name in (
+            "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
+            "bias_k", "bias_v")}
+        parameters["out_proj.weight"] = self.out_proj.weight
+        parameters["out_proj.bias"] = self.out_proj.bias
+        return {name: np.array(parameter, order="C")
+                for name, parameter in parameters.items() if parameter is not None}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> IncompatibleKeys:
+        """Copy parameters in, from a mapping of arrays or tensors as PyTorch saves them.
+
+        Raises ValueError for wrong shapes and, unless strict=False, for missing or unexpected
+        names; TypeError for arrays that hold no numbers. Nothing changes then.
+
+        >>> layer.load_state_dict(torch_layer.state_dict())
+        IncompatibleKeys(missing_keys=[], unexpected_keys=[])
+        """
+        wanted = self.state_dict()
+        missing = [name for name in wanted if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in wanted]
+        if strict and (missing or unexpected):
+            raise ValueError(f"state_dict: missing keys {missing}, unexpected keys {unexpected};"
+                             f" wanted exactly {list(wanted)}")
+        loaded = {}
+        for name in wanted.keys() - missing:
+            array = _as_array(state_dict[name])
+            if array.dtype.kind not in "iuf":
+                raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+            if array.shape != wanted[name].shape:
+                raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
+            loaded[name] = self._own(array)
+        for name, array in loaded.items():
+            owner = self.out_proj if name.startswith("out_proj.") else self
+            setattr(owner, name.removeprefix("out_proj."), array)
+        return IncompatibleKeys(missing, unexpected)
+
+    def __call__(self, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """The same as `forward`."""
+        return self.forward(*args, **options)
+
+    def forward(self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                key_padding_mask: ArrayLike | None = None, need_weights: bool = True,
+                attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+                is_causal: bool = False) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Attend.
+
+        Parameters
+        ----------
+        query : array (query_len, batch, embed_dim), or (batch, query_len, embed_dim) with
+            batch_first, or (query_len, embed_dim) for one sequence
+        key : array (key_len, batch, kdim)
+        value : array (key_len, batch, vdim)
+        key_padding_mask : (batch, key_len), or (key_len,) for one sequence
+        attn_mask : (query_len, key_len) or (batch * num_heads, query_len, key_len)
+            Either mask is bool, True = blocked, or float, added to the scores.
+        need_weights, average_attn_weights : bool
+            Whether to return the weights, and whether as the mean over the heads.
+        is_causal : bool
+            A hint that attn_mask is the causal mask, which must be given. Without weights and
+            key_padding_mask it replaces attn_mask, and it hides appended keys too.
+
+        Returns
+        -------
+        output, shaped as query, and the weights (batch, query_len, key_len), per head
+        (batch, num_heads, query_len, key_len), or None. Appended keys add their columns. In
+        training mode they are the weights after dropout.
+
+        A query whose every key is blocked gives NaN in output and weights where the weights are
+        asked for; else its heads attend to nothing (zeros before the output projection), except
+        on what PyTorch calls its inference fast path, where the output is NaN too. Calls in eval
+        mode take it under PyTorch's conditions, as within torch.no_grad(): self-attention with
+        query, key and value one object, a batch first, an even number of heads, biases, nothing
+        appended and no float mask.
+
+        Raises
+        ------
+        ValueError: shapes that do not fit, is_causal without attn_mask. TypeError: masks of a
+        type other than bool and float.
+        """
+        if is_causal and attn_mask is None:
+            raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
+                             " is_causal is only a hint about it")
+        masks = [None if mask is None else _as_array(mask)
+                 for mask in (attn_mask, key_padding_mask)]
+        fast_path = query is key is value and self._takes_fast_path(np.ndim(query), masks)
+        arrays = [self._input(array, name)
+                  for array, name in ((query, "query"), (key, "key"), (value, "value"))]
+        batched = self._check_shapes(*arrays)
+        query, key, value = (self._batch_first(array) for array in arrays)
+
+        hint_is_enough = (is_causal and key_padding_mask is None and not need_weights
+                          and not fast_path)
+        if hint_is_enough:
+            visibility = {"causal": True, "query_offset": 0}
+        else:
+            visibility = self._visibility(*masks, query.shape[:2], key.shape[1], batched)
+        dropout = self.dropout if self.training else 0.0
+        seed = int(self._generator.integers(2**64, dtype=np.uint64)) if dropout else 0
+        output, *weights, lse = self._attend(
+            query, key, value, **visibility, dropout=dropout, rng=seed,
+            return_weights=need_weights, return_lse=True)  # lse (batch, num_heads, query_len)
+
+        weights = weights[0] if need_weights else None
+        if dropout and need_weights:
+            weights = _after_dropout(weights, dropout, seed)
+        if (need_weights or fast_path) and key.shape[1]:
+            empty = lse == -np.inf
+            output[empty.any(axis=1)] = np.nan
+            if need_weights:
+                weights[empty] = np.nan
+        if need_weights and average_attn_weights:
+            weights = weights.mean(axis=1)
+        if not batched:
+            return output[0], weights[0] if need_weights else None
+        return output if self.batch_first else output.swapaxes(0, 1), weights
+
+    def _attend(self, query, key, value, **options):
+        """The figure; step by step where keys are appended, which comes after the projections."""
+        W_q, W_k, W_v = self._projection_weights()
+        b_q, b_k, b_v = (None,) * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3)
+        W_o, b_o = self.out_proj.weight.T, self.out_proj.bias
+        if not self._appended_keys:
+            return mha.multi_head_attention(
+                query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
+                num_heads=self.num_heads, **options)
+        projected_query = mha.linear(query, W_q, b_q)
+        projected_key = self._append(mha.linear(key, W_k, b_k), self.bias_k)
+        projected_value = self._append(mha.linear(value, W_v, b_v), self.bias_v)
+        attended, *extra = mha.scaled_dot_product_attention(
+            *(mha.split_heads(projected, self.num_heads)
+              for projected in (projected_query, projected_key, projected_value)), **options)
+        return (mha.linear(mha.merge_heads(attended), W_o, b_o), *extra)
+
+    def _projection_weights(self):
+        """W_q, W_k, W_v as `mha` takes them: (in, out), views of the parameters."""
+        if self.in_proj_weight is not None:
+            return [weight.T for weight in np.split(self.in_proj_weight, 3)]
+        return [self.q_proj_weight.T, self.k_proj_weight.T, self.v_proj_weight.T]
+
+    @property
+    def _appended_keys(self):
+        return (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _append(self, projected, bias):
+        """Append bias_k or bias_v, then zeros, to the keys or values (batch, key_len, dim)."""
+        batch, _, width = projected.shape
+        parts = [projected]
+        if bias is not None:
+            parts.append(np.broadcast_to(bias, (batch, 1, width)))
+        if self.add_zero_attn:
+            parts.append(np.zeros((batch, 1, width)))
+        return np.concatenate(parts, axis=1, dtype=self.dtype)
+
+    def _visibility(self, attn_mask, key_padding_mask, query_shape, key_len, batched):
+        """The options mask= and bias= from PyTorch's two masks, appended keys left visible."""
+        batch, query_len = query_shape
+        over_scores = []
+        if attn_mask is not None:
+            wanted = ((query_len, key_len), (batch * self.num_heads, query_len, key_len))
+            _check_shape(attn_mask, "attn_mask", *wanted)
+            heads = (batch, self.num_heads) if attn_mask.ndim == 3 else (1, 1)
+            over_scores.append(("attn_mask", attn_mask.reshape(*heads, query_len, key_len)))
+        if key_padding_mask is not None:
+            _check_shape(key_padding_mask, "key_padding_mask",
+                         (batch, key_len) if batched else (key_len,))
+            over_scores.append(("key_padding_mask", key_padding_mask.reshape(-1, 1, 1, key_len)))
+        mask, bias = None, None
+        for name, given in over_scores:
+            widened = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
+            if _is_bool(widened, name):
+                mask = ~widened if mask is None else mask & ~widened
+            else:
+                bias = widened if bias is None else bias + widened
+        return {"mask": mask, "bias": bias}
+
+    def _takes_fast_path(self, dimensions, masks):
+        return (not self.training and self.batch_first and dimensions == 3
+                and self.num_heads % 2 == 0 and self.in_proj_weight is not None
+                and self.in_proj_bias is not None and not self._appended_keys
+                and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
+
+    def _input(self, array, name):
+        array = _as_array(array)
+        if array.dtype.kind not in "iuf":
+            raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+        return array.astype(self.dtype, copy=False)
+
+    def _check_shapes(self, query, key, value):
+        """Whether the input is batched, after checking that the three shapes go together."""
+        if query.ndim not in (2, 3):
+            raise ValueError(f"query: got shape {query.shape}, wanted 2 dimensions (one sequence)"
+                             " or 3")
+        batch_axis = (0 if self.batch_first else 1) if query.ndim == 3 else None
+        for name, array, width in (("query", query, self.embed_dim), ("key", key, self.kdim),
+                                   ("value", value, self.vdim)):
+            if array.ndim != query.ndim or array.shape[-1] != width:
+                raise ValueError(f"{name}: got shape {array.shape}, wanted {query.ndim} dimensions"
+                                 f" as query has, the last of them {width}")
+            if batch_axis is not None and array.shape[batch_axis] != query.shape[batch_axis]:
+                raise ValueError(f"{name}: got shape {array.shape}, wanted a batch of"
+                                 f" {query.shape[batch_axis]} (axis {batch_axis}) as query has")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ValueError(f"value: got shape {value.shape}, wanted key's {key.shape} but for"
+                             " the last axis")
+        return query.ndim == 3
+
+    def _batch_first(self, array):
+        """(batch, len, dim), whatever the layout it came in."""
+        if array.ndim == 2:
+            return array[None]
+        return array if self.batch_first else array.swapaxes(0, 1)
+
+
+def _as_array(array):
+    """np.asarray, which refuses tensors that require a gradient until they are detached."""
+    return np.asarray(array.detach() if hasattr(array, "detach") else array)
+
+
+def _parameter_dtype(dtype):
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
+    dtype = np.dtype(np.float32 if dtype is None else dtype)
+    if dtype not in (np.float32, np.float64):
+        raise TypeError(f"dtype: got {dtype}, wanted float32 or float64")
+    return dtype
+
+
+def _is_bool(mask, name):
+    """True for a bool mask, False for an additive one."""
+    if mask.dtype.kind not in "bf":
+        raise TypeError(f"{name}: got an array of {mask.dtype}, wanted bool or float")
+    return mask.dtype.kind == "b"
+
+
+def _check_shape(array, name, *wanted):
+    if array.shape not in wanted:
+        raise ValueError(f"{name}: got shape {array.shape}, wanted"
+                         f" {' or '.join(str(shape) for shape in wanted)}")
+
+
+def _check_broadcasts(attn_mask, scores_shape):
+    try:
+        fits = np.broadcast_shapes(attn_mask.shape, scores_shape) == scores_shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"attn_mask: got shape {attn_mask.shape}, wanted one that broadcasts to"
+                         f" the scores {scores_shape}")
+
+
+def _broadcast(*arrays, own_axes):
+    """Broadcast the axes before each array's last own_axes against each other, as views."""
+    shapes = [array.shape for array in arrays]
+    if min(array.ndim for array in arrays) < own_axes:
+        raise ValueError(f"query, key, value: got shapes {shapes}, wanted at least {own_axes}"
+                         " dimensions")
+    try:
+        leading = np.broadcast_shapes(*(shape[:-own_axes] for shape in shapes))
+    except ValueError:
+        raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
+                         f" {own_axes} that broadcast") from None
+    return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]
+
+
+def _with_equal_heads(query, key, value):
+    """Key and value with as many heads (axis -3) each, which `mha` wants and PyTorch does not."""
+    if min(query.ndim, key.ndim, value.ndim) < 3:
+        raise ValueError(f"enable_gqa: got query, key and value of shapes {query.shape},"
+                         f" {key.shape}, {value.shape}, wanted heads in axis -3")
+    heads = query.shape[-3]
+    for name, array in (("key", key), ("value", value)):
+        if heads % max(array.shape[-3], 1):
+            raise ValueError(f"{name}: got {array.shape[-3]} heads, wanted a divisor of query's"
+                             f" {heads}")
+    if key.shape[-3] != value.shape[-3]:
+        key, value = (np.repeat(array, heads // max(array.shape[-3], 1), axis=-3)
+                      for array in (key, value))
+    return key, value
+
+
+def _after_dropout(weights, p, seed):
+    """The weights that the values were summed with, from those before dropout."""
+    kept_fraction = 1 - math.floor(65536 * p + 0.5) / 65536
+    return np.where(mha.dropout_mask(weights.shape, p, seed), weights, 0) / kept_fraction

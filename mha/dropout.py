@@ -1,0 +1,73 @@
+"""Dropout on the attention weights: the public mask, and the seed of a call."""
+
+import operator
+import secrets
+
+import numpy as np
+
+from mha import _core
+
+__all__ = ["dropout_mask"]
+
+
+def dropout_mask(shape, p, seed):
+    """The mask that `dropout=p, rng=seed` applies to the attention weights: True = kept.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weights: (query_len, key_len), (batch, query_len, key_len) or
+        (..., heads, query_len, key_len).
+    p : float
+        The probability of dropping a weight, in [0, 1).
+    seed : int
+        The key of the generator, in [0, 2**64).
+
+    Returns
+    -------
+    numpy.ndarray of bool, shaped `shape`.
+
+    Raises
+    ------
+    ValueError: p outside [0, 1), a negative or too large seed, fewer than two axes.
+    TypeError: seed is not an int.
+
+    Notes
+    -----
+    Philox4x32-7 (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"): the seed is
+    the key, (key index // 8, query index, head, batch index) the counter, and each of the eight
+    16-bit words of a result, low first, decides one key: kept iff word >= round(65536 p).
+
+    >>> mha.dropout_mask((4, 10), p=0.5, seed=7).shape
+    (4, 10)
+    """
+    sizes = tuple(operator.index(size) for size in shape)
+    return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
+
+
+def seed_for(dropout, rng):
+    """The seed of a call with this dropout: nothing is drawn where there is none."""
+    if isinstance(dropout, (int, float)) and dropout == 0:
+        return 0
+    return seed_from(rng)
+
+
+def seed_from(rng):
+    """The 64-bit seed of one call: None draws fresh entropy, an int is the seed, and a NumPy
+    Generator (or anything `numpy.random.default_rng` takes) gives one uint64 (SPEC 7)."""
+    if rng is None:
+        return secrets.randbits(64)
+    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
+        return _checked_seed(rng, "rng")
+    if isinstance(rng, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)):
+        return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))
+    raise TypeError(
+        f"rng: got {type(rng).__name__}, wanted None, an int or a numpy.random.Generator")
+
+
+def _checked_seed(seed, name):
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"{name}: got {type(seed).__name__}, wanted an int in [0, 2**64)")
+    if not 0 <= int(seed) < 2**64:
+        raise ValueError(f"{name}: got {seed}, wanted an int in [0, 2**64)")
+    return int(seed)

@@ -1,0 +1,33 @@
+"""Splitting into heads and merging them again (steps 2 and 4 of the figure)."""
+
+from mha import _core
+
+__all__ = ["merge_heads", "split_heads"]
+
+
+def split_heads(x, num_heads):
+    """(..., len, num_heads * d) -> (..., num_heads, len, d), as a view: nothing is copied.
+
+    Head h holds the features h*d to (h+1)*d of every token. Writing into the view writes into x.
+
+    Raises
+    ------
+    ValueError: fewer than two axes, num_heads < 1, or a last axis that it does not divide.
+
+    >>> mha.split_heads(np.zeros((2, 4, 512)), 8).shape
+    (2, 8, 4, 64)
+    """
+    return _core.split_heads(x, num_heads)
+
+
+def merge_heads(x):
+    """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous.
+
+    Raises
+    ------
+    ValueError: fewer than three axes.
+
+    >>> mha.merge_heads(np.zeros((2, 8, 4, 64))).shape
+    (2, 4, 512)
+    """
+    return _core.merge_heads(x)

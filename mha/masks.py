@@ -1,0 +1,93 @@
+"""Masks in this library's one meaning: bool, True = attend.
+
+Each function returns an array that `mask=` takes as it is. For causal attention, windows and
+lengths the options `causal=`, `window=` and `key_lengths=` do the same without a mask in memory,
+and skip what they block.
+"""
+
+import operator
+
+import numpy as np
+
+__all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
+
+
+def causal(query_len, key_len=None, query_offset=None):
+    """(query_len, key_len): key j is visible to query i iff j <= i + query_offset.
+
+    key_len defaults to query_len, query_offset to key_len - query_len (the last query sees the
+    last key, as with a cache). query_offset=0 is PyTorch's upper-left triangle.
+
+    >>> mha.masks.causal(3).tolist()
+    [[True, False, False], [True, True, False], [True, True, True]]
+    """
+    return sliding_window(query_len, key_len, left=None, right=0, query_offset=query_offset)
+
+
+def sliding_window(query_len, key_len=None, *, left=None, right=None, query_offset=None):
+    """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
+
+    None leaves a side open. left=2, right=0 sees the token itself and the two before it (Beltagy
+    et al. 2020, "Longformer", section 3.1).
+    """
+    query_len = _size(query_len, "query_len")
+    key_len = query_len if key_len is None else _size(key_len, "key_len")
+    if query_offset is None:
+        query_offset = key_len - query_len
+    position = np.arange(query_len)[:, None] + operator.index(query_offset)
+    key_index = np.arange(key_len)
+    visible = np.ones((query_len, key_len), bool)
+    if left is not None:
+        visible &= key_index >= position - _size(left, "left")
+    if right is not None:
+        visible &= key_index <= position + _size(right, "right")
+    return visible
+
+
+def from_lengths(lengths, key_len):
+    """(batch,) -> (batch, 1, 1, key_len), (batch, query_len) -> (batch, 1, query_len, key_len).
+
+    Key j is visible iff j < length: what d2l calls valid_lens.
+
+    >>> mha.masks.from_lengths([1, 3], 3)[:, 0, 0].tolist()
+    [[True, False, False], [True, True, True]]
+    """
+    key_len = _size(key_len, "key_len")
+    lengths = np.asarray(lengths)
+    if lengths.dtype.kind not in "iu" and lengths.size:
+        raise TypeError(f"lengths: got an array of {lengths.dtype}, wanted integers")
+    if lengths.ndim not in (1, 2):
+        raise ValueError(
+            f"lengths: got shape {lengths.shape}, wanted (batch,) or (batch, query_len)")
+    if lengths.size and (lengths.min() < 0 or lengths.max() > key_len):
+        raise ValueError(
+            f"lengths: got values from {lengths.min()} to {lengths.max()}, wanted them in"
+            f" [0, {key_len}], the key length")
+    per_query = lengths if lengths.ndim == 2 else lengths[:, None]
+    return np.arange(key_len) < per_query[:, None, :, None]
+
+
+def from_attend(mask):
+    """A mask where nonzero means attend (the PyTorch notebook, Keras, Hugging Face) -> bool."""
+    return _numbers(mask) != 0
+
+
+def from_blocked(mask):
+    """A mask where nonzero means blocked (the NumPy tutorial, key_padding_mask) -> bool."""
+    return _numbers(mask) == 0
+
+
+def _numbers(mask):
+    mask = np.asarray(mask)
+    if mask.dtype.kind not in "biuf":
+        raise TypeError(f"mask: got an array of {mask.dtype}, wanted bool, integers or floats")
+    if mask.dtype.kind == "f" and not np.isin(mask, (0, 1)).all():
+        raise ValueError("mask: got floats other than 0 and 1; an additive mask goes to bias=")
+    return mask
+
+
+def _size(value, name):
+    value = operator.index(value)
+    if value < 0:
+        raise ValueError(f"{name}: got {value}, wanted at least 0")
+    return value

@@ -1,0 +1,296 @@
+"""Multi-head attention in plain NumPy: the text to learn from, and the oracle of the tests.
+
+Read it top-down: `multi_head_attention` is the figure, and every box of the figure is one of the
+functions below it. Same names, arguments and meanings as the public functions of `mha`, which do
+the same work in C. It favours clarity: the scores are stored whole, so memory grows with
+query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
+
+Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
+"""
+
+import math
+
+import numpy as np
+
+from mha.dropout import seed_from
+
+
+def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None, b_v=None,
+                         b_o=None, num_heads, num_kv_heads=None, head_gate=None,
+                         return_weights=False, return_lse=False, **options):
+    """The whole figure: project, split heads, attend, merge heads, project.
+
+    query (..., query_len, query_dim) -> output (..., query_len, output_dim); then weights
+    (..., heads, query_len, key_len) and lse (..., heads, query_len) where asked for.
+    """
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+
+    # 1. Linear projections.
+    projected_query = linear(query, W_q, b_q)  # (..., query_len, heads * head_dim)
+    projected_key = linear(key, W_k, b_k)      # (..., key_len, kv_heads * head_dim)
+    projected_value = linear(value, W_v, b_v)  # (..., key_len, kv_heads * value_head_dim)
+
+    # 2. Split heads: (..., len, heads * d) -> (..., heads, len, d).
+    query_heads = split_heads(projected_query, num_heads)
+    key_heads = split_heads(projected_key, kv_heads)
+    value_heads = split_heads(projected_value, kv_heads)
+
+    # 3. Scaled dot-product attention, every head on its own.
+    attended, weights, lse = scaled_dot_product_attention(
+        query_heads, key_heads, value_heads, return_weights=True, return_lse=True, **options)
+    if head_gate is not None:
+        attended = attended * np.asarray(head_gate).astype(attended.dtype)[:, None, None]
+
+    # 4. Merge heads: (..., heads, query_len, d) -> (..., query_len, heads * d).
+    merged = merge_heads(attended)
+
+    # 5. Output projection.
+    output = linear(merged, W_o, b_o)
+    return _returned(output, weights, lse, return_weights, return_lse)
+
+
+def linear(x, weight, bias=None):
+    """x (..., in) @ weight (in, out) + bias (out,)."""
+    x = _floating(x)
+    output = x @ np.asarray(weight).astype(x.dtype)
+    return output if bias is None else output + np.asarray(bias).astype(x.dtype)
+
+
+def split_heads(x, num_heads):
+    """(..., len, num_heads * d) -> (..., num_heads, len, d): a view, nothing is copied."""
+    x = np.asarray(x)
+    by_head = x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // max(num_heads, 1))
+    return np.swapaxes(by_head, -2, -3)
+
+
+def merge_heads(x):
+    """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous."""
+    by_token = np.swapaxes(np.asarray(x), -2, -3)
+    return np.ascontiguousarray(by_token).reshape(
+        *by_token.shape[:-2], by_token.shape[-2] * by_token.shape[-1])
+
+
+def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key_lengths=None,
+                                 causal=False, query_offset=None, window=None, scale=None,
+                                 softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
+                                 return_weights=False, return_lse=False):
+    """softmax(query @ key^T * scale) @ value over the visible keys (section 3.2.1).
+
+    query (..., heads, query_len, head_dim), key (..., kv_heads, key_len, head_dim), value
+    (..., kv_heads, key_len, value_head_dim) -> output (..., heads, query_len, value_head_dim).
+    """
+    query, key, value = _same_type(query, key, value)
+    group = _group_size(query, key)
+    key, value = _repeat_heads(key, group), _repeat_heads(value, group)
+    head_dim = query.shape[-1]
+    if scale is None:
+        scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
+
+    # 1. Scores: one number for each (query, key) pair, (..., heads, query_len, key_len).
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = (query * query.dtype.type(scale)) @ np.swapaxes(key, -1, -2)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    return _attend(scores, value, mask=mask, bias=bias, key_lengths=key_lengths, causal=causal,
+                   query_offset=query_offset, window=window, empty_rows=empty_rows,
+                   dropout=dropout, rng=rng, return_weights=return_weights, return_lse=return_lse)
+
+
+def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
+                       causal=False, query_offset=None, empty_rows="zeros", dropout=0.0, rng=None,
+                       return_weights=False):
+    """Attention with the scores w_v . tanh(query W_q + key W_k) (Bahdanau et al. 2015, A.1.2).
+
+    query (..., heads, query_len, query_dim), key (..., kv_heads, key_len, key_dim), W_q
+    (query_dim, hidden), W_k (key_dim, hidden), w_v (hidden,).
+    """
+    query, key, value = _same_type(query, key, value)
+    group = _group_size(query, key)
+    key, value = _repeat_heads(key, group), _repeat_heads(value, group)
+
+    # features: (..., heads, query_len, key_len, hidden)
+    features = np.tanh(linear(query, W_q)[..., :, None, :] + linear(key, W_k)[..., None, :, :])
+    scores = features @ np.asarray(w_v).astype(query.dtype).reshape(-1)
+    return _attend(scores, value, mask=mask, key_lengths=key_lengths, causal=causal,
+                   query_offset=query_offset, empty_rows=empty_rows, dropout=dropout, rng=rng,
+                   return_weights=return_weights)
+
+
+def _attend(scores, value, *, mask=None, bias=None, key_lengths=None, causal=False,
+            query_offset=None, window=None, empty_rows="zeros", dropout=0.0, rng=None,
+            return_weights=False, return_lse=False):
+    """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
+    # 2. Bias, then -inf wherever a query may not see a key.
+    visible = np.broadcast_to(
+        visible_pairs(scores.shape, mask=mask, key_lengths=key_lengths, causal=causal,
+                      query_offset=query_offset, window=window), scores.shape)
+    if bias is not None:
+        bias = np.asarray(bias).astype(scores.dtype)
+        scores = scores + bias
+        visible = visible & (bias.real != -np.inf)
+    scores = np.where(visible, scores, scores.dtype.type(-np.inf))
+
+    # 3. Softmax over the keys.
+    weights, lse = softmax(scores)
+    if empty_rows == "uniform" and scores.shape[-1]:
+        empty = ~visible.any(axis=-1, keepdims=True)
+        weights = np.where(empty, weights.dtype.type(1 / scores.shape[-1]), weights)
+        visible = visible | empty
+
+    # 4. Dropout on the weights, then the weighted sum: (..., heads, query_len, value_head_dim).
+    kept = weights
+    if dropout:
+        kept = weights * _dropout_factors(weights.shape, dropout, seed_from(rng))
+    output = _weighted_sum(kept, value, visible)
+    return _returned(output, weights, lse, return_weights, return_lse)
+
+
+def softmax(scores):
+    """Weights exp(s) / sum(exp(s)) over the last axis, and the log-sum-exp of every row.
+
+    The row's maximum is subtracted first, so that large scores do not overflow. A row that is
+    -inf throughout has weights 0 and lse -inf. Complex scores take the maximum by real part.
+    """
+    if scores.shape[-1] == 0:
+        return scores, np.full(scores.shape[:-1], -np.inf, scores.dtype)
+    largest = scores.real.max(axis=-1, keepdims=True)
+    largest = np.where(largest == -np.inf, 0, largest).astype(largest.dtype)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        exponentials = np.where(scores.real == -np.inf, 0, np.exp(scores - largest))
+        total = exponentials.sum(axis=-1, keepdims=True)
+        weights = np.where(total == 0, 0, exponentials / np.where(total == 0, 1, total))
+        lse = np.where(total == 0, -np.inf, np.log(total) + largest)[..., 0]
+    return weights.astype(scores.dtype), lse.astype(scores.dtype)
+
+
+def visible_pairs(scores_shape, *, mask=None, key_lengths=None, causal=False, query_offset=None,
+                  window=None):
+    """Which query may see which key: bool, broadcastable to scores_shape. All conditions hold."""
+    query_len, key_len = scores_shape[-2:]
+    batch_axes = max(len(scores_shape) - 3, 0) if len(scores_shape) != 3 else 1
+    query_index = np.arange(query_len)[:, None]
+    key_index = np.arange(key_len)
+
+    visible = np.ones((1, 1), bool)
+    if mask is not None:
+        visible = visible & np.asarray(mask)
+    if key_lengths is not None:
+        lengths = np.asarray(key_lengths)
+        per_query = lengths.ndim == batch_axes + 1
+        visible = visible & (key_index < _over_scores(lengths, scores_shape, per_query))
+    if causal or window is not None:
+        offset = key_len - query_len if query_offset is None else query_offset
+        offset = np.asarray(np.clip(np.asarray(offset, object), -2**60, 2**60)).astype(np.int64)
+        position = query_index + _over_scores(offset, scores_shape, False)
+        if causal:
+            visible = visible & (key_index <= position)
+        left, right = window if window is not None else (None, None)
+        if left is not None:
+            visible = visible & (key_index >= position - min(left, 2**60))
+        if right is not None:
+            visible = visible & (key_index <= position + min(right, 2**60))
+    return visible
+
+
+def merge_attention(outputs, lses):
+    """Join attention over parts of the keys into attention over all of them, exactly.
+
+    outputs: each (..., query_len, value_head_dim); lses: each (..., query_len). Every part
+    counts with weight exp(lse - largest lse) (Dao et al. 2023, Flash-Decoding).
+    """
+    parts = _same_type(*outputs)
+    lses = np.stack([np.asarray(lse).astype(parts[0].dtype) for lse in lses])
+    weights, lse = softmax(np.moveaxis(lses, 0, -1))
+    output = np.zeros_like(parts[0])
+    for index, part in enumerate(parts):
+        share = weights[..., index, None]
+        ignored = (lses[index] == -np.inf)[..., None]
+        with np.errstate(invalid="ignore"):
+            output = output + np.where(ignored, 0, share * part)
+    return output, lse
+
+
+def dropout_mask(shape, p, seed):
+    """True where a weight is kept: Philox4x32-7 of (key // 8, query, head, batch), 16 bits a key.
+
+    shape as the weights: (query_len, key_len), (batch, query_len, key_len) or
+    (..., heads, query_len, key_len). Source: Salmon et al. 2011, "Parallel Random Numbers".
+    """
+    query_len, key_len = shape[-2:]
+    heads = shape[-3] if len(shape) >= 4 else 1
+    batch = math.prod(shape[:-3]) if len(shape) >= 4 else math.prod(shape[:-2])
+    groups = -(-key_len // 8)
+    batch_index, head, query_index, group = np.meshgrid(
+        *(np.arange(n, dtype=np.uint64) for n in (batch, heads, query_len, groups)), indexing="ij")
+    words = _philox(group, query_index, head, batch_index, seed)  # four of 32 bits
+    sixteen = [half for word in words for half in (word & 0xFFFF, word >> np.uint64(16))]
+    random = np.stack(sixteen, axis=-1).reshape(batch, heads, query_len, groups * 8)[..., :key_len]
+    return (random >= _dropout_threshold(p)).reshape(shape)
+
+
+def _philox(counter0, counter1, counter2, counter3, seed, rounds=7):
+    """Philox4x32: each round multiplies two words and mixes in the key."""
+    low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
+    key0, key1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(rounds):
+        product0 = counter0 * np.uint64(0xD2511F53)
+        product1 = counter2 * np.uint64(0xCD9E8D57)
+        counter0, counter1, counter2, counter3 = (
+            (product1 >> word) ^ counter1 ^ np.uint64(key0), product1 & low,
+            (product0 >> word) ^ counter3 ^ np.uint64(key1), product0 & low)
+        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
+    return counter0, counter1, counter2, counter3
+
+
+def _dropout_threshold(p):
+    return math.floor(65536 * p + 0.5)
+
+
+def _dropout_factors(shape, p, seed):
+    """0 where a weight is dropped, 1 / (kept fraction) where it is kept."""
+    kept_fraction = (65536 - _dropout_threshold(p)) / 65536
+    return dropout_mask(shape, p, seed) / kept_fraction if kept_fraction else np.zeros(shape)
+
+
+def _weighted_sum(weights, value, visible):
+    """weights @ value, but what stands in value behind a blocked pair never counts."""
+    weights = weights.astype(value.dtype)
+    with np.errstate(invalid="ignore"):
+        if np.isfinite(value).all():
+            return weights @ value
+        terms = weights[..., None] * value[..., None, :, :]
+        return np.where(visible[..., None], terms, 0).sum(axis=-2).astype(value.dtype)
+
+
+def _over_scores(per_batch, scores_shape, per_query):
+    """Shape an array over the batch axes (and the queries) so that it broadcasts to the scores."""
+    per_batch = np.asarray(per_batch)
+    batch = per_batch.shape[:-1] if per_query else per_batch.shape
+    head_axis = (1,) if len(scores_shape) >= 4 and batch else ()
+    query_axis = per_batch.shape[-1:] if per_query else (1,)
+    return per_batch.reshape(*batch, *head_axis, *query_axis, 1)
+
+
+def _group_size(query, key):
+    """How many consecutive query heads one key head serves (Ainslie et al. 2023)."""
+    return query.shape[-3] // max(key.shape[-3], 1) if query.ndim >= 4 else 1
+
+
+def _repeat_heads(x, group):
+    return np.repeat(x, group, axis=-3) if group > 1 else x
+
+
+def _floating(x):
+    x = np.asarray(x)
+    return x if x.dtype.kind in "fc" else x.astype(np.float64)
+
+
+def _same_type(*arrays):
+    arrays = [_floating(array) for array in arrays]
+    common = np.result_type(*arrays)
+    return [array.astype(common, copy=False) for array in arrays]
+
+
+def _returned(output, weights, lse, return_weights, return_lse):
+    extra = (weights,) * bool(return_weights) + (lse,) * bool(return_lse)
+    return (output, *extra) if extra else output

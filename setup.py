@@ -1,0 +1,89 @@
+"""Builds mha._core. Each kernel file gets the compiler flags of its own instruction set.
+
+Switches, as environment variables:
+  MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded)
+  MHA_COVERAGE=1   gcov counters
+  MHA_WERROR=1     warnings are errors
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+COMMON_FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra",
+                "-Wshadow", "-Wvla"]
+INSTRUCTION_SET_FLAGS = {
+    "baseline": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"],
+    "neon": [],
+}
+MACHINE_SETS = {"x86_64": ("avx2", "avx512"), "AMD64": ("avx2", "avx512"),
+                "aarch64": ("neon",), "arm64": ("neon",)}
+
+
+def instruction_set_of(source):
+    """kernels_float32_avx2.c -> avx2; None for files that are not kernels."""
+    stem = Path(source).stem
+    return stem.rsplit("_", 1)[1] if stem.startswith("kernels_float") else None
+
+
+def core_sources():
+    """Every C file, but for the kernels of other machines."""
+    wanted = {None, "baseline", *MACHINE_SETS.get(platform.machine(), ())}
+    return sorted(str(path) for path in Path("csrc").rglob("*.c")
+                  if instruction_set_of(path) in wanted)
+
+
+class BuildWithInstructionSets(build_ext):
+    """Adds the flags of its instruction set to each kernel file."""
+
+    def build_extensions(self):
+        compile_one = self.compiler._compile
+
+        def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
+            flags = INSTRUCTION_SET_FLAGS.get(instruction_set_of(src), [])
+            compile_one(obj, src, ext, cc_args, [*extra_postargs, *flags], pp_opts)
+
+        self.compiler._compile = compile_with_flags
+        super().build_extensions()
+
+
+def switched_flags():
+    compile_flags, link_flags = [], []
+    if os.environ.get("MHA_SANITIZE") == "1":
+        sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+                      "-fno-omit-frame-pointer", "-g", "-O1"]
+        compile_flags += sanitizers
+        link_flags += sanitizers[:1]
+    if os.environ.get("MHA_COVERAGE") == "1":
+        compile_flags += ["--coverage", "-O0"]
+        link_flags += ["--coverage"]
+    if os.environ.get("MHA_WERROR") == "1":
+        compile_flags += ["-Werror"]
+    return compile_flags, link_flags
+
+
+compile_flags, link_flags = switched_flags()
+if sys.platform == "win32":
+    sys.exit("mha needs a POSIX system (Linux or macOS): its thread pool is written for pthreads")
+
+setup(
+    ext_modules=[
+        Extension(
+            "mha._core",
+            sources=core_sources(),
+            include_dirs=["csrc/include", numpy.get_include()],
+            depends=sorted(str(path) for pattern in ("*.h", "*.inc")
+                           for path in Path("csrc").rglob(pattern)),
+            extra_compile_args=COMMON_FLAGS + compile_flags,
+            extra_link_args=["-pthread", *link_flags],
+        )
+    ],
+    cmdclass={"build_ext": BuildWithInstructionSets},
+)

@@ -1,0 +1,169 @@
+"""The core contract against PyTorch: its own attention where it has the option, torch math where
+it has not (softcap, windows, lengths, lse, weights).
+
+Tolerances as in test_compat_pytorch.py, relative to the largest entry; for lse at least to 1, the
+logarithm of a sum near 1 being small by cancellation.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import mha
+
+TOLERANCE = {np.float32: 2e-6, np.float64: 1e-13}
+
+
+def assert_close(ours, theirs, dtype, at_least=0.0):
+    theirs = theirs.numpy()
+    assert ours.shape == theirs.shape
+    assert ours.dtype == dtype
+    infinite = np.isinf(theirs)
+    np.testing.assert_array_equal(np.isinf(ours), infinite)
+    assert (ours[infinite] == theirs[infinite]).all()
+    largest = abs(theirs[~infinite]).max(initial=at_least)
+    np.testing.assert_allclose(ours[~infinite], theirs[~infinite], rtol=0,
+                               atol=TOLERANCE[dtype] * largest)
+
+
+def case(seed):
+    """Arrays and options of one call, determined by the seed alone."""
+    rng = np.random.default_rng(1000 + seed)
+    dtype = (np.float32, np.float64)[seed % 2]
+    dimensions = 2 + seed // 2 % 4
+    query_len, key_len = (int(size) for size in rng.integers(1, 70, 2))
+    if rng.random() < 0.3:
+        key_len = query_len
+    head_dim, value_head_dim = rng.integers(1, 33, 2)
+    batch = tuple(rng.integers(1, 4, max(dimensions - 3, 1 if dimensions == 3 else 0)))
+    kv_heads = (int(rng.integers(1, 4)),) if dimensions > 3 else ()
+    heads = tuple(kv * int(rng.integers(1, 4)) for kv in kv_heads)
+    query = rng.normal(size=(*batch, *heads, query_len, head_dim)).astype(dtype)
+    key = rng.normal(size=(*batch, *kv_heads, key_len, head_dim)).astype(dtype)
+    value = rng.normal(size=(*batch, *kv_heads, key_len, value_head_dim)).astype(dtype)
+    options = {"empty_rows": ("zeros", "uniform")[seed % 3 == 0]}
+
+    scores = (*batch, *heads, query_len, key_len)
+    if rng.random() < 0.4:
+        options["mask"] = rng.random(broadcastable(rng, scores)) < 0.8
+    if rng.random() < 0.4:
+        bias = rng.normal(size=broadcastable(rng, scores)).astype(dtype)
+        options["bias"] = np.where(rng.random(bias.shape) < 0.1, -np.inf, bias).astype(dtype)
+    if rng.random() < 0.4:
+        per_query = (query_len,) if rng.random() < 0.5 else ()
+        options["key_lengths"] = rng.integers(0, key_len + 1, (*batch, *per_query))
+    if rng.random() < 0.5:
+        options["causal"] = True
+    if rng.random() < 0.3:
+        options["window"] = [(3, 5), (None, 2), (4, None), (0, 0)][int(rng.integers(4))]
+    if rng.random() < 0.7 or "key_lengths" in options:
+        options["query_offset"] = [0, int(rng.integers(-9, 9)), rng.integers(-5, 9, batch)][
+            int(rng.integers(3))]
+    if rng.random() < 0.3:
+        options["scale"] = float(rng.uniform(-0.5, 0.5))
+    if rng.random() < 0.3:
+        options["softcap"] = float(rng.uniform(0.5, 5))
+    return query, key, value, options, dtype
+
+
+def broadcastable(rng, shape):
+    """Some axes set to 1, some leading ones left out."""
+    shape = tuple(1 if rng.random() < 0.3 else size for size in shape)
+    return shape[int(rng.integers(0, len(shape) - 1)):]
+
+
+def torch_visible(shape, batch_axes, options):
+    """Which query sees which key, in torch, from the contract's sentences."""
+    query_len, key_len = shape[-2:]
+    visible = torch.ones(shape, dtype=torch.bool)
+    i, j = torch.arange(query_len)[:, None], torch.arange(key_len)
+
+    def over_scores(per_batch, own_axes):
+        tensor = torch.as_tensor(per_batch)
+        batch, own = tensor.shape[:batch_axes], tensor.shape[batch_axes:]
+        own = own + (1,) * (own_axes - len(own))
+        return tensor.reshape(*batch, *[1] * (len(shape) - 2 - len(batch)), *own)
+
+    if "mask" in options:
+        visible &= torch.from_numpy(options["mask"])
+    if "key_lengths" in options:
+        visible &= j < over_scores(options["key_lengths"], 2)
+    position = i + over_scores(options.get("query_offset", key_len - query_len), 2)
+    if options.get("causal"):
+        visible &= j <= position
+    left, right = options.get("window", (None, None))
+    if left is not None:
+        visible &= position - left <= j
+    if right is not None:
+        visible &= j <= position + right
+    return visible
+
+
+def torch_attention(query, key, value, options):
+    """(output, weights, lse) with torch's matmul, softmax and logsumexp."""
+    batch_axes = max(query.ndim - 3, 1 if query.ndim == 3 else 0)
+    query, key, value = (torch.from_numpy(array) for array in (query, key, value))
+    if query.ndim > 3:
+        group = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(group, dim=-3) for tensor in (key, value))
+    scores = query @ key.mT * options.get("scale", 1 / math.sqrt(query.shape[-1]))
+    if "softcap" in options:
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    if "bias" in options:
+        scores = scores + torch.from_numpy(options["bias"])
+    visible = torch_visible(scores.shape, batch_axes, options) & (scores != -math.inf)
+    scores = scores.masked_fill(~visible, -math.inf)
+    empty = ~visible.any(-1, keepdim=True)
+    rest = 1 / scores.shape[-1] if options["empty_rows"] == "uniform" else 0.0
+    weights = scores.softmax(-1).masked_fill(empty, rest)
+    return weights @ value, weights, torch.logsumexp(scores, -1)
+
+
+@pytest.mark.parametrize("seed", range(160))
+def test_every_option_is_what_torch_computes(seed):
+    query, key, value, options, dtype = case(seed)
+    output, weights, lse = mha.scaled_dot_product_attention(
+        query, key, value, **options, return_weights=True, return_lse=True)
+    torch_output, torch_weights, torch_lse = torch_attention(query, key, value, options)
+    assert_close(output, torch_output, dtype)
+    assert_close(weights, torch_weights, dtype)
+    assert_close(lse, torch_lse, dtype, at_least=1.0)
+    alone = mha.scaled_dot_product_attention(query, key, value, **options)
+    assert_close(alone, torch_output, dtype)
+
+
+def test_cases_cover_every_option():
+    """A generator that stopped making a kind of case would let every comparison pass."""
+    given = [case(seed)[3] for seed in range(160)]
+    for option in ("mask", "bias", "key_lengths", "causal", "window", "query_offset", "scale",
+                   "softcap"):
+        assert 30 < sum(option in options for options in given) < 140
+    assert 30 < sum(options["empty_rows"] == "uniform" for options in given) < 140
+    empty = [torch_attention(*case(seed)[:4])[2].isinf().any() for seed in range(160)]
+    assert sum(empty) > 30
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_causal_from_the_upper_left_bias_and_masks_are_torchs_own_attention(seed):
+    rng = np.random.default_rng(2000 + seed)
+    dtype = (np.float32, np.float64)[seed % 2]
+    batch, heads, query_len, key_len, head_dim = (int(n) for n in rng.integers(1, 40, 5) % (
+        4, 5, 40, 40, 33) + 1)
+    query = rng.normal(size=(batch, heads, query_len, head_dim)).astype(dtype)
+    key, value = rng.normal(size=(2, batch, heads, key_len, head_dim)).astype(dtype)
+    scores = (batch, heads, query_len, key_len)
+    ours, theirs = [
+        ({}, {}),
+        ({"causal": True, "query_offset": 0}, {"is_causal": True}),
+        (mask := {"mask": rng.random(scores) < 0.5}, {"attn_mask": mask["mask"]}),
+        (bias := {"bias": rng.normal(size=scores).astype(dtype)}, {"attn_mask": bias["bias"]}),
+        ({"window": (2, 1), "query_offset": 0},
+         {"attn_mask": mha.masks.sliding_window(query_len, key_len, left=2, right=1,
+                                                query_offset=0)})][seed % 5]
+    theirs = {name: torch.from_numpy(option) if name == "attn_mask" else option
+              for name, option in theirs.items()}
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.from_numpy(array) for array in (query, key, value)), **theirs)
+    assert_close(mha.scaled_dot_product_attention(query, key, value, **ours), expected, dtype)

@@ -1,0 +1,84 @@
+"""The examples run from start to end, as a reader would run them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PARAPHRASES = [
+    "A man is playing a guitar on stage.",
+    "Someone performs with a guitar in a concert.",
+    "The recipe needs two eggs and a cup of flour.",
+    "You need two eggs and some flour for this dish.",
+]
+
+
+def run_sentence(*arguments, folder):
+    program = [sys.executable, str(EXAMPLES / "sentence.py"), *arguments]
+    return subprocess.run(program, capture_output=True, text=True, cwd=folder, encoding="utf-8")
+
+
+def cosines(printed):
+    lines = printed.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("cosine"))
+    size = len(lines[start].split()) - 1
+    return np.array([line.split()[1:] for line in lines[start + 1:start + 1 + size]], float)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentence")
+    finished = run_sentence(*PARAPHRASES, "--layer", "3", folder=folder)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout, folder
+
+
+def test_paraphrases_are_more_similar_than_unrelated_sentences(run):
+    similarity = cosines(run[0])
+    np.testing.assert_allclose(np.diag(similarity), 1, atol=0.001)
+    np.testing.assert_array_equal(similarity, similarity.T)
+    assert similarity[0, 1] > 0.6 and similarity[2, 3] > 0.6
+    assert similarity[:2, 2:].max() < 0.3
+
+
+def test_every_layer_names_its_sharpest_heads(run):
+    lines = [line for line in run[0].splitlines() if line.startswith("layer ")]
+    assert len(lines) == 6
+    for line in lines:
+        sharpness = [float(part.split()[-1]) for part in line.split(",")]
+        assert len(sharpness) == 3
+        assert sharpness == sorted(sharpness, reverse=True)
+        assert 0 < sharpness[0] <= 1
+
+
+def test_the_heat_maps_are_a_picture_and_a_text(run):
+    printed, folder = run
+    assert (folder / "output" / "layer_3.png").read_bytes().startswith(b"\x89PNG")
+    assert "[CLS]" in printed and "guitar" in printed and "█" in printed
+
+
+def test_it_agrees_with_the_reference(run):
+    assert "largest difference" in run[0] and run[0].rstrip().endswith("OK")
+
+
+def test_padding_does_not_change_a_sentence(tmp_path):
+    long = PARAPHRASES[2] + " " + PARAPHRASES[3]
+    alone = cosines(run_sentence(*PARAPHRASES[:2], folder=tmp_path).stdout)
+    padded = cosines(run_sentence(*PARAPHRASES[:2], long, folder=tmp_path).stdout)
+    assert abs(alone[0, 1] - padded[0, 1]) <= 0.001
+
+
+def test_help_and_wrong_arguments(tmp_path):
+    assert "--layer" in run_sentence("--help", folder=tmp_path).stdout
+    assert run_sentence("--layer", "6", folder=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("name", ["multi_head_attention.ipynb", "d2l.ipynb"])
+def test_notebooks_run(name):
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake",
+               str(EXAMPLES / name)]
+    finished = subprocess.run(program, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout

@@ -1,0 +1,212 @@
+"""Heat maps: what is drawn, its scale and labels; and heat maps as text."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import mha
+
+WORDS = ["The", "cat", "sat", "on", "the", "mat"]
+
+
+def some_weights(*shape):
+    weights = np.random.default_rng(0).random(shape)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def panels(figure):
+    """The axes with a heat map, without the colour bar's."""
+    return [ax for ax in figure.axes if ax.images]
+
+
+def labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_heads_draws_every_head_of_one_batch_item_on_one_scale():
+    weights = some_weights(2, 4, 6, 6)
+    weights[1] *= np.array([1, 2, 3, 4])[:, None, None] / 4
+    figure = mha.plot.heads(weights, WORDS, batch=1, title="Four heads")
+    drawn = panels(figure)
+    assert [ax.get_title() for ax in drawn] == ["head 0", "head 1", "head 2", "head 3"]
+    for head, ax in enumerate(drawn):
+        np.testing.assert_array_equal(ax.images[0].get_array(), weights[1, head])
+        assert ax.images[0].get_clim() == (0, weights[1].max())
+        assert labels(ax.xaxis) == labels(ax.yaxis) == WORDS
+    assert len(figure.axes) == 5  # one colour bar
+    assert figure.get_suptitle() == "Four heads"
+
+
+def test_heads_draws_the_chosen_heads_and_scales_to_them():
+    weights = some_weights(8, 5, 7)
+    weights[0] = 1
+    figure = mha.plot.heads(weights, heads=[6, -1, 2], columns=2)
+    assert [ax.get_title() for ax in panels(figure)] == ["head 6", "head 7", "head 2"]
+    assert panels(figure)[0].images[0].get_clim()[1] == weights[[6, 7, 2]].max()
+    assert panels(figure)[0].get_gridspec().ncols == 2
+
+
+def test_numbers_are_written_into_small_matrices():
+    def numbers(figure):
+        return [text.get_text() for text in panels(figure)[0].texts]
+
+    weights = some_weights(3, 3)
+    assert numbers(mha.plot.attention(weights)) == [f"{w:.2f}" for w in weights.ravel()]
+    assert numbers(mha.plot.attention(weights, annotate=False)) == []
+    assert numbers(mha.plot.attention(some_weights(30, 30))) == []
+    assert len(numbers(mha.plot.heads(some_weights(2, 12, 12), annotate=True))) == 144
+
+
+def test_attention_draws_one_matrix_with_labels():
+    figure = mha.plot.attention(some_weights(1, 1, 2, 3), ["a", "b"], ["x", "y", "z"], vmax=0.5,
+                                title="t")
+    (ax,) = panels(figure)
+    assert (labels(ax.yaxis), labels(ax.xaxis)) == (["a", "b"], ["x", "y", "z"])
+    assert ax.images[0].get_clim() == (0, 0.5)
+    assert (ax.get_xlabel(), ax.get_ylabel(), figure.get_suptitle()) == ("key", "query", "t")
+
+
+def test_mask_draws_two_colours_with_a_legend():
+    figure = mha.plot.mask(mha.masks.causal(4))
+    (ax,) = panels(figure)
+    np.testing.assert_array_equal(ax.images[0].get_array(), np.tri(4))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["attend", "blocked"]
+
+
+def test_figures_are_not_known_to_pyplot_and_draw_themselves_in_a_notebook():
+    figure = mha.plot.heads(some_weights(2, 3, 3))
+    assert isinstance(figure, Figure)
+    assert pyplot.get_fignums() == []
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_existing_axes_are_drawn_into():
+    figure, axes = pyplot.subplots(1, 3)
+    try:
+        assert mha.plot.heads(some_weights(2, 4, 4), axes=axes) is figure
+        assert [len(ax.images) for ax in axes] == [1, 1, 0]
+        assert mha.plot.attention(some_weights(4, 4), ax=axes[2]) is figure
+        assert len(axes[2].images) == 1
+        assert mha.plot.mask(mha.masks.causal(3), ax=axes[2], title="causal") is figure
+        assert axes[2].get_title() == "causal"
+    finally:
+        pyplot.close(figure)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 12])
+def test_labels_are_neither_clipped_nor_on_top_of_each_other(count):
+    words = ["[CLS]", "internationalization", "of", "incomprehensibilities", "$x$ costs $", "##s",
+             "a", "b", "c", "d", "e", "[SEP]"]
+    figure = mha.plot.heads(some_weights(count, 12, 12), words, title="A title")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for ax in panels(figure):
+        boxes = [label.get_window_extent(renderer) for label in ax.get_xticklabels()]
+        boxes += [label.get_window_extent(renderer) for label in ax.get_yticklabels()]
+        for box in boxes:
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        for i, box in enumerate(boxes):
+            assert not any(box.overlaps(other) for other in boxes[:i])
+    frames = [ax.get_tightbbox(renderer) for ax in panels(figure)]
+    for i, frame in enumerate(frames):
+        assert not any(frame.overlaps(other) for other in frames[:i])
+
+
+def test_a_long_title_fits_into_a_small_picture():
+    for figure in (mha.plot.attention(np.eye(2), title="A title that is wider than the map" * 2),
+                   mha.plot.mask(mha.masks.causal(2), title="Another long title, of a mask" * 2),
+                   mha.plot.heads(np.eye(2), title="And a third long title, of some heads" * 2)):
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        box = figure._suptitle.get_window_extent(canvas.get_renderer())
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
+def test_many_labels_are_thinned():
+    ax = panels(mha.plot.attention(some_weights(3, 200), key_labels=range(200)))[0]
+    assert len(labels(ax.xaxis)) == 50
+    assert labels(ax.xaxis)[:3] == ["0", "4", "8"]
+
+
+def test_weights_of_zero_and_nan_are_drawn():
+    assert panels(mha.plot.attention(np.zeros((2, 2))))[0].images[0].get_clim() == (0, 1)
+    weights = np.array([[np.nan, 0.25], [0.5, 0.5]])
+    assert panels(mha.plot.attention(weights))[0].images[0].get_clim() == (0, 0.5)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda: mha.plot.heads(np.ones(3)), ValueError, r"weights: got shape \(3,\)"),
+    (lambda: mha.plot.heads(np.ones((1, 2, 0, 3))), ValueError, "weights: got shape"),
+    (lambda: mha.plot.heads(np.ones((1, 2, 3, 3)), batch=1), ValueError, "batch: got 1"),
+    (lambda: mha.plot.heads(np.ones((2, 3, 3)), heads=[2]), ValueError, r"heads: got \[2\]"),
+    (lambda: mha.plot.heads(np.ones((2, 3, 3)), heads=[]), ValueError, "heads: got"),
+    (lambda: mha.plot.heads(np.ones((2, 3, 3)), columns=0), ValueError, "columns: got 0"),
+    (lambda: mha.plot.heads(np.ones((2, 3, 3)), WORDS), ValueError,
+     "query_labels: got 6, wanted 3"),
+    (lambda: mha.plot.heads(np.ones((2, 3, 3)), axes=[]), ValueError, "axes: got 0"),
+    (lambda: mha.plot.attention(np.ones((2, 3, 3))), ValueError, r"weights\[0, 0\]"),
+    (lambda: mha.plot.attention(np.ones((3, 3)), vmax=0), ValueError, "vmax: got 0"),
+    (lambda: mha.plot.attention(np.ones((3, 3), complex)), TypeError, "weights: got an array of"),
+    (lambda: mha.plot.mask(np.ones((3, 3))), TypeError, "mask: got an array of float64"),
+    (lambda: mha.plot.text(np.ones((2, 2, 2)), "ab"), ValueError, "weights: got shape"),
+    (lambda: mha.plot.text(np.ones((2, 3)), "ab"), ValueError, "key_words: got none"),
+    (lambda: mha.plot.text(np.ones((2, 3)), "abc"), ValueError, "query_words: got 3, wanted 2"),
+])
+def test_what_does_not_fit_is_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_text_shows_shade_and_percentage():
+    assert mha.plot.text([[0.9, 0.1], [0.4, 0.6]], ["cat", "sat"], width=80) == (
+        "       cat    sat\n"
+        "cat  ██ 90  ·· 10\n"
+        "sat  ░░ 40  ▒▒ 60")
+
+
+def test_text_takes_other_key_words_and_a_scale():
+    assert mha.plot.text([[0.5, np.nan]], ["q"], ["key", "longer word"], vmax=1, width=80) == (
+        "     key  longer word\n"
+        "q  ░░ 50        ??nan")
+
+
+def test_text_is_aligned_with_wide_and_combining_characters():
+    lines = mha.plot.text(np.eye(3), ["猫", "座った", "e\u0301t"], width=80).splitlines()
+    columns = [sum(2 if c in "猫座った" else c != "\u0301" for c in line) for line in lines]
+    assert columns[0] == columns[3] == 6 + 2 + 5 + 2 + 6 + 2 + 5
+    assert lines[3] == "e\u0301t          0       0  ██100"
+
+
+def test_text_numbers_the_keys_where_the_words_do_not_fit():
+    text = mha.plot.text(np.eye(6), WORDS, width=30)
+    assert text.splitlines()[:3] == ["       0  1  2  3  4  5",
+                                     "0 The ██",
+                                     "1 cat    ██"]
+    narrow = mha.plot.text(np.eye(40), [f"w{i}" for i in range(40)], width=60)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.splitlines()[41 - 1].endswith("w39" + " " * 40 + "█")
+    assert "keys: 0 a, 1 b" in mha.plot.text(np.ones((1, 2)), ["query"], "ab", width=10)
+
+
+def test_without_matplotlib_pictures_say_what_to_install_and_text_works():
+    program = """
+import sys
+sys.modules["matplotlib"] = None
+import mha
+print(mha.plot.text([[1.0]], ["cat"]))
+try:
+    mha.plot.heads([[1.0]])
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                         env=None, check=True)
+    assert "██100" in run.stdout
+    assert 'pip install "mha[plot]"' in run.stdout

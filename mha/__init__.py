@@ -4,10 +4,12 @@
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `plot`, `reference`, `testing` and `compat` load on first use.
+NumPy, to read. The submodules `masks`, `plot`, `reference`, `testing` and `compat` load when used.
 """
 
 import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from mha._version import __version__
 from mha.attention import (
@@ -27,6 +29,13 @@ from mha.runtime import (
     show_config,
     threads,
 )
+
+if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
+    from mha import compat as compat
+    from mha import masks as masks
+    from mha import plot as plot
+    from mha import reference as reference
+    from mha import testing as testing
 
 __all__ = [
     "MultiHeadAttention",
@@ -49,11 +58,11 @@ __all__ = [
 _SUBMODULES = ("compat", "masks", "plot", "reference", "testing")
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> ModuleType:
     if name in _SUBMODULES:
         return importlib.import_module(f"mha.{name}")
     raise AttributeError(f"module 'mha' has no attribute {name!r}")
 
 
-def __dir__():
-    return sorted([*__all__, *_SUBMODULES, "__version__"])
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SUBMODULES])

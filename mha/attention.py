@@ -1,5 +1,11 @@
 """Scaled dot-product, additive and multi-head attention as functions (step 3, and all five)."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from mha import _core
 from mha.dropout import seed_for
 
@@ -7,10 +13,14 @@ __all__ = ["additive_attention", "merge_attention", "multi_head_attention",
            "scaled_dot_product_attention"]
 
 
-def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key_lengths=None,
-                                 causal=False, query_offset=None, window=None, scale=None,
-                                 softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
-                                 return_weights=False, return_lse=False, out=None):
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
+        query_offset: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
+        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
+        return_lse: bool = False, out: NDArray[Any] | None = None) -> Any:
     """softmax(query @ key^T * scale) @ value over the keys that each query may see.
 
     Parameters
@@ -67,9 +77,12 @@ def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key
         empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out)
 
 
-def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
-                       causal=False, query_offset=None, empty_rows="zeros", dropout=0.0, rng=None,
-                       return_weights=False):
+def additive_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
+        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
+        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
+        return_weights: bool = False) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k), for unlike query and key sizes.
 
     Parameters
@@ -100,11 +113,18 @@ def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengt
         dropout, seed_for(dropout, rng), return_weights)
 
 
-def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None, b_v=None,
-                         b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None,
-                         bias=None, key_lengths=None, causal=False, query_offset=None, window=None,
-                         scale=None, softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
-                         return_weights=False, return_lse=False):
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        key_lengths: ArrayLike | None = None, causal: bool = False,
+        query_offset: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
+        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
+        return_lse: bool = False) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
 
     Parameters
@@ -145,7 +165,8 @@ def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k
         empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, None)
 
 
-def merge_attention(outputs, lses):
+def merge_attention(outputs: Sequence[ArrayLike],
+                    lses: Sequence[ArrayLike]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Join attention over parts of the keys into attention over all of them, exactly.
 
     Parameters

@@ -2,15 +2,18 @@
 
 import operator
 import secrets
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha import _core
 
 __all__ = ["dropout_mask"]
 
 
-def dropout_mask(shape, p, seed):
+def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]:
     """The mask that `dropout=p, rng=seed` applies to the attention weights: True = kept.
 
     Parameters
@@ -30,7 +33,7 @@ def dropout_mask(shape, p, seed):
     Raises
     ------
     ValueError: p outside [0, 1), a negative or too large seed, fewer than two axes.
-    TypeError: seed is not an int.
+    TypeError: shape is not a tuple of ints, p no number, seed no int.
 
     Notes
     -----
@@ -41,31 +44,43 @@ def dropout_mask(shape, p, seed):
     >>> mha.dropout_mask((4, 10), p=0.5, seed=7).shape
     (4, 10)
     """
-    sizes = tuple(operator.index(size) for size in shape)
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise TypeError(f"shape: got {shape!r}, wanted a tuple of ints") from None
     return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
 
 
-def seed_for(dropout, rng):
+def seed_for(dropout: float, rng: Any) -> int:
     """The seed of a call with this dropout: nothing is drawn where there is none."""
+    check_rng(rng)
     if isinstance(dropout, (int, float)) and dropout == 0:
         return 0
     return seed_from(rng)
 
 
-def seed_from(rng):
+def seed_from(rng: Any) -> int:
     """The 64-bit seed of one call: None draws fresh entropy, an int is the seed, and a NumPy
     Generator (or anything `numpy.random.default_rng` takes) gives one uint64 (SPEC 7)."""
+    check_rng(rng)
     if rng is None:
         return secrets.randbits(64)
+    if isinstance(rng, (int, np.integer)):
+        return int(rng)
+    return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))
+
+
+def check_rng(rng: Any) -> None:
+    """Raise unless rng is None, an int that is a seed, or a source of random numbers."""
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
-        return _checked_seed(rng, "rng")
-    if isinstance(rng, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)):
-        return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))
-    raise TypeError(
-        f"rng: got {type(rng).__name__}, wanted None, an int or a numpy.random.Generator")
+        _checked_seed(rng, "rng")
+    elif rng is not None and not isinstance(
+            rng, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)):
+        raise TypeError(
+            f"rng: got {type(rng).__name__}, wanted None, an int or a numpy.random.Generator")
 
 
-def _checked_seed(seed, name):
+def _checked_seed(seed: Any, name: str) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise TypeError(f"{name}: got {type(seed).__name__}, wanted an int in [0, 2**64)")
     if not 0 <= int(seed) < 2**64:

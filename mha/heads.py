@@ -1,11 +1,15 @@
 """Splitting into heads and merging them again (steps 2 and 4 of the figure)."""
 
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
 from mha import _core
 
 __all__ = ["merge_heads", "split_heads"]
 
 
-def split_heads(x, num_heads):
+def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
     """(..., len, num_heads * d) -> (..., num_heads, len, d), as a view: nothing is copied.
 
     Head h holds the features h*d to (h+1)*d of every token. Writing into the view writes into x.
@@ -13,6 +17,7 @@ def split_heads(x, num_heads):
     Raises
     ------
     ValueError: fewer than two axes, num_heads < 1, or a last axis that it does not divide.
+    TypeError: num_heads is not an int.
 
     >>> mha.split_heads(np.zeros((2, 4, 512)), 8).shape
     (2, 8, 4, 64)
@@ -20,12 +25,12 @@ def split_heads(x, num_heads):
     return _core.split_heads(x, num_heads)
 
 
-def merge_heads(x):
+def merge_heads(x: ArrayLike) -> NDArray[Any]:
     """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous.
 
     Raises
     ------
-    ValueError: fewer than three axes.
+    ValueError: fewer than three axes. TypeError: a type other than float32, float64 or integers.
 
     >>> mha.merge_heads(np.zeros((2, 8, 4, 64))).shape
     (2, 4, 512)

@@ -1,17 +1,34 @@
 """MultiHeadAttention: the figure as a layer that owns its parameters."""
 
 import math
-import operator
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core
-from mha.dropout import seed_for
+from mha.arguments import as_array, as_bool, as_int, no_memory
+from mha.dropout import check_rng, seed_for
 
 __all__ = ["MultiHeadAttention"]
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
+
+
+class Parameter:
+    """A parameter of the layer as an attribute; assigning checks its shape and type."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: "MultiHeadAttention | None", owner: type | None = None) -> Any:
+        return self if layer is None else layer._parameters.get(self.name)
+
+    def __set__(self, layer: "MultiHeadAttention", array: ArrayLike) -> None:
+        layer._set_parameter(self.name, array)
 
 
 class MultiHeadAttention:
@@ -43,14 +60,32 @@ class MultiHeadAttention:
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None.
 
+    Raises
+    ------
+    ValueError: a size or probability out of range, sizes that do not divide. TypeError: a size
+    that is not an int, another dtype. Both name the argument.
+
     >>> layer = mha.MultiHeadAttention(512, 8, rng=0)
     >>> layer(np.ones((2, 10, 512), np.float32)).shape
     (2, 10, 512)
     """
 
-    def __init__(self, embed_dim, num_heads, *, use_bias=True, dropout=0.0, num_kv_heads=None,
-                 head_dim=None, value_head_dim=None, query_dim=None, key_dim=None, value_dim=None,
-                 output_dim=None, dtype=np.float32, rng=None):
+    W_q = Parameter()
+    W_k = Parameter()
+    W_v = Parameter()
+    W_o = Parameter()
+    b_q = Parameter()
+    b_k = Parameter()
+    b_v = Parameter()
+    b_o = Parameter()
+
+    def __init__(self, embed_dim: int, num_heads: int, *, use_bias: bool = True,
+                 dropout: float = 0.0, num_kv_heads: int | None = None,
+                 head_dim: int | None = None, value_head_dim: int | None = None,
+                 query_dim: int | None = None, key_dim: int | None = None,
+                 value_dim: int | None = None, output_dim: int | None = None,
+                 dtype: DTypeLike = np.float32,
+                 rng: "int | np.random.Generator | None" = None) -> None:
         self.embed_dim = _size(embed_dim, "embed_dim")
         self.num_heads = _size(num_heads, "num_heads")
         self.num_kv_heads = _size(num_kv_heads, "num_kv_heads", self.num_heads)
@@ -67,41 +102,52 @@ class MultiHeadAttention:
         self.value_dim = _size(value_dim, "value_dim", self.key_dim)
         self.output_dim = _size(output_dim, "output_dim", self.embed_dim)
         self.dropout = _probability(dropout)
-        self.use_bias = bool(use_bias)
+        self.use_bias = as_bool(use_bias, "use_bias")
         self.dtype = _layer_dtype(dtype)
-        self._packed = None
-        self._parameters = self._xavier_uniform(rng)
+        self._packed: dict[str, object] | None = None
+        self._parameters: dict[str, NDArray[Any]] = self._xavier_uniform(rng)
 
-    def _shapes(self):
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
         queries = self.num_heads * self.head_dim
         keys = self.num_kv_heads * self.head_dim
         values = self.num_kv_heads * self.value_head_dim
         merged = self.num_heads * self.value_head_dim
-        shapes = {"W_q": (self.query_dim, queries), "W_k": (self.key_dim, keys),
-                  "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "W_q": (self.query_dim, queries), "W_k": (self.key_dim, keys),
+            "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
         if self.use_bias:
             shapes |= {"b" + name[1:]: shape[1:] for name, shape in shapes.items()}
         return shapes
 
-    def _xavier_uniform(self, rng):
+    def _xavier_uniform(self, rng: "int | np.random.Generator | None") -> dict[str, NDArray[Any]]:
         """Weights uniform in +-sqrt(6 / (in + out)), biases zero."""
+        check_rng(rng)
         generator = np.random.default_rng(rng)
         start = {}
         for name, shape in self._shapes().items():
+            try:
+                start[name] = np.empty(shape, self.dtype)
+            except (ValueError, OverflowError, MemoryError):
+                raise no_memory(name, shape) from None
             if name in BIASES:
-                start[name] = np.zeros(shape, self.dtype)
+                start[name].fill(0)
             else:
-                weight = generator.random(shape, self.dtype)
-                weight -= self.dtype.type(0.5)
-                weight *= self.dtype.type(2 * math.sqrt(6 / sum(shape)))
-                start[name] = weight
+                generator.random(out=start[name], dtype=self.dtype)
+                start[name] -= self.dtype.type(0.5)
+                start[name] *= self.dtype.type(2 * math.sqrt(6 / sum(shape)))
         return start
 
-    def __call__(self, query, key=None, value=None, *, mask=None, bias=None, key_lengths=None,
-                 causal=False, query_offset=None, window=None, scale=None, softcap=None,
-                 empty_rows="zeros", training=False, rng=None, head_gate=None,
-                 return_weights=False, return_lse=False):
+    def __call__(self, query: ArrayLike, key: ArrayLike | None = None,
+                 value: ArrayLike | None = None, *, mask: ArrayLike | None = None,
+                 bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
+                 causal: bool = False, query_offset: ArrayLike | None = None,
+                 window: tuple[int | None, int | None] | None = None,
+                 scale: float | None = None, softcap: float | None = None,
+                 empty_rows: str = "zeros", training: bool = False,
+                 rng: "int | np.random.Generator | None" = None,
+                 head_gate: ArrayLike | None = None, return_weights: bool = False,
+                 return_lse: bool = False) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
 
         key defaults to query, value to key; 2-D input is one sequence. The options are those of
@@ -109,13 +155,22 @@ class MultiHeadAttention:
         or 4 (batch, heads, query_len, key_len), either of batch and heads may be 1. Dropout acts
         only with training=True. Returns the output, then the weights
         (batch, heads, query_len, key_len) and lse (batch, heads, query_len) where asked for.
+
+        Raises
+        ------
+        ValueError, TypeError: as `mha.scaled_dot_product_attention`; a mask of 3 dimensions too.
+
+        >>> layer = mha.MultiHeadAttention(512, 8)
+        >>> output, weights = layer(np.ones((2, 10, 512)), causal=True, return_weights=True)
+        >>> weights.shape
+        (2, 8, 10, 10)
         """
         key = query if key is None else key
         value = key if value is None else value
-        _check_dimensions(mask, "mask")
-        _check_dimensions(bias, "bias")
-        dropout = self.dropout if training else 0.0
-        weights = self._packed or self._parameters
+        mask = _with_two_or_four_axes(mask, "mask", query)
+        bias = _with_two_or_four_axes(bias, "bias", query)
+        dropout = self.dropout if as_bool(training, "training") else 0.0
+        weights: Mapping[str, object] = self._packed or self._parameters
         parameters = self._parameters
         return _core.multi_head_attention(
             query, key, value, weights["W_q"], weights["W_k"], weights["W_v"], weights["W_o"],
@@ -124,41 +179,69 @@ class MultiHeadAttention:
             key_lengths, causal, query_offset, window, scale, softcap, empty_rows, dropout,
             seed_for(dropout, rng), return_weights, return_lse, self.dtype)
 
-    def parameters(self):
-        """The live arrays by name: changing one in place changes the layer."""
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """The live arrays by name: changing one in place changes the layer.
+
+        >>> layer = mha.MultiHeadAttention(512, 8, use_bias=False)
+        >>> list(layer.parameters())
+        ['W_q', 'W_k', 'W_v', 'W_o']
+        """
         return dict(self._parameters)
 
-    def load_parameters(self, mapping):
+    def load_parameters(self, mapping: Mapping[str, ArrayLike]) -> None:
         """Copy the arrays of a mapping with the names of `parameters()` into the layer.
 
-        Raises ValueError for missing or unknown names and wrong shapes, before anything changes.
+        Raises
+        ------
+        ValueError: missing or unknown names, wrong shapes, a frozen layer. TypeError: arrays that
+        are not numbers. Nothing has changed then.
+
+        >>> layer, other = mha.MultiHeadAttention(512, 8), mha.MultiHeadAttention(512, 8)
+        >>> layer.load_parameters(other.parameters())
         """
-        self._check_not_frozen()
+        self._check_not_frozen("mapping")
+        if not isinstance(mapping, Mapping):
+            raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
         missing = sorted(self._parameters.keys() - mapping.keys())
-        unknown = sorted(mapping.keys() - self._parameters.keys())
+        unknown = sorted(mapping.keys() - self._parameters.keys(), key=str)
         if missing or unknown:
-            raise ValueError(f"mapping: missing {missing}, unknown {unknown}; wanted exactly"
-                             f" {sorted(self._parameters)}")
+            raise ValueError(f"mapping: got unknown names {unknown} and none for {missing}, wanted"
+                             f" exactly {sorted(self._parameters)}")
         self._parameters = {name: self._checked(name, mapping[name]).copy()
                             for name in self._parameters}
 
     @property
-    def num_parameters(self):
-        """How many numbers the layer learns: 4 * embed_dim**2 without biases in the plain case."""
+    def num_parameters(self) -> int:
+        """How many numbers the layer learns: 4 * embed_dim**2 without biases in the plain case.
+
+        >>> mha.MultiHeadAttention(512, 8, use_bias=False).num_parameters
+        1048576
+        """
         return sum(parameter.size for parameter in self._parameters.values())
 
-    def astype(self, dtype):
-        """A copy of the layer that computes in dtype."""
+    def astype(self, dtype: DTypeLike) -> Self:
+        """A copy of the layer that computes in dtype.
+
+        Raises
+        ------
+        TypeError: a dtype other than float32 and float64.
+
+        >>> mha.MultiHeadAttention(512, 8).astype(np.float64).W_q.dtype
+        dtype('float64')
+        """
         other = self.__class__.__new__(self.__class__)
         other.__dict__.update(self.__dict__, dtype=_layer_dtype(dtype), _packed=None)
         other._parameters = {name: parameter.astype(other.dtype)
                              for name, parameter in self._parameters.items()}
         return other
 
-    def freeze(self):
+    def freeze(self) -> Self:
         """Copy and pack the parameters for inference: faster, and read-only until `unfreeze()`.
 
         The result's bits stay the same. Returns the layer.
+
+        >>> mha.MultiHeadAttention(512, 8).freeze().frozen
+        True
         """
         if self._packed is None:
             copies = {name: parameter.copy() for name, parameter in self._parameters.items()}
@@ -168,8 +251,12 @@ class MultiHeadAttention:
             self._parameters = copies
         return self
 
-    def unfreeze(self):
-        """Make the parameters writable again. Returns the layer."""
+    def unfreeze(self) -> Self:
+        """Make the parameters writable again. Returns the layer.
+
+        >>> mha.MultiHeadAttention(512, 8).freeze().unfreeze().frozen
+        False
+        """
         if self._packed is not None:
             self._packed = None
             self._parameters = {name: parameter.copy()
@@ -177,16 +264,16 @@ class MultiHeadAttention:
         return self
 
     @property
-    def frozen(self):
+    def frozen(self) -> bool:
         """Whether `freeze()` is in force."""
         return self._packed is not None
 
-    def _check_not_frozen(self):
+    def _check_not_frozen(self, name: str) -> None:
         if self._packed is not None:
-            raise ValueError("the layer is frozen: call unfreeze() before changing a parameter")
+            raise ValueError(f"{name}: got a change to a frozen layer, wanted unfreeze() before it")
 
-    def _checked(self, name, array):
-        array = np.asarray(array)
+    def _checked(self, name: str, array: ArrayLike) -> NDArray[Any]:
+        array = as_array(array, name)
         wanted = self._shapes()[name]
         if array.dtype.kind not in "iuf":
             raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
@@ -194,37 +281,34 @@ class MultiHeadAttention:
             raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
         return array.astype(self.dtype, copy=False)
 
-    def _get_parameter(self, name):
-        return self._parameters.get(name)
-
-    def _set_parameter(self, name, array):
-        self._check_not_frozen()
+    def _set_parameter(self, name: str, array: ArrayLike) -> None:
+        self._check_not_frozen(name)
         if name in BIASES and not self.use_bias:
-            raise ValueError(f"{name}: the layer was made with use_bias=False")
+            raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True")
         self._parameters[name] = self._checked(name, array)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": self._packed is not None}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _packed=None)
         if state["_packed"]:
             self.freeze()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._copied(lambda parameter: parameter.copy())
 
-    def __copy__(self):
+    def __copy__(self) -> Self:
         return self._copied(lambda parameter: parameter)
 
-    def _copied(self, copy_parameter):
+    def _copied(self, copy_parameter: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
         other = self.__class__.__new__(self.__class__)
         other.__dict__.update(self.__dict__, _packed=None)
         other._parameters = {name: copy_parameter(parameter)
                              for name, parameter in self._parameters.items()}
         return other.freeze() if self.frozen else other
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         shown = [str(self.embed_dim), str(self.num_heads)]
         plain = {"use_bias": True, "dropout": 0.0, "num_kv_heads": self.num_heads,
                  "head_dim": self.embed_dim // self.num_heads, "value_head_dim": self.head_dim,
@@ -236,47 +320,43 @@ class MultiHeadAttention:
         return f"MultiHeadAttention({', '.join(shown)})"
 
 
-def _parameter_property(name):
-    return property(lambda layer: layer._get_parameter(name),
-                    lambda layer, array: layer._set_parameter(name, array),
-                    doc=f"The parameter {name}; assigning checks its shape.")
-
-
-for _name in WEIGHTS + BIASES:
-    setattr(MultiHeadAttention, _name, _parameter_property(_name))
-
-
-def _size(value, name, default=None):
+def _size(value: Any, name: str, default: int | None = None) -> int:
     if value is None and default is not None:
         return default
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: got a bool, wanted an int")
-    try:
-        size = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
+    size = as_int(value, name)
     if size < 1:
         raise ValueError(f"{name}: got {size}, wanted at least 1")
     return size
 
 
-def _probability(dropout):
-    if isinstance(dropout, (str, bytes)) or not np.isscalar(dropout):
+def _probability(dropout: Any) -> float:
+    if not isinstance(dropout, numbers.Real) or isinstance(dropout, bool):
         raise TypeError(f"dropout: got {type(dropout).__name__}, wanted a number in [0, 1)")
-    if not 0 <= dropout < 1:
+    if not 0 <= float(dropout) < 1:
         raise ValueError(f"dropout: got {dropout}, wanted a number in [0, 1)")
     return float(dropout)
 
 
-def _layer_dtype(dtype):
-    dtype = np.dtype(dtype)
-    if dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype: got {dtype}, wanted float32 or float64")
-    return dtype.newbyteorder("=")
+def _layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        known = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in (np.float32, np.float64):
+        raise TypeError(f"dtype: got {dtype!r}, wanted float32 or float64")
+    return known
 
 
-def _check_dimensions(array, name):
-    if array is not None and np.ndim(array) not in (2, 4):
+def _with_two_or_four_axes(array: ArrayLike | None, name: str,
+                           query: ArrayLike) -> NDArray[Any] | None:
+    """The mask or bias as the core takes it: a single sequence has no batch axis."""
+    if array is None:
+        return None
+    array = as_array(array, name)
+    if array.ndim not in (2, 4):
         raise ValueError(
-            f"{name}: got {np.ndim(array)} dimensions, wanted 2 (query_len, key_len) or 4"
+            f"{name}: got {array.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
             f" (batch, heads, query_len, key_len); for one per batch item write {name}[:, None]")
+    if array.ndim == 4 and len(array) == 1 and np.ndim(query) == 2:
+        return array[0]
+    return array

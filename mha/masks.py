@@ -5,18 +5,26 @@ lengths the options `causal=`, `window=` and `key_lengths=` do the same without 
 and skip what they block.
 """
 
-import operator
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.arguments import as_array, as_int, no_memory
 
 __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
 
 
-def causal(query_len, key_len=None, query_offset=None):
+def causal(query_len: int, key_len: int | None = None,
+           query_offset: int | None = None) -> NDArray[np.bool_]:
     """(query_len, key_len): key j is visible to query i iff j <= i + query_offset.
 
     key_len defaults to query_len, query_offset to key_len - query_len (the last query sees the
     last key, as with a cache). query_offset=0 is PyTorch's upper-left triangle.
+
+    Raises
+    ------
+    ValueError: a negative length. TypeError: a length or offset that is not an int.
 
     >>> mha.masks.causal(3).tolist()
     [[True, False, False], [True, True, False], [True, True, True]]
@@ -24,36 +32,52 @@ def causal(query_len, key_len=None, query_offset=None):
     return sliding_window(query_len, key_len, left=None, right=0, query_offset=query_offset)
 
 
-def sliding_window(query_len, key_len=None, *, left=None, right=None, query_offset=None):
+def sliding_window(query_len: int, key_len: int | None = None, *, left: int | None = None,
+                   right: int | None = None, query_offset: int | None = None) -> NDArray[np.bool_]:
     """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
 
     None leaves a side open. left=2, right=0 sees the token itself and the two before it (Beltagy
     et al. 2020, "Longformer", section 3.1).
+
+    Raises
+    ------
+    ValueError: a negative length or side. TypeError: one that is not an int.
+
+    >>> mha.masks.sliding_window(3, left=1, right=0).tolist()
+    [[True, False, False], [True, True, False], [False, True, True]]
     """
     query_len = _size(query_len, "query_len")
     key_len = query_len if key_len is None else _size(key_len, "key_len")
     if query_offset is None:
         query_offset = key_len - query_len
-    position = np.arange(query_len)[:, None] + operator.index(query_offset)
+    try:
+        visible = np.ones((query_len, key_len), bool)
+    except (ValueError, OverflowError, MemoryError):
+        raise no_memory("query_len, key_len", (query_len, key_len)) from None
+    position = np.arange(query_len)[:, None] + _clipped(as_int(query_offset, "query_offset"))
     key_index = np.arange(key_len)
-    visible = np.ones((query_len, key_len), bool)
     if left is not None:
-        visible &= key_index >= position - _size(left, "left")
+        visible &= key_index >= position - _clipped(_size(left, "left"))
     if right is not None:
-        visible &= key_index <= position + _size(right, "right")
+        visible &= key_index <= position + _clipped(_size(right, "right"))
     return visible
 
 
-def from_lengths(lengths, key_len):
+def from_lengths(lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
     """(batch,) -> (batch, 1, 1, key_len), (batch, query_len) -> (batch, 1, query_len, key_len).
 
     Key j is visible iff j < length: what d2l calls valid_lens.
+
+    Raises
+    ------
+    ValueError: a length outside [0, key_len], or another number of axes. TypeError: lengths that
+    are not integers.
 
     >>> mha.masks.from_lengths([1, 3], 3)[:, 0, 0].tolist()
     [[True, False, False], [True, True, True]]
     """
     key_len = _size(key_len, "key_len")
-    lengths = np.asarray(lengths)
+    lengths = as_array(lengths, "lengths")
     if lengths.dtype.kind not in "iu" and lengths.size:
         raise TypeError(f"lengths: got an array of {lengths.dtype}, wanted integers")
     if lengths.ndim not in (1, 2):
@@ -64,30 +88,59 @@ def from_lengths(lengths, key_len):
             f"lengths: got values from {lengths.min()} to {lengths.max()}, wanted them in"
             f" [0, {key_len}], the key length")
     per_query = lengths if lengths.ndim == 2 else lengths[:, None]
-    return np.arange(key_len) < per_query[:, None, :, None]
+    try:
+        return np.arange(key_len) < per_query[:, None, :, None]
+    except (ValueError, OverflowError, MemoryError):
+        raise no_memory("key_len", (*per_query.shape, key_len)) from None
 
 
-def from_attend(mask):
-    """A mask where nonzero means attend (the PyTorch notebook, Keras, Hugging Face) -> bool."""
+def from_attend(mask: ArrayLike) -> NDArray[np.bool_]:
+    """A mask where nonzero means attend (the PyTorch notebook, Keras, Hugging Face) -> bool.
+
+    The shape (..., query_len, key_len) stays as it is.
+
+    Raises
+    ------
+    ValueError: floats other than 0 and 1. TypeError: other than bool, integers and floats.
+
+    >>> mha.masks.from_attend([[1, 0], [1, 1]]).tolist()
+    [[True, False], [True, True]]
+    """
     return _numbers(mask) != 0
 
 
-def from_blocked(mask):
-    """A mask where nonzero means blocked (the NumPy tutorial, key_padding_mask) -> bool."""
+def from_blocked(mask: ArrayLike) -> NDArray[np.bool_]:
+    """A mask where nonzero means blocked (the NumPy tutorial, key_padding_mask) -> bool.
+
+    The shape (..., query_len, key_len) stays as it is.
+
+    Raises
+    ------
+    ValueError: floats other than 0 and 1. TypeError: other than bool, integers and floats.
+
+    >>> mha.masks.from_blocked([[0, 1], [0, 0]]).tolist()
+    [[True, False], [True, True]]
+    """
     return _numbers(mask) == 0
 
 
-def _numbers(mask):
-    mask = np.asarray(mask)
+def _numbers(mask: ArrayLike) -> NDArray[Any]:
+    mask = as_array(mask, "mask")
     if mask.dtype.kind not in "biuf":
         raise TypeError(f"mask: got an array of {mask.dtype}, wanted bool, integers or floats")
     if mask.dtype.kind == "f" and not np.isin(mask, (0, 1)).all():
-        raise ValueError("mask: got floats other than 0 and 1; an additive mask goes to bias=")
+        raise ValueError("mask: got floats other than 0 and 1, wanted only these; an additive mask"
+                         " goes to bias=")
     return mask
 
 
-def _size(value, name):
-    value = operator.index(value)
-    if value < 0:
-        raise ValueError(f"{name}: got {value}, wanted at least 0")
-    return value
+def _size(value: Any, name: str) -> int:
+    size = as_int(value, name)
+    if size < 0:
+        raise ValueError(f"{name}: got {size}, wanted at least 0")
+    return size
+
+
+def _clipped(position: int) -> int:
+    """Beyond +-2**60 all positions mean the same, and none overflows."""
+    return max(-2**60, min(position, 2**60))

@@ -4,7 +4,6 @@
 without showing it: a notebook draws it once, a script calls `figure.savefig`. `text` needs nothing.
 """
 
-import functools
 import io
 import math
 import shutil
@@ -150,7 +149,8 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     sat  ░░ 40  ▒▒ 60
     """
     matrix = _one_matrix(_numbers(weights, "weights"), "weights")
-    query_words, key_words = _labels(query_words, key_words, *matrix.shape, called="words")
+    query_words, key_words = _labels(query_words, key_words, len(matrix), matrix.shape[1],
+                                     called="words")
     if key_words is None:
         raise ValueError(f"key_words: got none, wanted {matrix.shape[1]} words, one a key")
     vmax = _scale_end(matrix, vmax)
@@ -297,19 +297,18 @@ def _matplotlib():
     return matplotlib
 
 
-@functools.cache
 def _figure_class():
     """matplotlib's Figure, which a notebook can draw though pyplot does not know of it.
 
     A figure made by pyplot would be drawn twice: by pyplot and as the cell's value.
     """
-    class Figure(_matplotlib().figure.Figure):
-        def _repr_png_(self):
-            png = io.BytesIO()
-            self.savefig(png, format="png", bbox_inches="tight")
-            return png.getvalue()
+    return type("Figure", (_matplotlib().figure.Figure,), {"_repr_png_": _as_png})
 
-    return Figure
+
+def _as_png(figure):
+    png = io.BytesIO()
+    figure.savefig(png, format="png", bbox_inches="tight")
+    return png.getvalue()
 
 
 def _new_figure(rows, columns, query_len, key_len, annotate, key_labels, query_labels):

@@ -1,11 +1,15 @@
 """The linear projections of the figure (steps 1 and 5)."""
 
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
 from mha import _core
 
 __all__ = ["linear"]
 
 
-def linear(x, weight, bias=None):
+def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
     """x @ weight + bias: one linear projection.
 
     Parameters

@@ -4,25 +4,42 @@ Read it top-down: `multi_head_attention` is the figure, and every box of the fig
 functions below it. Same names, arguments and meanings as the public functions of `mha`, which do
 the same work in C. It favours clarity: the scores are stored whole, so memory grows with
 query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
+`steps` shows every intermediate of a layer, with its shape and the file that computes it in C.
 
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
+from mha.layer import MultiHeadAttention
 
 
-def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None, b_v=None,
-                         b_o=None, num_heads, num_kv_heads=None, head_gate=None,
-                         return_weights=False, return_lse=False, **options):
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        return_weights: bool = False, return_lse: bool = False, **options: Any) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
 
     query (..., query_len, query_dim) -> output (..., query_len, output_dim); then weights
     (..., heads, query_len, key_len) and lse (..., heads, query_len) where asked for.
     """
+    if np.ndim(query) == 2:  # one sequence: a batch of one, and back
+        one = multi_head_attention(
+            np.asarray(query)[None], np.asarray(key)[None], np.asarray(value)[None], W_q, W_k, W_v,
+            W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, num_heads=num_heads,
+            num_kv_heads=num_kv_heads, head_gate=head_gate, return_weights=return_weights,
+            return_lse=return_lse,
+            **{name: np.asarray(option)[None] if name == "key_lengths" and option is not None
+               else option for name, option in options.items()})
+        return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
     # 1. Linear projections.
@@ -49,31 +66,35 @@ def multi_head_attention(query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k
     return _returned(output, weights, lse, return_weights, return_lse)
 
 
-def linear(x, weight, bias=None):
+def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
     """x (..., in) @ weight (in, out) + bias (out,)."""
     x = _floating(x)
-    output = x @ np.asarray(weight).astype(x.dtype)
+    output = x @ np.asarray(weight).astype(x.dtype, copy=False)
     return output if bias is None else output + np.asarray(bias).astype(x.dtype)
 
 
-def split_heads(x, num_heads):
+def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
     """(..., len, num_heads * d) -> (..., num_heads, len, d): a view, nothing is copied."""
     x = np.asarray(x)
     by_head = x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // max(num_heads, 1))
     return np.swapaxes(by_head, -2, -3)
 
 
-def merge_heads(x):
+def merge_heads(x: ArrayLike) -> NDArray[Any]:
     """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous."""
     by_token = np.swapaxes(np.asarray(x), -2, -3)
     return np.ascontiguousarray(by_token).reshape(
         *by_token.shape[:-2], by_token.shape[-2] * by_token.shape[-1])
 
 
-def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key_lengths=None,
-                                 causal=False, query_offset=None, window=None, scale=None,
-                                 softcap=None, empty_rows="zeros", dropout=0.0, rng=None,
-                                 return_weights=False, return_lse=False):
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
+        query_offset: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
+        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
+        return_lse: bool = False) -> Any:
     """softmax(query @ key^T * scale) @ value over the visible keys (section 3.2.1).
 
     query (..., heads, query_len, head_dim), key (..., kv_heads, key_len, head_dim), value
@@ -82,23 +103,48 @@ def scaled_dot_product_attention(query, key, value, *, mask=None, bias=None, key
     query, key, value = _same_type(query, key, value)
     group = _group_size(query, key)
     key, value = _repeat_heads(key, group), _repeat_heads(value, group)
-    head_dim = query.shape[-1]
-    if scale is None:
-        scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
 
     # 1. Scores: one number for each (query, key) pair, (..., heads, query_len, key_len).
-    with np.errstate(invalid="ignore", over="ignore"):
-        scores = (query * query.dtype.type(scale)) @ np.swapaxes(key, -1, -2)
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
+    scores = dot_product_scores(query, key, scale=scale, softcap=softcap)
     return _attend(scores, value, mask=mask, bias=bias, key_lengths=key_lengths, causal=causal,
                    query_offset=query_offset, window=window, empty_rows=empty_rows,
                    dropout=dropout, rng=rng, return_weights=return_weights, return_lse=return_lse)
 
 
-def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
-                       causal=False, query_offset=None, empty_rows="zeros", dropout=0.0, rng=None,
-                       return_weights=False):
+def dot_product_scores(query: NDArray[Any], key: NDArray[Any], *, scale: float | None = None,
+                       softcap: float | None = None) -> NDArray[Any]:
+    """query @ key^T * scale, then capped: (..., heads, query_len, key_len). As many heads in key
+    as in query."""
+    head_dim = query.shape[-1]
+    if scale is None:
+        scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = (query * query.dtype.type(scale)) @ np.swapaxes(key, -1, -2)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    return scores
+
+
+def unmasked_attention(query: NDArray[Any], key: NDArray[Any],
+                       value: NDArray[Any]) -> NDArray[Any]:
+    """The same without options and as fast as NumPy gets, in place: `python -m mha` races it.
+
+    (..., query_len, head_dim), (..., key_len, head_dim) -> (..., query_len, value_head_dim).
+    """
+    weights = query @ np.swapaxes(key, -1, -2)
+    weights *= weights.dtype.type(1 / math.sqrt(query.shape[-1]))
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights @ value
+
+
+def additive_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
+        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
+        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
+        return_weights: bool = False) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k) (Bahdanau et al. 2015, A.1.2).
 
     query (..., heads, query_len, query_dim), key (..., kv_heads, key_len, key_dim), W_q
@@ -116,19 +162,11 @@ def additive_attention(query, key, value, W_q, W_k, w_v, *, mask=None, key_lengt
                    return_weights=return_weights)
 
 
-def _attend(scores, value, *, mask=None, bias=None, key_lengths=None, causal=False,
-            query_offset=None, window=None, empty_rows="zeros", dropout=0.0, rng=None,
-            return_weights=False, return_lse=False):
+def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: str, dropout: float,
+            rng: Any, return_weights: bool, return_lse: bool = False, **conditions: Any) -> Any:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
     # 2. Bias, then -inf wherever a query may not see a key.
-    visible = np.broadcast_to(
-        visible_pairs(scores.shape, mask=mask, key_lengths=key_lengths, causal=causal,
-                      query_offset=query_offset, window=window), scores.shape)
-    if bias is not None:
-        bias = np.asarray(bias).astype(scores.dtype)
-        scores = scores + bias
-        visible = visible & (bias.real != -np.inf)
-    scores = np.where(visible, scores, scores.dtype.type(-np.inf))
+    scores, visible = mask_scores(scores, **conditions)
 
     # 3. Softmax over the keys.
     weights, lse = softmax(scores)
@@ -145,7 +183,18 @@ def _attend(scores, value, *, mask=None, bias=None, key_lengths=None, causal=Fal
     return _returned(output, weights, lse, return_weights, return_lse)
 
 
-def softmax(scores):
+def mask_scores(scores: NDArray[Any], *, bias: ArrayLike | None = None,
+                **conditions: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Add the bias and block with -inf what `visible_pairs` rules out: (scores, visible)."""
+    visible = np.broadcast_to(visible_pairs(scores.shape, **conditions), scores.shape)
+    if bias is not None:
+        bias = np.asarray(bias).astype(scores.dtype)
+        scores = scores + bias
+        visible = visible & (bias.real != -np.inf)
+    return np.where(visible, scores, scores.dtype.type(-np.inf)), visible
+
+
+def softmax(scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Weights exp(s) / sum(exp(s)) over the last axis, and the log-sum-exp of every row.
 
     The row's maximum is subtracted first, so that large scores do not overflow. A row that is
@@ -163,8 +212,10 @@ def softmax(scores):
     return weights.astype(scores.dtype), lse.astype(scores.dtype)
 
 
-def visible_pairs(scores_shape, *, mask=None, key_lengths=None, causal=False, query_offset=None,
-                  window=None):
+def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = None,
+                  key_lengths: ArrayLike | None = None, causal: bool = False,
+                  query_offset: ArrayLike | None = None,
+                  window: tuple[int | None, int | None] | None = None) -> NDArray[np.bool_]:
     """Which query may see which key: bool, broadcastable to scores_shape. All conditions hold."""
     query_len, key_len = scores_shape[-2:]
     batch_axes = max(len(scores_shape) - 3, 0) if len(scores_shape) != 3 else 1
@@ -192,25 +243,26 @@ def visible_pairs(scores_shape, *, mask=None, key_lengths=None, causal=False, qu
     return visible
 
 
-def merge_attention(outputs, lses):
+def merge_attention(outputs: Sequence[ArrayLike],
+                    lses: Sequence[ArrayLike]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Join attention over parts of the keys into attention over all of them, exactly.
 
     outputs: each (..., query_len, value_head_dim); lses: each (..., query_len). Every part
     counts with weight exp(lse - largest lse) (Dao et al. 2023, Flash-Decoding).
     """
     parts = _same_type(*outputs)
-    lses = np.stack([np.asarray(lse).astype(parts[0].dtype) for lse in lses])
-    weights, lse = softmax(np.moveaxis(lses, 0, -1))
+    stacked = np.stack([np.asarray(lse).astype(parts[0].dtype) for lse in lses])
+    weights, lse = softmax(np.moveaxis(stacked, 0, -1))
     output = np.zeros_like(parts[0])
     for index, part in enumerate(parts):
         share = weights[..., index, None]
-        ignored = (lses[index] == -np.inf)[..., None]
+        ignored = (stacked[index] == -np.inf)[..., None]
         with np.errstate(invalid="ignore"):
             output = output + np.where(ignored, 0, share * part)
     return output, lse
 
 
-def dropout_mask(shape, p, seed):
+def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]:
     """True where a weight is kept: Philox4x32-7 of (key // 8, query, head, batch), 16 bits a key.
 
     shape as the weights: (query_len, key_len), (batch, query_len, key_len) or
@@ -228,7 +280,8 @@ def dropout_mask(shape, p, seed):
     return (random >= _dropout_threshold(p)).reshape(shape)
 
 
-def _philox(counter0, counter1, counter2, counter3, seed, rounds=7):
+def _philox(counter0: Any, counter1: Any, counter2: Any, counter3: Any, seed: int,
+            rounds: int = 7) -> tuple[Any, Any, Any, Any]:
     """Philox4x32: each round multiplies two words and mixes in the key."""
     low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
     key0, key1 = seed & 0xFFFFFFFF, seed >> 32
@@ -242,17 +295,18 @@ def _philox(counter0, counter1, counter2, counter3, seed, rounds=7):
     return counter0, counter1, counter2, counter3
 
 
-def _dropout_threshold(p):
+def _dropout_threshold(p: float) -> int:
     return math.floor(65536 * p + 0.5)
 
 
-def _dropout_factors(shape, p, seed):
+def _dropout_factors(shape: tuple[int, ...], p: float, seed: int) -> NDArray[Any]:
     """0 where a weight is dropped, 1 / (kept fraction) where it is kept."""
     kept_fraction = (65536 - _dropout_threshold(p)) / 65536
     return dropout_mask(shape, p, seed) / kept_fraction if kept_fraction else np.zeros(shape)
 
 
-def _weighted_sum(weights, value, visible):
+def _weighted_sum(weights: NDArray[Any], value: NDArray[Any],
+                  visible: NDArray[np.bool_]) -> NDArray[Any]:
     """weights @ value, but what stands in value behind a blocked pair never counts."""
     weights = weights.astype(value.dtype)
     with np.errstate(invalid="ignore"):
@@ -262,35 +316,139 @@ def _weighted_sum(weights, value, visible):
         return np.where(visible[..., None], terms, 0).sum(axis=-2).astype(value.dtype)
 
 
-def _over_scores(per_batch, scores_shape, per_query):
+def _over_scores(per_batch: NDArray[Any], scores_shape: tuple[int, ...],
+                 per_query: bool) -> NDArray[Any]:
     """Shape an array over the batch axes (and the queries) so that it broadcasts to the scores."""
-    per_batch = np.asarray(per_batch)
     batch = per_batch.shape[:-1] if per_query else per_batch.shape
     head_axis = (1,) if len(scores_shape) >= 4 and batch else ()
     query_axis = per_batch.shape[-1:] if per_query else (1,)
     return per_batch.reshape(*batch, *head_axis, *query_axis, 1)
 
 
-def _group_size(query, key):
+def _group_size(query: NDArray[Any], key: NDArray[Any]) -> int:
     """How many consecutive query heads one key head serves (Ainslie et al. 2023)."""
     return query.shape[-3] // max(key.shape[-3], 1) if query.ndim >= 4 else 1
 
 
-def _repeat_heads(x, group):
+def _repeat_heads(x: NDArray[Any], group: int) -> NDArray[Any]:
     return np.repeat(x, group, axis=-3) if group > 1 else x
 
 
-def _floating(x):
+def _floating(x: ArrayLike) -> NDArray[Any]:
     x = np.asarray(x)
     return x if x.dtype.kind in "fc" else x.astype(np.float64)
 
 
-def _same_type(*arrays):
-    arrays = [_floating(array) for array in arrays]
-    common = np.result_type(*arrays)
-    return [array.astype(common, copy=False) for array in arrays]
+def _same_type(*arrays: ArrayLike) -> list[NDArray[Any]]:
+    floating = [_floating(array) for array in arrays]
+    common = np.result_type(*floating)
+    return [array.astype(common, copy=False) for array in floating]
 
 
-def _returned(output, weights, lse, return_weights, return_lse):
+def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],
+              return_weights: bool, return_lse: bool) -> Any:
     extra = (weights,) * bool(return_weights) + (lse,) * bool(return_lse)
     return (output, *extra) if extra else output
+
+
+STEPS = {  # name: (the function of this module, the file of the C core)
+    "query": ("the input", ""),
+    "key": ("the input", ""),
+    "value": ("the input", ""),
+    "projected_query": ("linear", "csrc/core/linear_projection.c"),
+    "projected_key": ("linear", "csrc/core/linear_projection.c"),
+    "projected_value": ("linear", "csrc/core/linear_projection.c"),
+    "query_heads": ("split_heads", "csrc/core/split_heads.c"),
+    "key_heads": ("split_heads", "csrc/core/split_heads.c"),
+    "value_heads": ("split_heads", "csrc/core/split_heads.c"),
+    "scores": ("dot_product_scores, mask_scores", "csrc/kernels/scores.inc, mask.inc"),
+    "weights": ("softmax", "csrc/kernels/softmax.inc"),
+    "attended": ("scaled_dot_product_attention", "csrc/core/scaled_dot_product_attention.c"),
+    "merged": ("merge_heads", "csrc/core/merge_heads.c"),
+    "output": ("linear", "csrc/core/linear_projection.c"),
+}
+
+
+def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
+          value: ArrayLike | None = None, *, head_gate: ArrayLike | None = None,
+          mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+          key_lengths: ArrayLike | None = None, causal: bool = False,
+          query_offset: ArrayLike | None = None,
+          window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+          softcap: float | None = None, empty_rows: str = "zeros") -> dict[str, NDArray[Any]]:
+    """Every intermediate of `layer(x, key, value, ...)` by the figure's names, in its order.
+
+    x (batch, query_len, query_dim), or (query_len, query_dim) for one sequence. Prints a line for
+    each: its name and shape, the function here and the file in C that compute it. `scores` are
+    the final ones, scaled and -inf where blocked: weights are their softmax. No dropout.
+
+    Raises
+    ------
+    ValueError, TypeError: as a call of the layer; TypeError for another kind of layer.
+
+    >>> layer, x = mha.MultiHeadAttention(512, 8), np.ones((2, 10, 512))
+    >>> found = mha.reference.steps(layer, x)  # doctest: +ELLIPSIS
+    name             shape           in mha.reference                 in C
+    query            (2, 10, 512)    the input
+    ...
+    >>> found["weights"].shape
+    (2, 8, 10, 10)
+    """
+    if not isinstance(layer, MultiHeadAttention):
+        raise TypeError(
+            f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
+    key = x if key is None else key
+    value = key if value is None else value
+    options: dict[str, Any] = {
+        "mask": mask, "bias": bias, "key_lengths": key_lengths, "causal": causal,
+        "query_offset": query_offset, "window": window, "scale": scale, "softcap": softcap,
+        "empty_rows": empty_rows}
+    layer(x, key, value, head_gate=head_gate, **options)  # raises what is wrong with an argument
+
+    if np.ndim(x) == 2:  # one sequence: a batch of one, and back
+        x, key, value = (np.asarray(array)[None] for array in (x, key, value))
+        if key_lengths is not None:
+            options["key_lengths"] = np.asarray(key_lengths)[None]
+        found = _intermediates(layer, x, key, value, head_gate, options)
+        found = {name: array[0] for name, array in found.items()}
+    else:
+        found = _intermediates(layer, x, key, value, head_gate, options)
+    _print_steps(found)
+    return found
+
+
+def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                   head_gate: ArrayLike | None, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """What `multi_head_attention` computes on its way, by name."""
+    found = {name: np.asarray(array).astype(layer.dtype)
+             for name, array in (("query", query), ("key", key), ("value", value))}
+    for name, weight, bias in (("query", layer.W_q, layer.b_q), ("key", layer.W_k, layer.b_k),
+                               ("value", layer.W_v, layer.b_v)):
+        found["projected_" + name] = linear(found[name], weight, bias)
+    for name, heads in (("query", layer.num_heads), ("key", layer.num_kv_heads),
+                        ("value", layer.num_kv_heads)):
+        found[name + "_heads"] = split_heads(found["projected_" + name], heads)
+
+    key_of_query_head = _repeat_heads(found["key_heads"], layer.num_heads // layer.num_kv_heads)
+    scores = dot_product_scores(found["query_heads"], key_of_query_head,
+                                scale=options["scale"], softcap=options["softcap"])
+    conditions = {name: options[name] for name in ("mask", "bias", "key_lengths", "causal",
+                                                   "query_offset", "window")}
+    found["scores"], _ = mask_scores(scores, **conditions)
+    attended, found["weights"] = scaled_dot_product_attention(
+        found["query_heads"], found["key_heads"], found["value_heads"], return_weights=True,
+        **options)
+    if head_gate is not None:
+        attended = attended * np.asarray(head_gate).astype(layer.dtype)[:, None, None]
+    found["attended"] = attended
+    found["merged"] = merge_heads(attended)
+    found["output"] = linear(found["merged"], layer.W_o, layer.b_o)
+    return found
+
+
+def _print_steps(found: dict[str, NDArray[Any]]) -> None:
+    rows = [("name", "shape", "in mha.reference", "in C")]
+    rows += [(name, str(array.shape), *STEPS[name]) for name, array in found.items()]
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(4)]
+    for row in rows:
+        print("".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,24 +11,45 @@ from mha import _core
 __all__ = ["get_num_threads", "instruction_set", "set_num_threads", "show_config", "threads"]
 
 
-def get_num_threads():
+def get_num_threads() -> int:
     """How many threads a call from here may use.
 
     At the start: MHA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that the process may use
     (affinity and cgroup quota included).
+
+    >>> with mha.threads(2):
+    ...     mha.get_num_threads()
+    2
     """
     return _core.get_num_threads()
 
 
-def set_num_threads(num_threads):
-    """Set the number of threads of the whole process, at least 1. The result's bits never depend
-    on it."""
+def set_num_threads(num_threads: int) -> None:
+    """Set the number of threads of the whole process. The result's bits never depend on it.
+
+    Raises
+    ------
+    ValueError: num_threads < 1. TypeError: num_threads is not an int.
+
+    >>> mha.set_num_threads(4)
+    >>> mha.get_num_threads()
+    4
+    """
     _core.set_num_threads(num_threads)
 
 
 @contextlib.contextmanager
-def threads(num_threads):
-    """Within `with mha.threads(n):` calls of this context use n threads; others are untouched."""
+def threads(num_threads: int) -> Iterator[None]:
+    """Within `with mha.threads(n):` calls of this context use n threads; others are untouched.
+
+    Raises
+    ------
+    ValueError: num_threads < 1. TypeError: num_threads is not an int.
+
+    >>> x = np.ones((4, 8))
+    >>> with mha.threads(1):
+    ...     output = mha.scaled_dot_product_attention(x, x, x)
+    """
     token = _core.num_threads_variable.set(_core.checked_num_threads(num_threads))
     try:
         yield
@@ -35,13 +57,22 @@ def threads(num_threads):
         _core.num_threads_variable.reset(token)
 
 
-def instruction_set():
-    """The kernel set in use: "baseline", "avx2", "avx512" or "neon". MHA_ISA forces one."""
+def instruction_set() -> str:
+    """The kernel set in use: "baseline", "avx2", "avx512" or "neon". MHA_ISA forces one.
+
+    >>> mha.instruction_set() in ("baseline", "avx2", "avx512", "neon")
+    True
+    """
     return _core.instruction_set()
 
 
-def show_config():
-    """Print version, instruction set, threads and NumPy's version: what a bug report needs."""
+def show_config() -> None:
+    """Print version, instruction set, threads and NumPy's version: what a bug report needs.
+
+    >>> mha.show_config()  # doctest: +ELLIPSIS
+    mha ...
+      instruction set: ...
+    """
     from mha import __version__
 
     print(f"mha {__version__}")

@@ -1,6 +1,7 @@
 /* additive_attention: scores w_v . tanh(query W_q + key W_k). */
 #include "call.h"
 #include "inputs.h"
+#include "settle.h"
 #include "weight.h"
 
 enum argument {
@@ -19,6 +20,20 @@ enum argument {
     SEED,
     RETURN_WEIGHTS,
     NUM_ARGUMENTS
+};
+
+/* How each argument is settled; the others are taken as they are. */
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [W_Q] = {"W_q", AS_REAL},
+    [W_K] = {"W_k", AS_REAL},
+    [W_V] = {"w_v", AS_REAL},
+    [MASK] = {"mask", AS_ARRAY},
+    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
+    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
+    [DROPOUT] = {"dropout", AS_NUMBER},
 };
 
 /* Runs the call with the GIL released; 0, or -1 with the exception. */
@@ -67,7 +82,9 @@ static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *n
     return 0;
 }
 
-PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_args,
+                                    Py_ssize_t nargs) {
+    PyObject *args[NUM_ARGUMENTS] = {NULL};
     attention_inputs inputs = {0};
     converted_options options = {0};
     converted_weight W_q = {0}, W_k = {0};
@@ -82,6 +99,9 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_
         return NULL;
     }
     /* 1. Convert and check every argument. */
+    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
+        goto cleanup;
+    }
     const option_arguments given = {.mask = args[MASK],
                                     .key_lengths = args[KEY_LENGTHS],
                                     .causal = args[CAUSAL],
@@ -98,7 +118,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_
         goto cleanup;
     }
     const int axes = mha_output_shape(&inputs, shape);
-    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(inputs.dtype));
+    output = mha_new_array(axes, shape, mha_typenum(inputs.dtype), "output");
     if (output == NULL ||
         mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
         goto cleanup;
@@ -127,6 +147,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_
     result = mha_pack_results(output, weights, NULL);
     output = weights = NULL;
 cleanup:
+    mha_clear_settled(NUM_ARGUMENTS, args);
     mha_clear_inputs(&inputs);
     mha_clear_options(&options);
     Py_XDECREF(W_q.owner);

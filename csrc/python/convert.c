@@ -5,15 +5,15 @@
 int mha_typenum(mha_dtype dtype) { return dtype == MHA_FLOAT32 ? NPY_FLOAT32 : NPY_FLOAT64; }
 
 /* Raises the pending exception's type again, with the argument's name in front. */
-static void name_pending_error(const char *name) {
+static void name_pending_error(PyObject *object, const char *name) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_ValueError) ||
                          PyErr_GivenExceptionMatches(type, PyExc_TypeError))) {
         PyObject *raised = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError
                                                                                : PyExc_TypeError;
-        PyErr_Format(raised, "%s: wanted an array, but NumPy could not make one: %S", name,
-                     value == NULL ? Py_None : value);
+        PyErr_Format(raised, "%s: got %s, wanted an array, but NumPy could not make one: %S", name,
+                     Py_TYPE(object)->tp_name, value == NULL ? Py_None : value);
         Py_XDECREF(type);
         Py_XDECREF(value);
         Py_XDECREF(traceback);
@@ -54,10 +54,26 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
         array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
     }
     if (array == NULL) {
-        name_pending_error(name);
+        name_pending_error(object, name);
         return NULL;
     }
     return (PyArrayObject *)array;
+}
+
+void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) {
+    char text[MHA_SHAPE_TEXT];
+    if (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyErr_Format(PyExc_MemoryError, "%s: got shape %s, wanted one that fits in memory", name,
+                     mha_shape_text(shape, axes, text));
+    }
+}
+
+PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name) {
+    PyArrayObject *array = (PyArrayObject *)PyArray_SimpleNew(axes, shape, typenum);
+    if (array == NULL) {
+        mha_name_missing_memory(shape, axes, name);
+    }
+    return array;
 }
 
 static int raise_not_real(PyArrayObject *array, const char *name) {
@@ -70,14 +86,20 @@ static bool is_real(int typenum) {
     return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || PyTypeNum_ISINTEGER(typenum);
 }
 
+int mha_check_real(PyArrayObject *array, const char *name) {
+    const int typenum = PyArray_TYPE(array);
+    return is_real(typenum) || typenum == NPY_BOOL || typenum == NPY_HALF
+               ? 0
+               : raise_not_real(array, name);
+}
+
 int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
                      mha_dtype *dtype) {
     PyArrayObject *operands[3];
     for (int i = 0; i < count; i++) {
-        const int typenum = PyArray_TYPE(arrays[i]);
         operands[i] = arrays[i];
-        if (!is_real(typenum) && typenum != NPY_BOOL && typenum != NPY_HALF) {
-            return raise_not_real(arrays[i], names[i]);
+        if (mha_check_real(arrays[i], names[i]) < 0) {
+            return -1;
         }
     }
     PyArray_Descr *common = PyArray_ResultType(count, operands, 0, NULL);
@@ -95,14 +117,16 @@ int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int
 
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
 static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char *name, int flags) {
-    const int typenum = PyArray_TYPE(array);
-    if (!is_real(typenum) && typenum != NPY_BOOL && typenum != NPY_HALF) {
-        raise_not_real(array, name);
+    if (mha_check_real(array, name) < 0) {
         return NULL;
     }
-    return (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(mha_typenum(dtype)),
-                                              NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED |
-                                                  NPY_ARRAY_FORCECAST | flags);
+    PyArrayObject *real = (PyArrayObject *)PyArray_FromArray(
+        array, PyArray_DescrFromType(mha_typenum(dtype)),
+        NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
+    if (real == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    }
+    return real;
 }
 
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -123,6 +147,9 @@ PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *na
         return real;
     }
     PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(real, NPY_CORDER);
+    if (copy == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(real), last + 1, name);
+    }
     Py_DECREF(real);
     return copy;
 }
@@ -203,10 +230,18 @@ int mha_convert_bool(PyObject *object, const char *name, bool *value) {
     return -1;
 }
 
+/* Whether float(object) would take what is no real number: "1", True, 1j, an array of one. */
+static bool only_looks_like_number(PyObject *object) {
+    if (PyArray_Check(object)) {
+        PyArrayObject *array = (PyArrayObject *)object;
+        return PyArray_NDIM(array) > 0 || !(PyArray_ISINTEGER(array) || PyArray_ISFLOAT(array));
+    }
+    return PyBool_Check(object) || PyArray_IsScalar(object, Bool) ||
+           PyArray_IsScalar(object, ComplexFloating) || PyArray_IsScalar(object, Flexible);
+}
+
 int mha_convert_number(PyObject *object, const char *name, double *value) {
-    if (PyBool_Check(object) ||
-        (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) > 0) ||
-        PyArray_IsScalar(object, ComplexFloating)) {
+    if (only_looks_like_number(object)) {
         PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
                      Py_TYPE(object)->tp_name);
         return -1;
@@ -217,11 +252,20 @@ int mha_convert_number(PyObject *object, const char *name, double *value) {
             PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
                          Py_TYPE(object)->tp_name);
         } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Format(PyExc_ValueError, "%s: got an int too large for a float", name);
+            PyErr_Format(PyExc_ValueError,
+                         "%s: got an int too large for a float, wanted a finite number", name);
         }
         return -1;
     }
     return 0;
+}
+
+PyObject *mha_as_int(PyObject *object, const char *name) {
+    PyObject *integer = PyNumber_Index(object);
+    if (integer == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
+    }
+    return integer;
 }
 
 int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value) {
@@ -229,7 +273,7 @@ int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *
         PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
         return -1;
     }
-    PyObject *integer = PyNumber_Index(object);
+    PyObject *integer = mha_as_int(object, name);
     if (integer == NULL) {
         return -1;
     }
@@ -239,12 +283,12 @@ int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *
     if (number == -1 && PyErr_Occurred()) {
         return -1;
     }
-    /* Beyond +-MHA_UNLIMITED all ints mean the same. */
-    if (overflow > 0 || number > MHA_UNLIMITED) {
-        number = MHA_UNLIMITED;
+    /* Beyond +-MHA_FARTHEST all ints mean the same. */
+    if (overflow > 0 || number > MHA_FARTHEST) {
+        number = MHA_FARTHEST;
     }
-    if (overflow < 0 || number < -MHA_UNLIMITED) {
-        number = -MHA_UNLIMITED;
+    if (overflow < 0 || number < -MHA_FARTHEST) {
+        number = -MHA_FARTHEST;
     }
     if (number < least) {
         PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
@@ -252,5 +296,16 @@ int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *
         return -1;
     }
     *value = number;
+    return 0;
+}
+
+int mha_convert_seed(PyObject *object, uint64_t *seed) {
+    *seed = PyLong_AsUnsignedLongLong(object);
+    if (*seed == (uint64_t)-1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError, "seed: got %S, wanted an int in [0, 2**64)", object);
+        }
+        return -1;
+    }
     return 0;
 }

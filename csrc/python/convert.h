@@ -10,6 +10,10 @@
 /* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
+/* 0 for float32, float64 and integers, and for bool and float16, which are cast where another
+ * array decides the type; else -1 with a TypeError. */
+int mha_check_real(PyArrayObject *array, const char *name);
+
 /* The element type of a result over `count` arrays: result_type, integers become float64. */
 int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
                      mha_dtype *dtype);
@@ -30,6 +34,13 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
+/* Names the array whose size NumPy has just refused: by a ValueError where it overflows, by a
+ * MemoryError where it cannot be had. Either becomes a MemoryError; other exceptions stay. */
+void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name);
+
+/* A new array, uninitialised. A size that overflows or cannot be had is a MemoryError. */
+PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name);
+
 /* "(2, 3)", into a buffer that is cut off if need be. */
 enum { MHA_SHAPE_TEXT = 128 };
 const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_TEXT]);
@@ -45,6 +56,8 @@ void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor);
 /* Numbers. -1 with an exception, else 0. */
 int mha_convert_bool(PyObject *object, const char *name, bool *value);
 int mha_convert_number(PyObject *object, const char *name, double *value);
+PyObject *mha_as_int(PyObject *object, const char *name); /* by __index__; new reference */
+int mha_convert_seed(PyObject *object, uint64_t *seed);
 int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value);
 
 #endif

@@ -22,14 +22,11 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
         }
         shape[axis] = (npy_intp)size;
     }
-    if (mha_convert_dropout(args[1], "p", &p) < 0) {
+    uint64_t seed;
+    if (mha_convert_dropout(args[1], "p", &p) < 0 || mha_convert_seed(args[2], &seed) < 0) {
         return NULL;
     }
-    const uint64_t seed = PyLong_AsUnsignedLongLong(args[2]);
-    if (seed == (uint64_t)-1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    PyArrayObject *kept = (PyArrayObject *)PyArray_SimpleNew(axes, shape, NPY_BOOL);
+    PyArrayObject *kept = mha_new_array(axes, shape, NPY_BOOL, "shape");
     if (kept == NULL) {
         return NULL;
     }

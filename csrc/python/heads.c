@@ -77,7 +77,7 @@ PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
     }
     shape[axes - 3] = PyArray_DIM(real, axes - 2);
     shape[axes - 2] = PyArray_DIM(real, axes - 3) * PyArray_DIM(real, axes - 1);
-    merged = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
+    merged = mha_new_array(axes - 1, shape, mha_typenum(dtype), "output");
     if (merged == NULL) {
         goto cleanup;
     }

@@ -103,10 +103,14 @@ static int convert(PyArrayObject *const arrays[3], bool key_width_is_free,
         mha_result_dtype(arrays, INPUT_NAMES, 3, &inputs->dtype) < 0) {
         return -1;
     }
-    inputs->query = mha_as_real(arrays[0], inputs->dtype, "query");
-    inputs->key = mha_as_real(arrays[1], inputs->dtype, "key");
-    inputs->value = mha_as_real(arrays[2], inputs->dtype, "value");
-    return inputs->query == NULL || inputs->key == NULL || inputs->value == NULL ? -1 : 0;
+    PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
+    for (int i = 0; i < 3; i++) {
+        *converted[i] = mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        if (*converted[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,

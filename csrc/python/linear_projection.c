@@ -1,6 +1,9 @@
 /* linear: steps 1 and 5 of the figure. */
 #include "call.h"
+#include "settle.h"
 #include "weight.h"
+
+static const argument_form FORMS[] = {{"x", AS_REAL}, {"weight", AS_REAL}, {"bias", AS_REAL}};
 
 /* Runs the projection with the GIL released; 0, or -1 with the exception. */
 static int run(const mha_linear_projection *projection) {
@@ -18,7 +21,8 @@ static int run(const mha_linear_projection *projection) {
     return mha_call_check(status);
 }
 
-PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_t nargs) {
+    PyObject *args[3] = {NULL};
     PyArrayObject *x = NULL, *rows = NULL, *bias = NULL, *output = NULL;
     PyObject *result = NULL;
     converted_weight weight = {0};
@@ -30,6 +34,9 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t narg
     if (nargs != 3) {
         PyErr_SetString(PyExc_TypeError, "linear takes x, weight and bias");
         return NULL;
+    }
+    if (mha_settle(FORMS, 3, given_args, args) < 0) {
+        goto cleanup;
     }
     x = mha_as_array(args[0], "x");
     if (x == NULL || mha_result_dtype(&x, names, 1, &dtype) < 0) {
@@ -52,7 +59,7 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t narg
     }
     memcpy(shape, PyArray_DIMS(x), (size_t)axes * sizeof *shape);
     shape[axes - 1] = (npy_intp)weight.out;
-    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
+    output = mha_new_array(axes, shape, mha_typenum(dtype), "output");
     if (output == NULL) {
         goto cleanup;
     }
@@ -73,6 +80,7 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t narg
     result = (PyObject *)output;
     output = NULL;
 cleanup:
+    mha_clear_settled(3, args);
     Py_XDECREF(x);
     Py_XDECREF(rows);
     Py_XDECREF(bias);

@@ -19,6 +19,16 @@ static void clear(parts *p) {
     PyMem_Free(p->lses);
 }
 
+static PyObject *as_tuple(PyObject *object, const char *name) {
+    PyObject *tuple = PySequence_Tuple(object);
+    if (tuple == NULL && (PyErr_ExceptionMatches(PyExc_TypeError) ||
+                          PyErr_ExceptionMatches(PyExc_NotImplementedError))) {
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a sequence of arrays", name,
+                     Py_TYPE(object)->tp_name);
+    }
+    return tuple;
+}
+
 static int check_shapes(const parts *p) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     PyArrayObject *first = p->outputs[0];
@@ -54,9 +64,8 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype
     *dtype = MHA_FLOAT32;
     for (Py_ssize_t i = 0; i < p->count; i++) {
         mha_dtype part_dtype;
-        p->outputs[i] = mha_as_array(PySequence_Fast_GET_ITEM(outputs, i), "outputs");
-        p->lses[i] =
-            p->outputs[i] == NULL ? NULL : mha_as_array(PySequence_Fast_GET_ITEM(lses, i), "lses");
+        p->outputs[i] = mha_as_array(PyTuple_GET_ITEM(outputs, i), "outputs");
+        p->lses[i] = p->outputs[i] == NULL ? NULL : mha_as_array(PyTuple_GET_ITEM(lses, i), "lses");
         if (p->lses[i] == NULL || mha_result_dtype(&p->outputs[i], names, 1, &part_dtype) < 0) {
             return -1;
         }
@@ -121,16 +130,17 @@ PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssi
         PyErr_SetString(PyExc_TypeError, "merge_attention takes outputs and lses");
         return NULL;
     }
-    outputs = PySequence_Fast(args[0], "outputs: wanted a sequence of arrays");
-    lses = outputs == NULL ? NULL : PySequence_Fast(args[1], "lses: wanted a sequence of arrays");
+    /* As tuples: making arrays of them may run Python code that changes the caller's lists. */
+    outputs = as_tuple(args[0], "outputs");
+    lses = outputs == NULL ? NULL : as_tuple(args[1], "lses");
     if (lses == NULL) {
         goto cleanup;
     }
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(outputs);
-    if (count == 0 || PySequence_Fast_GET_SIZE(lses) != count) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
+    if (count == 0 || PyTuple_GET_SIZE(lses) != count) {
         PyErr_Format(PyExc_ValueError,
                      "lses: got %zd for %zd outputs, wanted one for each, at least one",
-                     PySequence_Fast_GET_SIZE(lses), count);
+                     PyTuple_GET_SIZE(lses), count);
         goto cleanup;
     }
     p.outputs = PyMem_Calloc((size_t)count, sizeof *p.outputs);
@@ -145,9 +155,9 @@ PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssi
     }
     const int axes = PyArray_NDIM(p.outputs[0]);
     const npy_intp *shape = PyArray_DIMS(p.outputs[0]);
-    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
-    lse = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
-    if (output == NULL || lse == NULL || compute(&p, dtype, output, lse) < 0) {
+    output = mha_new_array(axes, shape, mha_typenum(dtype), "output");
+    lse = output == NULL ? NULL : mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
+    if (lse == NULL || compute(&p, dtype, output, lse) < 0) {
         goto cleanup;
     }
     result = PyTuple_Pack(2, (PyObject *)output, (PyObject *)lse);

@@ -1,6 +1,7 @@
 /* multi_head_attention: the whole figure. */
 #include "call.h"
 #include "inputs.h"
+#include "settle.h"
 #include "weight.h"
 
 enum argument {
@@ -33,6 +34,32 @@ enum argument {
     RETURN_LSE,
     DTYPE,
     NUM_ARGUMENTS
+};
+
+/* How each argument is settled; the others are taken as they are. */
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [W_Q] = {"W_q", AS_REAL},
+    [W_K] = {"W_k", AS_REAL},
+    [W_V] = {"W_v", AS_REAL},
+    [W_O] = {"W_o", AS_REAL},
+    [B_Q] = {"b_q", AS_REAL},
+    [B_K] = {"b_k", AS_REAL},
+    [B_V] = {"b_v", AS_REAL},
+    [B_O] = {"b_o", AS_REAL},
+    [NUM_HEADS] = {"num_heads", AS_INT},
+    [NUM_KV_HEADS] = {"num_kv_heads", AS_INT},
+    [HEAD_GATE] = {"head_gate", AS_REAL},
+    [MASK] = {"mask", AS_ARRAY},
+    [BIAS] = {"bias", AS_REAL},
+    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
+    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
+    [WINDOW] = {"window", AS_PAIR},
+    [SCALE] = {"scale", AS_NUMBER},
+    [SOFTCAP] = {"softcap", AS_NUMBER},
+    [DROPOUT] = {"dropout", AS_NUMBER},
 };
 
 /* Everything of a call that owns memory; cleared in one place. */
@@ -266,7 +293,9 @@ static int run(const mha_multi_head_attention *layer) {
     return mha_call_check(status);
 }
 
-PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_args,
+                                      Py_ssize_t nargs) {
+    PyObject *args[NUM_ARGUMENTS] = {NULL};
     layer_arguments arguments = {0};
     PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
     PyObject *result = NULL;
@@ -278,13 +307,13 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, P
         return NULL;
     }
     /* 1. Convert and check every argument. */
-    if (convert(args, &arguments) < 0) {
+    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0 || convert(args, &arguments) < 0) {
         goto cleanup;
     }
     const int axes = PyArray_NDIM(arguments.sequences[0]);
     memcpy(shape, PyArray_DIMS(arguments.sequences[0]), (size_t)axes * sizeof *shape);
     shape[axes - 1] = (npy_intp)arguments.weights[3].out;
-    output = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(arguments.dtype));
+    output = mha_new_array(axes, shape, mha_typenum(arguments.dtype), "output");
     if (output == NULL || mha_new_extras(&arguments.options, arguments.dtype, &arguments.scores,
                                          &weights, &lse) < 0) {
         goto cleanup;
@@ -297,6 +326,7 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, P
     result = mha_pack_results(output, weights, lse);
     output = weights = lse = NULL;
 cleanup:
+    mha_clear_settled(NUM_ARGUMENTS, args);
     clear(&arguments);
     Py_XDECREF(output);
     Py_XDECREF(weights);

@@ -110,6 +110,7 @@ static PyArrayObject *as_integers(PyObject *object, const char *name) {
     if (huge_unsigned) { /* what does not fit int64 must not wrap */
         PyObject *most = PyLong_FromLongLong(INT64_MAX);
         PyObject *clipped = most == NULL ? NULL : PyArray_Clip(array, NULL, most, NULL);
+        clipped = PyArray_EnsureArray(clipped); /* NumPy makes a scalar of 0 axes */
         Py_XDECREF(most);
         Py_DECREF(array);
         array = (PyArrayObject *)clipped;
@@ -119,6 +120,9 @@ static PyArrayObject *as_integers(PyObject *object, const char *name) {
     }
     PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
         array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
+    if (integers == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    }
     Py_DECREF(array);
     return integers;
 }
@@ -168,7 +172,7 @@ static int convert_query_offset(PyObject *object, const score_shape *scores,
     }
     if (PyLong_Check(object) || PyBool_Check(object)) {
         int64_t number;
-        if (mha_convert_int(object, "query_offset", -MHA_UNLIMITED, &number) < 0) {
+        if (mha_convert_int(object, "query_offset", -MHA_FARTHEST, &number) < 0) {
             return -1;
         }
         *offset = (PyArrayObject *)PyArray_SimpleNew(0, NULL, NPY_INT64);
@@ -196,8 +200,8 @@ static int convert_query_offset(PyObject *object, const score_shape *scores,
     }
     int64_t *values = PyArray_DATA(*offset);
     for (npy_intp i = 0; i < PyArray_SIZE(*offset); i++) {
-        values[i] = values[i] > MHA_UNLIMITED ? MHA_UNLIMITED : values[i];
-        values[i] = values[i] < -MHA_UNLIMITED ? -MHA_UNLIMITED : values[i];
+        values[i] = values[i] > MHA_FARTHEST ? MHA_FARTHEST : values[i];
+        values[i] = values[i] < -MHA_FARTHEST ? -MHA_FARTHEST : values[i];
     }
     return 0;
 }
@@ -324,8 +328,7 @@ int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
         return -1;
     }
     c->default_offset = scores->key_len - scores->query_len;
-    c->seed = PyLong_AsUnsignedLongLong(a->seed);
-    return c->seed == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+    return mha_convert_seed(a->seed, &c->seed);
 }
 
 void mha_clear_options(converted_options *converted) {
@@ -386,13 +389,13 @@ int mha_new_extras(const converted_options *converted, mha_dtype dtype, const sc
     npy_intp shape[NPY_MAXDIMS];
     const int axes = user_shape(scores, shape);
     if (converted->return_weights) {
-        *weights = (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(dtype));
+        *weights = mha_new_array(axes, shape, mha_typenum(dtype), "weights");
         if (*weights == NULL) {
             return -1;
         }
     }
     if (converted->return_lse) {
-        *lse = (PyArrayObject *)PyArray_SimpleNew(axes - 1, shape, mha_typenum(dtype));
+        *lse = mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
         if (*lse == NULL) {
             return -1;
         }

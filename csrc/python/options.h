@@ -25,7 +25,7 @@ typedef struct converted_options {
     PyArrayObject *mask;         /* bool */
     PyArrayObject *bias;         /* the element type */
     PyArrayObject *key_lengths;  /* int64 */
-    PyArrayObject *query_offset; /* int64, within +-MHA_UNLIMITED */
+    PyArrayObject *query_offset; /* int64, within +-MHA_FARTHEST */
     int64_t default_offset;      /* used where query_offset is NULL */
     bool causal, uniform_empty_rows, return_weights, return_lse;
     int64_t window_left, window_right;

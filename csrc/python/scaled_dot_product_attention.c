@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention: step 3 of the figure. */
 #include "call.h"
 #include "inputs.h"
+#include "settle.h"
 
 enum argument {
     QUERY,
@@ -21,6 +22,21 @@ enum argument {
     RETURN_LSE,
     OUT,
     NUM_ARGUMENTS
+};
+
+/* How each argument is settled; the others are taken as they are. */
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [MASK] = {"mask", AS_ARRAY},
+    [BIAS] = {"bias", AS_REAL},
+    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
+    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
+    [WINDOW] = {"window", AS_PAIR},
+    [SCALE] = {"scale", AS_NUMBER},
+    [SOFTCAP] = {"softcap", AS_NUMBER},
+    [DROPOUT] = {"dropout", AS_NUMBER},
 };
 
 /* Whether each axis steps over all that the smaller ones reach: no element is met twice. */
@@ -47,25 +63,26 @@ static bool overlaps_itself(PyArrayObject *array) {
 }
 
 static int check_out_alone(PyArrayObject *out, PyObject *const *args) {
-    static const char *const names[] = {"query", "key", "value", "mask", "bias", "key_lengths"};
     PyObject *numpy = PyImport_ImportModule("numpy");
-    int failed = numpy == NULL ? -1 : 0;
-    for (int i = QUERY; !failed && i <= KEY_LENGTHS; i++) {
-        if (!PyArray_Check(args[i])) {
+    PyObject *plain = numpy == NULL ? NULL : PyArray_View(out, NULL, &PyArray_Type);
+    int failed = plain == NULL ? -1 : 0;
+    for (int i = 0; !failed && i < NUM_ARGUMENTS; i++) {
+        if (i == OUT || !PyArray_Check(args[i])) {
             continue;
         }
-        PyObject *shared = PyObject_CallMethod(numpy, "shares_memory", "OOn", (PyObject *)out,
-                                               args[i], (Py_ssize_t)100000);
+        PyObject *shared =
+            PyObject_CallMethod(numpy, "shares_memory", "OOn", plain, args[i], (Py_ssize_t)100000);
         if (shared == NULL) { /* too hard to decide: not worth the risk */
             PyErr_Clear();
         }
         if (shared == NULL || PyObject_IsTrue(shared)) {
-            PyErr_Format(PyExc_ValueError, "out: shares memory with %s, wanted an array of its own",
-                         names[i]);
+            PyErr_Format(PyExc_ValueError, "out: got memory of %s, wanted an array of its own",
+                         FORMS[i].name);
             failed = -1;
         }
         Py_XDECREF(shared);
     }
+    Py_XDECREF(plain);
     Py_XDECREF(numpy);
     return failed;
 }
@@ -90,15 +107,16 @@ static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, i
     }
     if (!PyArray_ISWRITEABLE(out)) {
         PyErr_SetString(PyExc_ValueError,
-                        "out: is read-only, wanted an array that can be written to");
+                        "out: got a read-only array, wanted one that can be written to");
         return -1;
     }
     if (!PyArray_ISALIGNED(out) || overlaps_itself(out) ||
         (PyArray_DIM(out, axes - 1) > 1 &&
          PyArray_STRIDE(out, axes - 1) != PyArray_ITEMSIZE(out))) {
-        PyErr_SetString(
-            PyExc_ValueError,
-            "out: wanted aligned memory with a contiguous last axis, each element its own");
+        PyErr_Format(PyExc_ValueError,
+                     "out: got strides %s, wanted aligned memory with a contiguous last axis, each "
+                     "element its own",
+                     mha_shape_text(PyArray_STRIDES(out), axes, got));
         return -1;
     }
     return 0;
@@ -110,7 +128,7 @@ static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
     npy_intp shape[NPY_MAXDIMS];
     const int axes = mha_output_shape(inputs, shape);
     if (out == Py_None) {
-        return (PyArrayObject *)PyArray_SimpleNew(axes, shape, mha_typenum(inputs->dtype));
+        return mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
     }
     if (check_out(out, inputs->dtype, shape, axes) < 0 ||
         check_out_alone((PyArrayObject *)out, args) < 0) {
@@ -137,8 +155,9 @@ static int run(const mha_attention *attention) {
     return mha_call_check(status);
 }
 
-PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *args,
+PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *given_args,
                                               Py_ssize_t nargs) {
+    PyObject *args[NUM_ARGUMENTS] = {NULL};
     attention_inputs inputs = {0};
     converted_options options = {0};
     PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
@@ -150,6 +169,9 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
         return NULL;
     }
     /* 1. Convert and check every argument. */
+    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
+        goto cleanup;
+    }
     const option_arguments given = {.mask = args[MASK],
                                     .bias = args[BIAS],
                                     .key_lengths = args[KEY_LENGTHS],
@@ -190,6 +212,7 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     result = mha_pack_results(output, weights, lse);
     output = weights = lse = NULL;
 cleanup:
+    mha_clear_settled(NUM_ARGUMENTS, args);
     mha_clear_inputs(&inputs);
     mha_clear_options(&options);
     Py_XDECREF(output);

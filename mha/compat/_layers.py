@@ -67,8 +67,8 @@ class Linear:
         return None if self._kernel is None else self._kernel.shape[0]
 
     @property
-    def kernel(self) -> NDArray[Any] | None:
-        """(in_features, out_features), used as x @ kernel."""
+    def kernel(self) -> Any:
+        """(in_features, out_features), used as x @ kernel; None before it is sized."""
         return self._kernel
 
     @kernel.setter

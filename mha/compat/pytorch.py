@@ -295,7 +295,8 @@ class MultiheadAttention:
         if hint_is_enough:
             visibility = {"causal": True, "query_offset": 0}
         else:
-            visibility = self._visibility(*masks, query.shape[:2], key.shape[1], batched)
+            visibility = self._visibility(masks[0], masks[1], query.shape[:2], key.shape[1],
+                                          batched)
         dropout = self.dropout if self.training else 0.0
         seed = int(self._generator.integers(2**64, dtype=np.uint64)) if dropout else 0
         output, *weights, lse = self._attend(
@@ -406,14 +407,14 @@ class MultiheadAttention:
                              " the last axis")
         return query.ndim == 3
 
-    def _batch_first(self, array):
+    def _batch_first(self, array: NDArray[Any]) -> NDArray[Any]:
         """(batch, len, dim), whatever the layout it came in."""
         if array.ndim == 2:
             return array[None]
         return array if self.batch_first else array.swapaxes(0, 1)
 
 
-def _as_array(array):
+def _as_array(array: Any) -> NDArray[Any]:
     """np.asarray, which refuses tensors that require a gradient until they are detached."""
     return np.asarray(array.detach() if hasattr(array, "detach") else array)
 
@@ -450,7 +451,7 @@ def _check_broadcasts(attn_mask, scores_shape):
                          f" the scores {scores_shape}")
 
 
-def _broadcast(*arrays, own_axes):
+def _broadcast(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
     """Broadcast the axes before each array's last own_axes against each other, as views."""
     shapes = [array.shape for array in arrays]
     if min(array.ndim for array in arrays) < own_axes:
@@ -464,7 +465,8 @@ def _broadcast(*arrays, own_axes):
     return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]
 
 
-def _with_equal_heads(query, key, value):
+def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],
+                      value: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Key and value with as many heads (axis -3) each, which `mha` wants and PyTorch does not."""
     if min(query.ndim, key.ndim, value.ndim) < 3:
         raise ValueError(f"enable_gqa: got query, key and value of shapes {query.shape},"

@@ -9,8 +9,9 @@
 #include "mha/execution.h"
 #include "mha/tensor.h"
 
-/* Any int beyond this is "no limit": positions stay far from overflow. */
-#define MHA_UNLIMITED ((int64_t)1 << 60)
+/* Offsets and windows are clipped to this, far from overflow; an open window is beyond it. */
+#define MHA_FARTHEST ((int64_t)1 << 60)
+#define MHA_UNLIMITED ((int64_t)1 << 61)
 
 /* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes
  * of the problem in front (stride 0 where broadcast). */

@@ -11,11 +11,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.compat._layers import Linear
-from mha.compat.d2l import _common, _helpers
-from mha.compat.d2l._helpers import *  # noqa: F403
+from mha.compat.d2l import _common
+from mha.compat.d2l._helpers import (
+    add_to_class,
+    check_shape,
+    masked_softmax,
+    normal,
+    ones,
+    reshape,
+    show_heatmaps,
+    tensor,
+)
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "get_key",
-           *_helpers.__all__]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
+           "add_to_class", "check_shape", "get_key", "masked_softmax", "normal", "ones", "reshape",
+           "show_heatmaps", "tensor"]
 
 OutputAndWeights = tuple[NDArray[Any], NDArray[Any]]
 

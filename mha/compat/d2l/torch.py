@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.compat.d2l import _common, _helpers
-from mha.compat.d2l._helpers import *  # noqa: F403
+from mha.compat.d2l import _common
+from mha.compat.d2l._helpers import (
+    add_to_class,
+    check_shape,
+    masked_softmax,
+    normal,
+    ones,
+    reshape,
+    show_heatmaps,
+    tensor,
+)
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           *_helpers.__all__]
+           "add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
+           "show_heatmaps", "tensor"]
 
 
 class Module:

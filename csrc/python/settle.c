@@ -1,0 +1,90 @@
+#include "settle.h"
+
+#include "convert.h"
+
+static PyObject *settle_array(PyObject *object, const char *name) {
+    return PyLong_CheckExact(object) || PyBool_Check(object)
+               ? Py_NewRef(object)
+               : (PyObject *)mha_as_array(object, name);
+}
+
+static PyObject *settle_real(PyObject *object, const char *name) {
+    if (PyCapsule_CheckExact(object)) {
+        return Py_NewRef(object);
+    }
+    PyObject *settled = settle_array(object, name);
+    if (settled != NULL && PyArray_Check(settled) &&
+        mha_check_real((PyArrayObject *)settled, name) < 0) {
+        Py_CLEAR(settled);
+    }
+    return settled;
+}
+
+static PyObject *settle_int(PyObject *object, const char *name) {
+    return PyBool_Check(object) || !PyIndex_Check(object) ? Py_NewRef(object)
+                                                          : mha_as_int(object, name);
+}
+
+static PyObject *settle_number(PyObject *object, const char *name) {
+    double number;
+    if (PyFloat_CheckExact(object) || PyLong_CheckExact(object)) {
+        return Py_NewRef(object);
+    }
+    return mha_convert_number(object, name, &number) < 0 ? NULL : PyFloat_FromDouble(number);
+}
+
+static PyObject *settle_pair(PyObject *object, const char *name) {
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        return Py_NewRef(object);
+    }
+    PyObject *pair = PySequence_Tuple(object);
+    const Py_ssize_t count = pair == NULL ? 0 : PyTuple_GET_SIZE(pair);
+    PyObject *settled = pair == NULL ? NULL : PyTuple_New(count);
+    for (Py_ssize_t i = 0; settled != NULL && i < count; i++) {
+        PyObject *side = settle_int(PyTuple_GET_ITEM(pair, i), name);
+        if (side == NULL) {
+            Py_CLEAR(settled);
+        } else {
+            PyTuple_SET_ITEM(settled, i, side);
+        }
+    }
+    Py_XDECREF(pair);
+    return settled;
+}
+
+static PyObject *settle_one(argument_form form, PyObject *object) {
+    if (object == Py_None) {
+        return Py_NewRef(object);
+    }
+    switch (form.kind) {
+    case AS_IT_IS:
+        return Py_NewRef(object);
+    case AS_ARRAY:
+        return settle_array(object, form.name);
+    case AS_REAL:
+        return settle_real(object, form.name);
+    case AS_INT:
+        return settle_int(object, form.name);
+    case AS_NUMBER:
+        return settle_number(object, form.name);
+    case AS_PAIR:
+        return settle_pair(object, form.name);
+    }
+    Py_UNREACHABLE();
+}
+
+int mha_settle(const argument_form *forms, int count, PyObject *const *given, PyObject **settled) {
+    for (int i = 0; i < count; i++) {
+        settled[i] = settle_one(forms[i], given[i]);
+        if (settled[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void mha_clear_settled(int count, PyObject **settled) {
+    for (int i = 0; i < count; i++) {
+        Py_CLEAR(settled[i]);
+    }
+}

@@ -1,0 +1,27 @@
+/* Turning arguments into arrays and numbers may run Python code (__array__, __index__, __float__)
+ * that resizes or retypes other arguments. So it comes first, for all of them; what is checked
+ * afterwards stays as it was checked. */
+#ifndef MHA_SETTLE_H
+#define MHA_SETTLE_H
+
+#include "binding.h"
+
+typedef struct argument_form {
+    const char *name;
+    enum {
+        AS_IT_IS, /* flags, names, the seed: reading them runs no code */
+        AS_ARRAY, /* of any type; an int stays */
+        AS_REAL,  /* an array of float32, float64 or integers; an int or packed weight stays */
+        AS_INT,
+        AS_NUMBER,
+        AS_PAIR, /* of ints or None */
+    } kind;
+} argument_form;
+
+/* settled[i] becomes given[i] as an exact array, int, float or tuple; None and what has the wrong
+ * type stay, for the checks to name. New references; 0, or -1 with the exception. To be cleared
+ * either way. */
+int mha_settle(const argument_form *forms, int count, PyObject *const *given, PyObject **settled);
+void mha_clear_settled(int count, PyObject **settled);
+
+#endif

@@ -1,0 +1,134 @@
+"""python -m mha: the configuration, and a race of about two seconds against NumPy.
+
+NumPy computes in float32 with all its threads, by `mha.reference.unmasked_attention`, which works
+in place: the options of the other functions there would slow it down. Both run in one process and
+for two seconds only, so the numbers are a first impression.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mha
+from mha import reference
+
+SECONDS = 1.8        # of the rounds; warming up comes before
+TURN_SECONDS = 0.02  # a side calls again until its turn has lasted this long
+# NumPy's threads keep spinning for a while after a product, and would slow down whoever is next.
+REST_SECONDS = 0.1
+
+
+class Case(NamedTuple):
+    """One thing computed twice, and the seconds that every call took."""
+
+    name: str
+    by_mha: Callable[[], NDArray[Any]]
+    by_numpy: Callable[[], NDArray[Any]]
+    mha_seconds: list[float]
+    numpy_seconds: list[float]
+
+
+def main() -> None:
+    mha.show_config()
+    print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
+    cases = make_cases()
+    difference = max(largest_difference(case) for case in cases)
+    race(cases)
+    print(f"\n{'median of each call':<36}{'mha':>11}{'NumPy':>11}")
+    for case in cases:
+        print(row(case))
+    print(f"\nThe results differ by at most {difference:.0e} of the largest value.")
+    if any(is_unsteady(case.mha_seconds) or is_unsteady(case.numpy_seconds) for case in cases):
+        print("The times varied much: is something else running here? Then they mean little.")
+
+
+def make_cases() -> list[Case]:
+    """A layer, attention over a long sequence, and one new token with a cache of keys."""
+    generator = np.random.default_rng(0)
+
+    def normal(*shape: int) -> NDArray[Any]:
+        return generator.standard_normal(shape, dtype=np.float32)
+
+    layer = mha.MultiHeadAttention(768, 12, rng=0)
+    x = normal(8, 128, 768)  # (batch, len, embed_dim)
+    query, key, value = (normal(1, 12, 512, 64) for _ in range(3))  # (batch, heads, len, head_dim)
+    token, keys, values = normal(1, 12, 1, 64), normal(1, 12, 4096, 64), normal(1, 12, 4096, 64)
+
+    return [
+        Case("BERT-base layer, 8 x 128 tokens", lambda: layer(x),
+             lambda: numpy_layer(layer, x), [], []),
+        Case("attention, 12 heads, 512 tokens",
+             lambda: mha.scaled_dot_product_attention(query, key, value),
+             lambda: reference.unmasked_attention(query, key, value), [], []),
+        Case("attention, 1 token to 4,096 keys",
+             lambda: mha.scaled_dot_product_attention(token, keys, values),
+             lambda: reference.unmasked_attention(token, keys, values), [], []),
+    ]
+
+
+def numpy_layer(layer: mha.MultiHeadAttention, x: NDArray[Any]) -> NDArray[Any]:
+    """x (batch, len, embed_dim) -> (batch, len, embed_dim)."""
+    tokens = x.reshape(-1, x.shape[-1])  # one large product is faster than one for each sequence
+    query, key, value = (
+        reference.split_heads(reference.linear(tokens, weight, bias).reshape(x.shape),
+                              layer.num_heads)
+        for weight, bias in ((layer.W_q, layer.b_q), (layer.W_k, layer.b_k),
+                             (layer.W_v, layer.b_v)))
+    merged = reference.merge_heads(reference.unmasked_attention(query, key, value))
+    return reference.linear(merged.reshape(tokens.shape), layer.W_o, layer.b_o).reshape(x.shape)
+
+
+def largest_difference(case: Case) -> float:
+    """Between the two results, relative to the largest value; the calls also warm up both."""
+    ours, theirs = case.by_mha(), case.by_numpy()
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def race(cases: list[Case]) -> None:
+    """Rounds in which every case is computed by both, until the time is over; at least one."""
+    start = time.perf_counter()
+    rounds = 0
+    while rounds == 0 or time.perf_counter() - start < SECONDS:
+        rounds += 1
+        for case in cases:
+            if sys.stderr.isatty():
+                print(f"\r  round {rounds}: {case.name:<36}", end="", file=sys.stderr, flush=True)
+            time.sleep(REST_SECONDS)
+            take_turn(case.by_mha, case.mha_seconds)
+            take_turn(case.by_numpy, case.numpy_seconds)
+    if sys.stderr.isatty():
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def take_turn(compute: Callable[[], NDArray[Any]], seconds: list[float]) -> None:
+    """Call at least once, and note how long every call takes."""
+    turn = time.perf_counter()
+    while True:
+        start = time.perf_counter()
+        compute()
+        end = time.perf_counter()
+        seconds.append(end - start)
+        if end - turn >= TURN_SECONDS:
+            break
+
+
+def is_unsteady(seconds: list[float]) -> bool:
+    """Whether the middle call took half as long again as the quickest."""
+    return statistics.median(seconds) > 1.5 * min(seconds)
+
+
+def row(case: Case) -> str:
+    """One line of the table: a ratio below 1 is a loss, and says so."""
+    ours, theirs = statistics.median(case.mha_seconds), statistics.median(case.numpy_seconds)
+    ratio = round(theirs / ours, 2)
+    verdict = f"{ratio:.2f} times as fast as NumPy" + (" (slower)" if ratio < 1 else "")
+    return f"{case.name:<36}{1e3 * ours:>8.2f} ms{1e3 * theirs:>8.2f} ms   {verdict}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+/* What the C tests share: a failing CHECK names its place and ends the program with status 1. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "mha/mha.h"
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("%s:%d: %s is false (%s)\n", __FILE__, __LINE__, #condition,                    \
+                   mha_instruction_set());                                                         \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_OK(call) CHECK((call) == MHA_OK)
+
+/* Runs `test` on every kernel set of this machine. */
+static inline void on_every_instruction_set(void (*test)(void)) {
+    const char *name;
+    for (int i = 0; (name = mha_available_instruction_set(i)) != NULL; i++) {
+        CHECK_OK(mha_choose_kernels(name));
+        test();
+    }
+}
+
+/* Uniform in [-1, 1), the same sequence every time (Marsaglia's xorshift). */
+static inline double next_random(void) {
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(int64_t)state / 9223372036854775808.0;
+}
+
+static inline void fill_random(void *data, int64_t count, mha_dtype dtype) {
+    for (int64_t i = 0; i < count; i++) {
+        const double value = next_random();
+        if (dtype == MHA_FLOAT32) {
+            ((float *)data)[i] = (float)value;
+        } else {
+            ((double *)data)[i] = value;
+        }
+    }
+}
+
+static inline double element(const void *data, int64_t index, mha_dtype dtype) {
+    return dtype == MHA_FLOAT32 ? (double)((const float *)data)[index]
+                                : ((const double *)data)[index];
+}
+
+#endif

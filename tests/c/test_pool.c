@@ -1,0 +1,119 @@
+/* The pool: every task once, whoever calls, cancelled or forked. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../csrc/threads/partition.h"
+#include "../../csrc/threads/pool.h"
+#include "check.h"
+
+enum { TASKS = 1000, THREADS = 4 };
+
+typedef struct counts {
+    atomic_int runs[TASKS];
+    atomic_int of_worker[THREADS];
+} counts;
+
+static const mha_cancel never = {NULL, NULL};
+
+static void count_task(void *context, int64_t task, int worker) {
+    counts *c = context;
+    CHECK(worker >= 0 && worker < THREADS);
+    atomic_fetch_add(&c->runs[task], 1);
+    atomic_fetch_add(&c->of_worker[worker], 1);
+}
+
+static void check_one_run(int64_t num_tasks) {
+    counts c;
+    memset(&c, 0, sizeof c);
+    CHECK_OK(mha_pool_run(num_tasks, THREADS, count_task, &c, &never));
+    for (int64_t task = 0; task < TASKS; task++) {
+        CHECK(atomic_load(&c.runs[task]) == (task < num_tasks));
+    }
+}
+
+static void test_every_task_once(void) {
+    for (int round = 0; round < 300; round++) {
+        check_one_run(round % 7 * 100);
+    }
+    check_one_run(TASKS);
+}
+
+static void *run_from_thread(void *unused) {
+    (void)unused;
+    for (int round = 0; round < 100; round++) {
+        check_one_run(50);
+    }
+    return NULL;
+}
+
+static void test_many_callers(void) {
+    pthread_t threads[6];
+    for (int i = 0; i < 6; i++) {
+        CHECK(pthread_create(&threads[i], NULL, run_from_thread, NULL) == 0);
+    }
+    for (int i = 0; i < 6; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+static void run_nested(void *context, int64_t task, int worker) {
+    (void)context, (void)task, (void)worker;
+    check_one_run(20);
+}
+
+static void test_nested_calls(void) {
+    CHECK_OK(mha_pool_run(8, THREADS, run_nested, NULL, &never));
+}
+
+static int cancel_after_three(void *context) { return ++*(int *)context > 3; }
+
+static void test_cancel(void) {
+    for (int num_threads = 1; num_threads <= 2; num_threads++) {
+        static counts c;
+        int polls = 0;
+        const mha_cancel cancel = {cancel_after_three, &polls};
+        memset(&c, 0, sizeof c);
+        const mha_status status = mha_pool_run(TASKS, num_threads, count_task, &c, &cancel);
+        CHECK(status == MHA_CANCELLED || num_threads > 1);
+        for (int64_t task = 0; task < TASKS; task++) {
+            CHECK(atomic_load(&c.runs[task]) <= 1);
+        }
+        check_one_run(100);
+    }
+}
+
+static void test_fork(void) {
+    check_one_run(100);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        check_one_run(TASKS);
+        check_one_run(TASKS);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check_one_run(TASKS);
+}
+
+static void test_partition(void) {
+    CHECK(mha_threads_for(100, 1e3, 8) == 1);
+    CHECK(mha_threads_for(100, 1e9, 8) == 8);
+    CHECK(mha_threads_for(3, 1e9, 8) == 3);
+}
+
+int main(void) {
+    test_partition();
+    test_every_task_once();
+    test_many_callers();
+    test_nested_calls();
+    test_cancel();
+    test_fork();
+    puts("test_pool: passed");
+    return 0;
+}

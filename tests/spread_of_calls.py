@@ -1,0 +1,50 @@
+"""A spread of calls over steps, shapes and options; prints a hash of all results' bytes.
+
+Run by test_same_bits.py in processes with different MHA_ISA and MHA_NUM_THREADS."""
+
+import hashlib
+
+import numpy as np
+
+import mha
+
+
+def calls():
+    rng = np.random.default_rng(2026)
+    for dtype in (np.float32, np.float64):
+        def draw(*shape, dtype=dtype):
+            return rng.standard_normal(shape).astype(dtype)
+
+        for query_len, key_len, head_dim in ((1, 1, 1), (1, 700, 64), (5, 9, 3), (25, 129, 65),
+                                             (49, 300, 8), (130, 1000, 130)):
+            query = draw(2, 4, query_len, head_dim)
+            key, value = draw(2, 2, key_len, head_dim), draw(2, 2, key_len, 5)
+            mask = rng.random((query_len, key_len)) < 0.7
+            bias = draw(4, query_len, key_len)
+            for options in ({}, {"causal": True}, {"mask": mask}, {"bias": bias},
+                            {"window": (30, 5)},
+                            {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"},
+                            {"softcap": 2.0}, {"dropout": 0.2, "rng": 4}, {"scale": -1.0}):
+                yield mha.scaled_dot_product_attention(query, key, value, return_weights=True,
+                                                       return_lse=True, **options)
+        for rows, width, out in ((1, 5, 7), (9, 300, 65), (500, 130, 33)):
+            yield mha.linear(draw(rows, width), draw(width, out), draw(out))
+        yield mha.additive_attention(draw(3, 30, 6), draw(3, 200, 4), draw(3, 200, 5), draw(6, 70),
+                                     draw(4, 70), draw(70), return_weights=True)
+        yield mha.merge_attention([draw(40, 6), draw(40, 6)], [draw(40), draw(40)])
+        layer = mha.MultiHeadAttention(96, 6, num_kv_heads=2, dtype=dtype, rng=1)
+        x = draw(2, 150, 96)
+        yield layer(x, causal=True, return_weights=True)
+        yield layer.freeze()(x, causal=True)
+
+
+def digest():
+    sha = hashlib.sha256()
+    for results in calls():
+        for result in results if isinstance(results, tuple) else (results,):
+            sha.update((result + 0.0).tobytes())  # + 0.0: the sign of zero is not promised
+    return sha.hexdigest()
+
+
+if __name__ == "__main__":
+    print(mha.instruction_set(), mha.get_num_threads(), digest())

@@ -1,0 +1,256 @@
+"""Input made to break things: arguments that change other arguments while they are converted,
+random calls of every function of the core, and 10,000 calls of each that must leave nothing
+behind."""
+
+import contextlib
+import datetime
+import gc
+import random
+import resource
+import sys
+
+import bad_input
+import numpy as np
+import pytest
+from bad_input import f
+
+import mha
+from mha import _core
+
+SQUARE = (700, 32)
+
+
+class Hostile:
+    """Changes another array or list in the middle of being converted itself."""
+
+    def __init__(self, change, array=None):
+        self.change = change
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        self.change()
+        return self.array
+
+    def __index__(self):
+        self.change()
+        return 1
+
+    def __float__(self):
+        self.change()
+        return 1.0
+
+
+def resize(x):
+    x.resize((1,) * x.ndim, refcheck=False)
+
+
+def enlarge(x):
+    x.resize((2 * len(x), *x.shape[1:]), refcheck=False)
+
+
+def reshape(x):
+    x.shape = (1, x.size)
+
+
+def retype(x):
+    x.dtype = np.int16
+
+
+CHANGES = {"resize": resize, "enlarge": enlarge, "reshape": reshape, "retype": retype}
+
+
+def figure(x, **options):
+    W = f(32, 32)
+    good = {"query": x, "key": x, "value": x, "W_q": W, "W_k": W, "W_v": W, "W_o": W,
+            "num_heads": 1}
+    return mha.multi_head_attention(**good | options)
+
+
+VISIBLE = np.ones((700, 700), bool)
+LENGTH = np.array(5)
+HOSTILE_CALLS = {
+    "key": lambda x, h: mha.scaled_dot_product_attention(x, h(f(*SQUARE)), f(*SQUARE)),
+    "value": lambda x, h: mha.scaled_dot_product_attention(x, x, h(f(*SQUARE))),
+    "mask": lambda x, h: mha.scaled_dot_product_attention(x, x, x, mask=h(VISIBLE)),
+    "bias": lambda x, h: mha.scaled_dot_product_attention(x, x, x, bias=h(f(700, 700))),
+    "changed bias": lambda x, h: mha.scaled_dot_product_attention(
+        f(*SQUARE), f(32, 32), f(32, 32), bias=x, scale=h(None)),
+    "key_lengths": lambda x, h: mha.scaled_dot_product_attention(x, x, x, key_lengths=h(LENGTH)),
+    "query_offset": lambda x, h: mha.scaled_dot_product_attention(x, x, x, query_offset=h(LENGTH)),
+    "window": lambda x, h: mha.scaled_dot_product_attention(x, x, x, window=(h(None), 1)),
+    "scale": lambda x, h: mha.scaled_dot_product_attention(x, x, x, scale=h(None)),
+    "softcap": lambda x, h: mha.scaled_dot_product_attention(x, x, x, softcap=h(None)),
+    "dropout": lambda x, h: mha.scaled_dot_product_attention(x, x, x, dropout=h(None), rng=1),
+    "changed out": lambda x, h: mha.scaled_dot_product_attention(
+        f(*SQUARE), f(*SQUARE), f(*SQUARE), scale=h(None), out=x),
+    "weight": lambda x, h: mha.linear(x, h(f(32, 32))),
+    "linear bias": lambda x, h: mha.linear(x, f(32, 32), h(f(32))),
+    "changed weight": lambda x, h: mha.linear(f(700, 700), x, h(f(32))),
+    "num_heads to split": lambda x, h: mha.split_heads(x, h(None)),
+    "additive W_q": lambda x, h: mha.additive_attention(x, x, x, h(f(32, 8)), f(32, 8), f(8)),
+    "w_v": lambda x, h: mha.additive_attention(x, x, x, f(32, 8), f(32, 8), h(f(8))),
+    "changed W_k": lambda x, h: mha.additive_attention(
+        f(9, 32), f(9, 700), f(9, 3), f(32, 32), x, h(f(32))),
+    "W_q": lambda x, h: figure(x, W_q=h(f(32, 32))),
+    "b_o": lambda x, h: figure(x, b_o=h(f(32))),
+    "head_gate": lambda x, h: figure(x, head_gate=h(f(1))),
+    "num_heads": lambda x, h: figure(x, num_heads=h(None)),
+    "num_kv_heads": lambda x, h: figure(x, num_kv_heads=h(None)),
+    "layer mask": lambda x, h: mha.MultiHeadAttention(32, 4)(x, mask=h(VISIBLE)),
+    "lses": lambda x, h: mha.merge_attention([x, x], [f(700), h(f(700))]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("call", HOSTILE_CALLS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # setting shape, from NumPy 2.5 on
+def test_argument_that_changes_another(call, change):
+    x = f(*SQUARE)
+    with contextlib.suppress(ValueError, TypeError):  # of the check that comes after the change
+        HOSTILE_CALLS[call](x, lambda array: Hostile(lambda: CHANGES[change](x), array))
+    assert x.shape != SQUARE or x.dtype != np.float32
+    assert bad_input.answer() == bad_input.GOOD_ANSWER
+
+
+def test_lists_that_empty_themselves():
+    outputs, lses, window = [], [], []
+
+    def clear():
+        outputs.clear()
+        lses.clear()
+
+    outputs += [Hostile(clear, f(3, 4)), f(3, 4), f(3, 4)]
+    lses += [f(3), f(3), f(3)]
+    output, _ = mha.merge_attention(outputs, lses)
+    assert not outputs
+    np.testing.assert_allclose(output, 1, rtol=1e-6)
+
+    window += [Hostile(window.clear), 1]
+    output = mha.scaled_dot_product_attention(f(3, 4), f(3, 4), f(3, 4), window=window)
+    assert not window
+    np.testing.assert_allclose(output, 1, rtol=1e-6)
+
+
+def attention_arguments():
+    """A good call of each function of the core, by position."""
+    a = bad_input.fresh_arrays()
+    plain = [None, None, None, False, None, None, None, None, "zeros", 0.0, 0, False, False]
+    packed = _core.pack_weight(a.W)
+    return {
+        "scaled_dot_product_attention": [a.query, a.key, a.value, *plain, None],
+        "additive_attention": [a.query, a.key, a.value, a.W_q, a.W_k, a.w_v, None, None, False,
+                               None, "zeros", 0.0, 0, False],
+        "multi_head_attention": [a.x, a.x, a.x, a.W, packed, a.W, packed, a.b, None, a.b, None,
+                                 4, None, None, *plain, None],
+        "linear": [a.x, packed, a.b],
+        "pack_weight": [a.W],
+        "split_heads": [a.x, 4],
+        "merge_heads": [a.query],
+        "merge_attention": [[a.out, a.out], [a.lse, a.lse]],
+        "dropout_mask": [(5, 6), 0.5, 1],
+        "checked_num_threads": [2],
+    }
+
+
+def strange_objects():
+    a = bad_input.fresh_arrays()
+    arrays = [a.query, a.key, a.value, a.out, a.x, a.W, a.b, a.W_q, a.w_v, a.lse, a.readonly,
+              f(), f(0), f(0, 0), f(5, 0), f(2, 4, 5, 0), f(2, 4, 0, 8), f(0, 4, 5, 8), f(3, 5, 7),
+              f(2, 2, 6, 8)[:, :, ::-1], f(2, 4, 8, 5).swapaxes(2, 3), f(*[1] * 32),
+              f(2, 4, 5, 8).astype(">f4"), np.ones((2, 2, 6, 8), np.int8), a.query > 0.5,
+              a.query.astype(np.float64), a.query.astype(np.float16), np.ones((5, 6), bool),
+              bad_input.number(2, 4, 2**45, 8), bad_input.number(2, 2, 6, 8), np.array([3, 6]),
+              np.array([3, -6]), np.array([[9]], np.uint64), np.ma.masked_array(a.query)]
+    others = [values[0] for values in (bad_input.WRONG_ARRAYS + bad_input.WRONG_NUMBERS
+                                       + bad_input.WRONG_INTS + bad_input.WRONG_FLAGS)]
+    plain = [None, True, 0, 1, 2, 3, -1, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.0, 0.5, -1.0,
+             1e-320, float("nan"), float("inf"), "", "zeros", "uniform", (), (0, 0), (1, None),
+             (3, 2), [1, 2, 3], [f(3, 4)], {}, {1}, slice(1), ..., int, memoryview(a.query),
+             _core.pack_weight(f(12, 12).astype(np.float64)), np.dtype("f4"), np.dtype("f8"),
+             np.random.default_rng(0), datetime.datetime_CAPI]
+    return arrays + others + plain
+
+
+@pytest.mark.parametrize("name", attention_arguments())
+def test_random_arguments(name):
+    """Two thousand calls with one to three arguments replaced, some with one too few or many."""
+    generator = random.Random(name)
+    function = getattr(_core, name)
+    strange = strange_objects()
+    raised = 0
+    for _ in range(2000):
+        arguments = attention_arguments()[name]
+        for _ in range(generator.choice((1, 1, 2, 3))):
+            arguments[generator.randrange(len(arguments))] = generator.choice(strange)
+        if generator.random() < 0.02:
+            arguments = generator.choice((arguments[:-1], [*arguments, None]))
+        try:
+            function(*arguments)
+        except (ValueError, TypeError, MemoryError):
+            raised += 1
+    assert 0 < raised < 2000
+    assert bad_input.answer() == bad_input.GOOD_ANSWER
+
+
+def calls_that_must_not_leak():
+    big = f(64, 64)
+    W = f(64, 64)
+    mask = np.ones((64, 64), bool)
+    out = f(64, 64)
+    lse = f(64)
+    layer = mha.MultiHeadAttention(64, 4, rng=0)
+    frozen = mha.MultiHeadAttention(64, 4, rng=0).freeze()
+    attend = mha.scaled_dot_product_attention
+    inputs = [big, W, mask, out, lse, layer.W_q, frozen.W_q]
+    good = [
+        lambda: attend(big, big, big, mask=mask, bias=W, scale=1, return_weights=True,
+                       return_lse=True),
+        lambda: attend(big, big, W, out=out, window=(3, None), query_offset=2),
+        lambda: mha.additive_attention(big, big, big, W, W, lse, mask=mask, return_weights=True),
+        lambda: mha.linear(big, W, lse), lambda: mha.split_heads(big, 4),
+        lambda: mha.merge_heads(big[None]), lambda: mha.merge_attention([big, W], [lse, lse]),
+        lambda: layer(big[:8], mask=mask[:8, :8]), lambda: frozen(big[:8], head_gate=lse[:4]),
+        lambda: mha.dropout_mask((64, 64), 0.5, 1), lambda: _core.pack_weight(W)]
+    bad = [
+        lambda: attend(big, big, big[:9]), lambda: attend(big, big, big, mask=big),
+        lambda: attend(big, big, big, mask=mask, bias=big, scale="1"),
+        lambda: attend(big, big, W, out=big), lambda: attend(big, big, W, window=(3, -1)),
+        lambda: attend(big, big, big, bias=[[1], [1, 2]]), lambda: attend(big, None, W),
+        lambda: mha.additive_attention(big, big, big, W, W, W), lambda: mha.linear(big, W, big),
+        lambda: mha.split_heads(big, 5), lambda: mha.merge_heads(big),
+        lambda: mha.merge_attention([big, W], [lse, W]), lambda: layer(big, mask=big),
+        lambda: frozen(big[:, :9]), lambda: mha.dropout_mask((64, 64), 1.5, 1),
+        lambda: attend(bad_input.number(64, 2**45), W, W)]
+    return inputs, good, bad
+
+
+def run_all(good, bad, times):
+    for _ in range(times):
+        for call in good:
+            call()
+        for call in bad:
+            try:
+                call()
+            except (ValueError, TypeError, MemoryError):
+                continue
+            raise AssertionError("a bad call passed")
+
+
+def test_nothing_is_left_behind():
+    """After 10,000 calls of each, good and bad: references, Python's blocks, the process's size."""
+    inputs, good, bad = calls_that_must_not_leak()
+    shared = [np.dtype(np.float32), np.dtype(bool), np.dtype(np.int64)]
+    run_all(good, bad, 2000)
+    gc.collect()
+    references = [sys.getrefcount(array) for array in inputs]
+    types = [sys.getrefcount(dtype) for dtype in shared]
+    blocks = sys.getallocatedblocks()
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run_all(good, bad, 10_000)
+    gc.collect()
+    assert [sys.getrefcount(array) for array in inputs] == references
+    assert all(abs(sys.getrefcount(dtype) - before) < 1000
+               for dtype, before in zip(shared, types, strict=True))
+    assert abs(sys.getallocatedblocks() - blocks) < 1000
+    unit = 1 if sys.platform == "darwin" else 1024  # one array of 16 KiB a call would be 160 MB
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size) * unit < 32e6

@@ -1,0 +1,76 @@
+"""Layers point one way: mha -> csrc/python -> csrc/core -> {threads, kernels}."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+C_FILES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".c", ".h", ".inc"))
+MAY_INCLUDE = {
+    "include": {"include"},
+    "threads": {"threads", "include"},
+    "kernels": {"kernels", "include"},
+    "core": {"core", "threads", "kernels", "include"},
+    "python": {"python", "include"},
+}
+
+
+def layer_of(path):
+    return path.relative_to(ROOT / "csrc").parts[0]
+
+
+def included_layer(path, name):
+    if name.startswith("mha/"):
+        return "include"
+    return layer_of((path.parent / name).resolve())
+
+
+def test_includes_point_one_way():
+    for path in C_FILES:
+        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
+            assert included_layer(path, name) in MAY_INCLUDE[layer_of(path)], f"{path}: {name}"
+
+
+def test_python_and_intrinsics_stay_in_their_folders():
+    for path in C_FILES:
+        text = path.read_text()
+        if layer_of(path) != "python":
+            assert not re.search(r"Python\.h|numpy/", text), path
+        if layer_of(path) != "kernels":
+            assert not re.search(r"immintrin|arm_neon|_mm\d*_", text), path
+
+
+def test_no_libm_in_kernels():
+    for path in C_FILES:
+        if layer_of(path) == "kernels":
+            assert "<math.h>" not in path.read_text(), path
+
+
+def test_no_file_is_long():
+    files = [*C_FILES, *(ROOT / "mha").rglob("*.py"), *(ROOT / "tests").rglob("*.py"),
+             *(ROOT / "tests/c").glob("*.c"), *(ROOT / "examples").glob("*.py")]
+    for path in files:
+        assert len(path.read_text().splitlines()) <= 500, path
+
+
+def test_only_the_pool_and_the_tables_are_writable():
+    """No writable variable of the core but those that the design names."""
+    found = set()
+    for path in C_FILES:
+        if layer_of(path) == "python":
+            continue
+        for line in re.findall(r"^static (?!const|inline).*$", path.read_text(), re.MULTILINE):
+            declared = re.sub(r"_Atomic\(.*?\)", "", line.split("//")[0].split("/*")[0])
+            if "(" not in declared:  # else a function
+                found.add(re.search(r"(\w+)\W*$", declared).group(1))
+    assert found == {"pool", "chosen", "process_num_threads"}
+
+
+def test_imports_of_the_package():
+    """Attention arithmetic stays out of mha/ but for reference.py: no module computes softmax."""
+    for path in (ROOT / "mha").rglob("*.py"):
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                 and node.value.id in ("np", "numpy")}
+        if path.name not in ("reference.py", "steps.py", "testing.py", "mistakes.py"):
+            assert not names & {"exp", "matmul", "einsum", "dot"}, path

@@ -1,0 +1,62 @@
+"""python -m mha prints the configuration and the race; what the race computes is right."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mha
+from mha import __main__ as race
+
+
+@pytest.fixture(scope="module")
+def lines():
+    done = subprocess.run([sys.executable, "-m", "mha"], capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # the progress line is for terminals
+    return done.stdout.splitlines()
+
+
+def test_the_configuration_comes_first(lines):
+    assert lines[0] == f"mha {mha.__version__}"
+    assert lines[1].startswith(f"  instruction set: {mha.instruction_set()} (of ")
+    assert lines[2].split() == ["threads:", str(mha.get_num_threads())]
+    assert any(line.startswith(f"Racing NumPy {np.__version__} in float32") for line in lines)
+
+
+def test_the_table_has_both_times_and_a_ratio_that_fits_them(lines):
+    start = next(i for i, line in enumerate(lines) if line.startswith("median of each call"))
+    table = lines[start + 1:lines.index("", start)]
+    assert [line[:35].strip() for line in table] == [case.name for case in race.make_cases()]
+    for line in table:
+        ours, theirs, ratio = map(float, re.fullmatch(
+            r".{36} *([\d.]+) ms +([\d.]+) ms   ([\d.]+) times as fast as NumPy(?: \(slower\))?",
+            line).groups())
+        least, most = (theirs - 0.005) / (ours + 0.005), (theirs + 0.005) / (ours - 0.005)
+        assert least - 0.006 < ratio < most + 0.006  # the times are rounded, and the ratio is
+        assert (ratio < 1) == line.endswith("(slower)")
+
+
+@pytest.mark.parametrize(("ours", "theirs", "verdict"), [
+    (0.002, 0.003, "    2.00 ms    3.00 ms   1.50 times as fast as NumPy"),
+    (0.002, 0.001, "    2.00 ms    1.00 ms   0.50 times as fast as NumPy (slower)"),
+    (0.001, 0.001, "    1.00 ms    1.00 ms   1.00 times as fast as NumPy"),
+])
+def test_a_row_shows_a_loss_as_a_loss(ours, theirs, verdict):
+    case = race.Case("name", None, None, [9.0, ours, 0.0], [theirs, 0.0, 9.0])
+    assert race.row(case) == f"{'name':<36}" + verdict
+
+
+def test_both_sides_compute_the_same():
+    for case in race.make_cases():
+        assert race.largest_difference(case) < 1e-5
+    wrong = race.make_cases()[1]._replace(by_mha=lambda: np.zeros((1, 12, 512, 64)))
+    assert race.largest_difference(wrong) > 0.5
+
+
+def test_times_that_vary_are_called_so():
+    assert race.is_unsteady([1.0, 1.6, 1.7])
+    assert not race.is_unsteady([1.0, 1.1, 5.0])

@@ -1,0 +1,174 @@
+"""What `import mha` offers: names, signatures, docstrings whose examples run, and what it loads."""
+
+import doctest
+import importlib
+import inspect
+import subprocess
+import sys
+import typing
+
+import numpy as np
+import pytest
+
+import mha
+
+NAMES = ["MultiHeadAttention", "__version__", "additive_attention", "dropout_mask",
+         "get_num_threads", "instruction_set", "linear", "merge_attention", "merge_heads",
+         "multi_head_attention", "scaled_dot_product_attention", "set_num_threads", "show_config",
+         "split_heads", "threads"]
+SUBMODULES = ["compat", "masks", "plot", "reference", "testing"]
+
+SIGNATURES = {
+    "scaled_dot_product_attention": """query, key, value, *, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False,
+        out=None""",
+    "additive_attention": """query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
+        causal=False, query_offset=None, empty_rows='zeros', dropout=0.0, rng=None,
+        return_weights=False""",
+    "linear": "x, weight, bias=None",
+    "split_heads": "x, num_heads",
+    "merge_heads": "x",
+    "multi_head_attention": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False""",
+    "merge_attention": "outputs, lses",
+    "dropout_mask": "shape, p, seed",
+    "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
+        num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
+        value_dim=None, output_dim=None, dtype=<class 'numpy.float32'>, rng=None""",
+    "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', training=False, rng=None, head_gate=None, return_weights=False,
+        return_lse=False""",
+    "MultiHeadAttention.parameters": "self",
+    "MultiHeadAttention.load_parameters": "self, mapping",
+    "MultiHeadAttention.num_parameters": "self",
+    "MultiHeadAttention.astype": "self, dtype",
+    "MultiHeadAttention.freeze": "self",
+    "MultiHeadAttention.unfreeze": "self",
+    "masks.causal": "query_len, key_len=None, query_offset=None",
+    "masks.sliding_window": "query_len, key_len=None, *, left=None, right=None, query_offset=None",
+    "masks.from_lengths": "lengths, key_len",
+    "masks.from_attend": "mask",
+    "masks.from_blocked": "mask",
+    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros'""",
+    "set_num_threads": "num_threads",
+    "get_num_threads": "",
+    "threads": "num_threads",
+    "instruction_set": "",
+    "show_config": "",
+}
+NEVER_RAISE = {"get_num_threads", "instruction_set", "show_config", "MultiHeadAttention.parameters",
+               "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
+               "MultiHeadAttention.unfreeze"}
+WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
+                  "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
+                  "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
+                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze"}
+
+
+def looked_up(name):
+    found = mha
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found.fget if isinstance(found, property) else found
+
+
+def run(code):
+    """What the code prints in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_public_names():
+    assert sorted(mha.__all__) == NAMES
+    assert dir(mha) == sorted(NAMES + SUBMODULES)
+    for name in NAMES:
+        assert hasattr(mha, name)
+    public_here = {name for name, value in vars(mha).items()
+                   if not name.startswith("_") and not inspect.ismodule(value)}
+    assert public_here - {"TYPE_CHECKING", "ModuleType"} == set(NAMES) - {"__version__"}
+
+
+def test_no_public_function_is_forgotten_here():
+    functions = {name for name in NAMES if callable(getattr(mha, name))}
+    functions |= {"masks." + name for name in mha.masks.__all__}
+    methods = {name for name, value in vars(mha.MultiHeadAttention).items()
+               if inspect.isfunction(value) or isinstance(value, property)}
+    functions |= {"MultiHeadAttention." + name for name in methods if not name.startswith("_")}
+    assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"}
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_submodules_load_at_first_use(name):
+    assert getattr(mha, name) is importlib.import_module("mha." + name)
+    assert run(f"import sys, mha; print('mha.{name}' in sys.modules); mha.{name};"
+               f" print('mha.{name}' in sys.modules)") == ["False", "True"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'mha' has no attribute 'atention'"):
+        mha.atention  # noqa: B018
+
+
+def test_import_loads_numpy_and_what_the_layer_needs():
+    loaded = run("import sys, mha; print(*sys.modules)")
+    assert {name for name in loaded if name.split(".")[0] == "mha"} == {
+        "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
+        "mha.heads", "mha.layer", "mha.projection", "mha.runtime"}
+    beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
+    assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_no_submodule_imports_matplotlib_or_a_peer(name):
+    loaded = run(f"import sys, mha; mha.{name}; print(*sys.modules)")
+    assert not {"matplotlib", "torch", "tensorflow", "jax", "mxnet", "keras"} & set(loaded)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    signature = inspect.signature(looked_up(name))
+    plain = signature.replace(return_annotation=signature.empty, parameters=[
+        parameter.replace(annotation=parameter.empty)
+        for parameter in signature.parameters.values()])
+    assert str(plain) == "(" + " ".join(SIGNATURES[name].split()) + ")"
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_argument_and_result_is_annotated(name):
+    function = looked_up(name)
+    if inspect.isclass(function):
+        function = function.__init__
+    signature = inspect.signature(function)
+    annotated = typing.get_type_hints(function)
+    assert set(annotated) == {*signature.parameters, "return"} - {"self"}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_docstring_has_what_a_reader_needs_and_its_examples_run(name):
+    text = inspect.getdoc(looked_up(name))
+    assert text.splitlines()[0].endswith((".", ":", ",")), "a first line that is a sentence"
+    if name not in NEVER_RAISE:
+        assert "Error: " in text or "ValueError, TypeError: " in text
+        assert "Raises\n------\n" in text
+    if name not in WITHOUT_ARRAYS:
+        assert "_len" in text or "(" in text.split(">>>")[0], "shapes"
+    threads = mha.get_num_threads()
+    try:
+        failed, tried = run_examples(name, text)
+    finally:
+        mha.set_num_threads(threads)
+    assert tried >= 1
+    assert failed == 0
+
+
+def run_examples(name, text):
+    examples = doctest.DocTestParser().get_doctest(text, {"np": np, "mha": mha}, name, None, None)
+    return doctest.DocTestRunner().run(examples)

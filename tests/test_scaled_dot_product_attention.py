@@ -1,0 +1,348 @@
+"""Step 3 of the figure against mha.reference: shapes, every option, their pairs, accuracy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from agreement import as_tuple, assert_accurate, relative_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mha
+from mha import reference
+
+LENGTHS = (1, 7, 9, 63, 65, 127, 129, 300)
+DTYPES = (np.float32, np.float64)
+
+
+def random_inputs(rng, dtype, batch=(2,), heads=(4,), kv_heads=None, query_len=9, key_len=13,
+                  head_dim=8, value_head_dim=None):
+    kv_heads = heads if kv_heads is None else kv_heads
+    value_head_dim = head_dim if value_head_dim is None else value_head_dim
+    return [rng.standard_normal(shape).astype(dtype) for shape in (
+        (*batch, *heads, query_len, head_dim), (*batch, *kv_heads, key_len, head_dim),
+        (*batch, *kv_heads, key_len, value_head_dim))]
+
+
+def check(arguments, **options):
+    options = {"return_weights": True, "return_lse": True, **options}
+    return assert_accurate(mha.scaled_dot_product_attention,
+                           reference.scaled_dot_product_attention, arguments, options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query_len", LENGTHS)
+@pytest.mark.parametrize("key_len", LENGTHS)
+def test_lengths(dtype, query_len, key_len):
+    rng = np.random.default_rng([query_len, key_len])
+    for causal in (False, True):
+        check(random_inputs(rng, dtype, (1,), (2,), None, query_len, key_len, 16), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 2, 3, 5, 8, 17, 31, 64, 96, 128, 255, 256, 257, 600])
+def test_head_dims(dtype, head_dim):
+    rng = np.random.default_rng(head_dim)
+    for value_head_dim in (1, 6, head_dim):
+        check(random_inputs(rng, dtype, query_len=50, key_len=131, head_dim=head_dim,
+                            value_head_dim=value_head_dim))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accuracy_gate(dtype):
+    """In every case at most twice plain NumPy's error, and no larger in the median."""
+    ratios = []
+    for length, head_dim in itertools.product((65, 129, 1000, 4096), (8, 64, 128)):
+        rng = np.random.default_rng([length, head_dim])
+        query, key, value = random_inputs(rng, dtype, (), (), (), 64, length, head_dim)
+        for options in ({}, {"causal": True}, {"softcap": 5.0}, {"scale": 1.0},
+                        {"window": (40, 3)}):
+            for ours, numpys in check([query, key, value], **options):
+                ratios.append(ours / numpys if numpys else 0)
+    assert np.median(ratios) <= 1, np.median(ratios)
+
+
+def option_cases(rng, batch, heads, query_len, key_len):
+    """One value or more for every option of the contract."""
+    scores = (*batch, heads, query_len, key_len)
+    bias = rng.standard_normal(scores)
+    blocking = np.where(rng.random(scores[1:]) < 0.2, -np.inf, bias[0])
+    return {
+        "mask": [rng.random(scores) < 0.6, rng.random((query_len, key_len)) < 0.1,
+                 rng.random((*batch, 1, 1, key_len)) < 0.7, np.zeros((1, 1), bool)],
+        "bias": [bias, blocking, rng.standard_normal((heads, 1, 1))],
+        "key_lengths": [rng.integers(0, key_len + 1, batch),
+                        rng.integers(0, key_len + 1, (*batch, query_len)), [0] * batch[0]],
+        "causal": [True],
+        "window": [(3, 2), (None, 1), (0, None), (0, 0), (10**30, 10**30)],
+        "scale": [0.0, -0.7, 1.5],
+        "softcap": [0.5, 20.0],
+        "empty_rows": ["uniform"],
+        "dropout": [0.4],
+        "query_offset": [0, -4, 10**30, -10**30, rng.integers(-3, key_len, batch)],
+    }
+
+
+def all_pairs():
+    names = sorted(option_cases(np.random.default_rng(0), (3,), 2, 10, 12))
+    return list(itertools.combinations_with_replacement(names, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "second"), all_pairs())
+def test_every_pair_of_options(dtype, first, second):
+    rng = np.random.default_rng(7)
+    for query_len, key_len in ((10, 12), (30, 140)):
+        arguments = random_inputs(rng, dtype, (3,), (2,), None, query_len, key_len, 8, 5)
+        cases = option_cases(rng, (3,), 2, query_len, key_len)
+        for one, other in itertools.product(cases[first], cases[second]):
+            options = {"rng": 11, "query_offset": 1, first: one, second: other}
+            check(arguments, **options)
+
+
+@pytest.mark.parametrize(("query_shape", "key_shape"), [
+    ((5, 8), (7, 8)), ((3, 5, 8), (3, 7, 8)), ((2, 4, 5, 8), (2, 2, 7, 8)),
+    ((2, 4, 5, 8), (2, 1, 7, 8)), ((2, 3, 4, 5, 8), (2, 3, 2, 7, 8)),
+    ((1, 2, 1, 2, 6, 5, 8), (1, 2, 1, 2, 3, 7, 8))])
+def test_layouts_and_grouped_heads(query_shape, key_shape):
+    rng = np.random.default_rng(1)
+    query, key, value = (rng.standard_normal(shape)
+                         for shape in (query_shape, key_shape, key_shape))
+    output, weights, lse = mha.scaled_dot_product_attention(query, key, value, causal=True,
+                                                            return_weights=True, return_lse=True)
+    assert output.shape == query_shape
+    assert weights.shape == (*query_shape[:-1], 7)
+    assert lse.shape == query_shape[:-1]
+    check([query, key, value], causal=True)
+
+
+def test_grouped_heads_are_consecutive():
+    rng = np.random.default_rng(2)
+    query, key, value = random_inputs(rng, np.float64, heads=(6,), kv_heads=(2,))
+    got = mha.scaled_dot_product_attention(query, key, value)
+    for head in range(6):
+        alone = mha.scaled_dot_product_attention(query[:, head], key[:, head // 3],
+                                                 value[:, head // 3])
+        assert np.array_equal(got[:, head], alone)
+
+
+@pytest.mark.parametrize("axis", ["batch", "heads", "query_len", "key_len", "head_dim",
+                                  "value_head_dim"])
+@pytest.mark.parametrize("empty_rows", ["zeros", "uniform"])
+def test_zero_length_axes(axis, empty_rows):
+    sizes = {"batch": (2,), "heads": (4,), "query_len": 3, "key_len": 5, "head_dim": 6,
+             "value_head_dim": 7, axis: (0,) if axis in ("batch", "heads") else 0}
+    arguments = random_inputs(np.random.default_rng(3), np.float32, **sizes)
+    output, weights, lse = mha.scaled_dot_product_attention(
+        *arguments, empty_rows=empty_rows, return_weights=True, return_lse=True)
+    assert output.shape == (*sizes["batch"], *sizes["heads"], sizes["query_len"],
+                            sizes["value_head_dim"])
+    if axis == "key_len":
+        assert (output == 0).all()
+        assert (lse == -np.inf).all()
+    if axis == "head_dim":  # all scores 0
+        assert np.allclose(weights, 1 / 5)
+    check(arguments, empty_rows=empty_rows)
+
+
+def strided_copies(array):
+    """The same numbers in every layout of memory that a user may hand in."""
+    yield np.asfortranarray(array)
+    yield np.repeat(array, 2, axis=-2)[..., ::2, :]
+    yield np.repeat(array, 2, axis=-1)[..., ::2]
+    yield np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+    yield np.ascontiguousarray(array[..., ::-1])[..., ::-1]
+    yield np.moveaxis(np.ascontiguousarray(np.moveaxis(array, -2, 0)), 0, -2)
+    yield array.astype(array.dtype.newbyteorder())
+    unaligned = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    unaligned[...] = array
+    yield unaligned
+
+
+def test_strides():
+    rng = np.random.default_rng(4)
+    arguments = random_inputs(rng, np.float32, query_len=30, key_len=40)
+    mask = rng.random((2, 4, 30, 40)) < 0.5
+    bias = rng.standard_normal((2, 4, 30, 40)).astype(np.float32)
+    plain = mha.scaled_dot_product_attention(*arguments, mask=mask, bias=bias)
+    for index in range(3):
+        for copy in strided_copies(arguments[index]):
+            changed = [*arguments[:index], copy, *arguments[index + 1:]]
+            assert np.array_equal(
+                mha.scaled_dot_product_attention(*changed, mask=mask, bias=bias), plain)
+    for copy in strided_copies(bias):
+        assert np.array_equal(
+            mha.scaled_dot_product_attention(*arguments, mask=mask, bias=copy), plain)
+    for copy in itertools.islice(strided_copies(mask), 6):
+        assert np.array_equal(
+            mha.scaled_dot_product_attention(*arguments, mask=copy, bias=bias), plain)
+
+
+def test_broadcast_inputs_with_zero_strides():
+    rng = np.random.default_rng(5)
+    query, key, value = random_inputs(rng, np.float64)
+    one_head = np.broadcast_to(key[:, :1], key.shape)
+    one_row = np.broadcast_to(value[..., :1, :], value.shape)
+    check([query, one_head, one_row])
+
+
+def test_types():
+    rng = np.random.default_rng(6)
+    single = random_inputs(rng, np.float32)
+    double = [x.astype(np.float64) for x in single]
+    attention = mha.scaled_dot_product_attention
+    assert attention(*single).dtype == np.float32
+    assert attention(single[0], double[1], single[2]).dtype == np.float64
+    assert np.array_equal(attention(single[0], *double[1:]), attention(*double))
+    integers = [np.arange(12).reshape(3, 4) % 5] * 3
+    assert attention(*integers).dtype == np.float64
+    assert np.array_equal(attention(*integers), attention(*(x.astype(float) for x in integers)))
+    lists = [x.tolist() for x in double]
+    assert np.array_equal(attention(*lists), attention(*double))
+
+
+def test_dlpack():
+    class OnlyDlpack:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    arguments = random_inputs(np.random.default_rng(7), np.float32)
+    assert np.array_equal(mha.scaled_dot_product_attention(*map(OnlyDlpack, arguments)),
+                          mha.scaled_dot_product_attention(*arguments))
+
+
+def test_out():
+    arguments = random_inputs(np.random.default_rng(8), np.float32)
+    plain = mha.scaled_dot_product_attention(*arguments)
+    out = np.empty_like(plain)
+    assert mha.scaled_dot_product_attention(*arguments, out=out) is out
+    assert np.array_equal(out, plain)
+    by_token = np.full((2, 9, 4, 8), np.nan, np.float32).swapaxes(1, 2)
+    mha.scaled_dot_product_attention(*arguments, out=by_token)
+    assert np.array_equal(by_token, plain)
+    interleaved = np.zeros((2, 4, 9, 2, 8), np.float32)  # query beside out, no element shared
+    interleaved[..., 0, :] = arguments[0]
+    mha.scaled_dot_product_attention(interleaved[..., 0, :], *arguments[1:],
+                                     out=interleaved[..., 1, :])
+    assert np.array_equal(interleaved[..., 1, :], plain)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("length", [5, 200])
+def test_nothing_leaks_from_behind_a_mask(poison, length):
+    rng = np.random.default_rng(9)
+    arguments = random_inputs(rng, np.float64, query_len=length, key_len=length)
+    visible = rng.random((2, 4, length, length)) < 0.5
+    visible[..., 0] = True
+    visible[..., 3] = False  # key 3 is blocked for everyone
+    clean = mha.scaled_dot_product_attention(*arguments, mask=visible)
+    for index in (1, 2):
+        poisoned = [x.copy() for x in arguments]
+        poisoned[index][:, :, 3] = poison
+        assert np.array_equal(mha.scaled_dot_product_attention(*poisoned, mask=visible), clean)
+        bias = np.where(visible, 0.0, -np.inf)
+        assert relative_error(mha.scaled_dot_product_attention(*poisoned, bias=bias), clean) < 1e-14
+    bias = np.where(visible, 0.0, poison)
+    assert relative_error(
+        mha.scaled_dot_product_attention(*arguments, mask=visible, bias=bias), clean) < 1e-14
+
+
+def test_padding_may_hold_anything():
+    rng = np.random.default_rng(10)
+    query, key, value = random_inputs(rng, np.float32, query_len=40, key_len=300)
+    lengths = np.array([130, 7])
+    clean = mha.scaled_dot_product_attention(query, key, value, key_lengths=lengths)
+    for item, length in enumerate(lengths):
+        key[item, :, length:] = np.nan
+        value[item, :, length:] = np.inf
+    assert np.array_equal(
+        mha.scaled_dot_product_attention(query, key, value, key_lengths=lengths), clean)
+
+
+def test_what_is_visible_does_reach_the_output():
+    rng = np.random.default_rng(11)
+    for index, poison in ((0, np.nan), (1, np.nan), (2, np.nan), (2, np.inf)):
+        arguments = random_inputs(rng, np.float64, query_len=30, key_len=300)
+        arguments[index][0, 1, 3, 2] = poison
+        for options in ({}, {"causal": True, "query_offset": 0}, {"mask": np.ones((1, 300), bool)}):
+            got = mha.scaled_dot_product_attention(*arguments, **options)
+            wanted = reference.scaled_dot_product_attention(*arguments, **options)
+            assert not np.isfinite(wanted).all()
+            assert np.array_equal(np.isnan(got), np.isnan(wanted))
+            assert np.array_equal(np.isinf(got), np.isinf(wanted))
+
+
+def test_large_scores_do_not_overflow():
+    for dtype, large in ((np.float32, 1e30), (np.float64, 1e200)):
+        query = np.array([[large, 0]], dtype)
+        key = np.array([[1, 0], [-1, 0], [1, 0], [0, 1]], dtype)
+        _, weights, lse = mha.scaled_dot_product_attention(query, key, key, scale=1.0,
+                                                           return_weights=True, return_lse=True)
+        assert weights.tolist() == [[0.5, 0, 0.5, 0]]
+        assert lse[0] == pytest.approx(large)
+
+
+def test_empty_rows():
+    query, key, value = random_inputs(np.random.default_rng(12), np.float64, (), ())
+    mask = np.ones((9, 13), bool)
+    mask[4] = False
+    zeros = mha.scaled_dot_product_attention(query, key, value, mask=mask, return_weights=True,
+                                             return_lse=True)
+    assert (zeros[0][4] == 0).all() and (zeros[1][4] == 0).all() and zeros[2][4] == -np.inf
+    uniform = mha.scaled_dot_product_attention(query, key, value, mask=mask, return_weights=True,
+                                               return_lse=True, empty_rows="uniform")
+    assert np.allclose(uniform[0][4], value.mean(axis=0), atol=1e-15)
+    assert (uniform[1][4] == 1 / 13).all() and uniform[2][4] == -np.inf
+    others = np.arange(9) != 4
+    for one, other in zip(zeros, uniform, strict=True):
+        assert np.array_equal(one[others], other[others])
+
+
+def test_key_lengths_never_move_the_offset():
+    query, key, value = random_inputs(np.random.default_rng(13), np.float64, query_len=6, key_len=6)
+    got = mha.scaled_dot_product_attention(query, key, value, key_lengths=[4, 6], causal=True,
+                                           return_weights=True)[1]
+    triangle = np.tril(np.ones((6, 6), bool))
+    assert ((got[0] > 0) == (triangle & (np.arange(6) < 4))).all()
+    assert ((got[1] > 0) == triangle).all()
+
+
+def test_extras_change_nothing():
+    arguments = random_inputs(np.random.default_rng(14), np.float32, query_len=70, key_len=200)
+    plain = mha.scaled_dot_product_attention(*arguments, causal=True)
+    for weights, lse in itertools.product((False, True), repeat=2):
+        got = as_tuple(mha.scaled_dot_product_attention(
+            *arguments, causal=True, return_weights=weights, return_lse=lse))
+        assert len(got) == 1 + weights + lse
+        assert np.array_equal(got[0], plain)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_random_calls(data):
+    """Shapes, strides and options drawn together."""
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from(DTYPES))
+    batch = tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)))
+    heads = draw(st.sampled_from([(1, 1), (2, 1), (6, 3)]))
+    query_len, key_len = draw(st.integers(0, 60)), draw(st.integers(0, 300))
+    arguments = random_inputs(rng, dtype, batch, heads[:1], heads[1:], query_len, key_len,
+                              draw(st.integers(0, 40)), draw(st.integers(0, 9)))
+    options = {"query_offset": draw(st.integers(-70, 300))}
+    if draw(st.booleans()):
+        options["mask"] = rng.random((query_len, key_len)) < draw(st.floats(0, 1))
+    if draw(st.booleans()):
+        options["key_lengths"] = rng.integers(0, key_len + 1, batch)
+    if draw(st.booleans()):
+        options["window"] = draw(st.tuples(st.none() | st.integers(0, 90),
+                                           st.none() | st.integers(0, 90)))
+    options["causal"] = draw(st.booleans())
+    options["empty_rows"] = draw(st.sampled_from(["zeros", "uniform"]))
+    check(arguments, **options)

@@ -1,0 +1,176 @@
+"""Threads, the GIL, fork, Ctrl-C and interpreter exit."""
+
+import concurrent.futures
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mha
+
+
+def run_python(code, timeout=60, **environment):
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], text=True, timeout=timeout,
+                          capture_output=True, env={**os.environ, **environment})
+
+
+def test_number_of_threads():
+    before = mha.get_num_threads()
+    assert before >= 1
+    with mha.threads(3):
+        assert mha.get_num_threads() == 3
+        with mha.threads(1):
+            assert mha.get_num_threads() == 1
+        assert mha.get_num_threads() == 3
+        seen = contextvars.Context().run(mha.get_num_threads)
+    assert seen == before == mha.get_num_threads()
+    try:
+        mha.set_num_threads(5)
+        assert mha.get_num_threads() == 5
+    finally:
+        mha.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({"MHA_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
+    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "5"}, "5"),
+    ({"MHA_NUM_THREADS": "-1", "OMP_NUM_THREADS": "4,2"}, "4"),
+    ({"MHA_NUM_THREADS": "none", "OMP_NUM_THREADS": ""}, str(len(os.sched_getaffinity(0))))])
+def test_environment(environment, expected):
+    done = run_python("import mha; print(mha.get_num_threads())", **environment)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_forced_instruction_set():
+    done = run_python("import mha; print(mha.instruction_set())", MHA_ISA="baseline")
+    assert done.stdout.strip() == "baseline"
+    done = run_python("import mha", MHA_ISA="abacus")
+    assert done.returncode != 0
+    assert "MHA_ISA: got abacus, wanted one that runs here" in done.stderr
+
+
+def test_calls_from_many_threads():
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((2, 4, 100, 16)) for _ in range(16)]
+    wanted = [mha.scaled_dot_product_attention(x, x, x) for x in inputs]
+
+    def work(index):
+        return [mha.scaled_dot_product_attention(inputs[index], inputs[index], inputs[index])
+                for _ in range(20)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for index, results in enumerate(pool.map(work, range(16))):
+            assert all(np.array_equal(result, wanted[index]) for result in results)
+
+
+def test_the_gil_is_released():
+    x = np.ones((1, 2, 3000, 64))
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        with mha.threads(1):
+            start = time.perf_counter()
+            mha.scaled_dot_product_attention(x, x, x)
+            end = time.perf_counter()
+    finally:
+        stop.set()
+        thread.join()
+    assert sum(start < t < end for t in ticks) >= 3, "no other thread ran during the call"
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np
+import mha
+x = np.ones((1, 8, 20000, 64), np.float32)
+when = []
+def interrupt():
+    time.sleep(0.3)
+    when.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    with mha.threads({num_threads}):
+        mha.scaled_dot_product_attention(x, x, x)
+except KeyboardInterrupt:
+    print("stopped after", time.perf_counter() - when[0])
+small = x[:, :, :100]
+assert np.allclose(mha.scaled_dot_product_attention(small, small, small), 1)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_ctrl_c(num_threads):
+    done = run_python(INTERRUPTED.format(num_threads=num_threads))
+    assert "stopped after" in done.stdout, (done.stdout, done.stderr)
+    assert "goes on" in done.stdout, done.stderr
+
+
+FORKED = """
+import os, sys, warnings
+import numpy as np
+import mha
+x = np.random.default_rng(0).standard_normal((4, 8, 200, 32))
+{before}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Python 3.12 warns of any fork with threads
+    child = os.fork()
+with mha.threads(4):
+    result = mha.scaled_dot_product_attention(x, x, x)
+if child == 0:
+    os._exit(0 if np.isfinite(result).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+print("both went on")
+"""
+
+
+@pytest.mark.parametrize("before", [
+    "", "with mha.threads(4): mha.scaled_dot_product_attention(x, x, x)"])
+def test_fork(before):
+    done = run_python(FORKED.format(before=before), timeout=30)
+    assert done.stdout.strip() == "both went on", done.stderr
+
+
+def test_exit_while_threads_compute():
+    code = ("import threading, numpy as np, mha\n"
+            "x = np.ones((1, 8, 4000, 64), np.float32)\n"
+            "for _ in range(3):\n"
+            "    threading.Thread(target=lambda: mha.scaled_dot_product_attention(x, x, x),"
+            " daemon=True).start()\n")
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_signal_handler_may_call_us():
+    x = np.ones((1, 4, 3000, 32), np.float32)
+    small = np.ones((3, 4))
+    seen = []
+
+    def handler(number, frame):
+        seen.append(mha.scaled_dot_product_attention(small, small, small))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        while not seen:
+            result = mha.scaled_dot_product_attention(x, x, x)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert np.array_equal(seen[0], small)
+    assert np.allclose(result, 1)

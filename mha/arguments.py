@@ -25,8 +25,8 @@ def as_bool(value: Any, name: str) -> bool:
 
 
 def as_int(value: Any, name: str) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: got bool, wanted an int")
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
     try:
         return operator.index(value)
     except TypeError:

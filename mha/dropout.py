@@ -72,9 +72,11 @@ def seed_from(rng: Any) -> int:
 
 def check_rng(rng: Any) -> None:
     """Raise unless rng is None, an int that is a seed, or a source of random numbers."""
+    if rng is None:
+        return
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
         _checked_seed(rng, "rng")
-    elif rng is not None and not isinstance(
+    elif not isinstance(
             rng, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)):
         raise TypeError(
             f"rng: got {type(rng).__name__}, wanted None, an int or a numpy.random.Generator")

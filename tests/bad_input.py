@@ -150,6 +150,7 @@ WRONG_INTS = [
     ("1", T, "str", "an int"),
     (1.0, T, "float", "an int"),
     (True, T, "bool", "an int"),
+    (np.bool_(True), T, "bool", "an int"),
     (f(1), T, "ndarray", "an int"),
     (np.float32(1), T, "float32", "an int"),
     (1j, T, "complex", "an int"),

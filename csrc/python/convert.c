@@ -260,6 +260,10 @@ int mha_convert_number(PyObject *object, const char *name, double *value) {
     return 0;
 }
 
+bool mha_has_index(PyObject *object) {
+    return PyIndex_Check(object) && !PyBool_Check(object) && !PyArray_IsScalar(object, Bool);
+}
+
 PyObject *mha_as_int(PyObject *object, const char *name) {
     PyObject *integer = PyNumber_Index(object);
     if (integer == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
@@ -269,7 +273,7 @@ PyObject *mha_as_int(PyObject *object, const char *name) {
 }
 
 int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value) {
-    if (PyBool_Check(object) || !PyIndex_Check(object)) {
+    if (!mha_has_index(object)) {
         PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
         return -1;
     }

@@ -56,6 +56,7 @@ void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor);
 /* Numbers. -1 with an exception, else 0. */
 int mha_convert_bool(PyObject *object, const char *name, bool *value);
 int mha_convert_number(PyObject *object, const char *name, double *value);
+bool mha_has_index(PyObject *object);                     /* as ints do; a bool does not count */
 PyObject *mha_as_int(PyObject *object, const char *name); /* by __index__; new reference */
 int mha_convert_seed(PyObject *object, uint64_t *seed);
 int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value);

@@ -21,8 +21,7 @@ static PyObject *settle_real(PyObject *object, const char *name) {
 }
 
 static PyObject *settle_int(PyObject *object, const char *name) {
-    return PyBool_Check(object) || !PyIndex_Check(object) ? Py_NewRef(object)
-                                                          : mha_as_int(object, name);
+    return mha_has_index(object) ? mha_as_int(object, name) : Py_NewRef(object);
 }
 
 static PyObject *settle_number(PyObject *object, const char *name) {

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Style and types, Python and C. Run by `make lint`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=.venv/bin
+
+$bin/ruff check .
+$bin/mypy
+$bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha
+git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' |
+    xargs $bin/clang-format --dry-run -Werror
+
+# Warnings are errors: the extension from scratch, and the kernels of the other machine if a
+# compiler for it is here.
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
+if command -v aarch64-linux-gnu-gcc >/dev/null; then
+    for file in csrc/kernels/kernels_float*_neon.c; do
+        aarch64-linux-gnu-gcc -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror \
+            -Icsrc/include -c "$file" -o "$objects/neon.o"
+    done
+fi
+echo "lint: passed"

@@ -304,7 +304,12 @@ def test_what_an_argument_raises_itself_arrives(name):
 
 @pytest.mark.parametrize("offset", [np.uint64(1), np.array(1, np.uint64), np.array([1, 1], ">u8")])
 def test_unsigned_query_offset(offset):
-    """NumPy's clip of an array without axes is a scalar, which once was taken for an array."""
     a = bad_input.fresh_arrays()
     np.testing.assert_array_equal(attend(a, causal=True, query_offset=offset),
                                   attend(a, causal=True, query_offset=1))
+
+
+@pytest.mark.parametrize("offset", [2**64 - 1, np.uint64(2**64 - 1), [2**64 - 1, 2**63], 10**30])
+def test_query_offset_beyond_every_key(offset):
+    a = bad_input.fresh_arrays()
+    np.testing.assert_array_equal(attend(a, causal=True, query_offset=offset), attend(a))

@@ -99,29 +99,22 @@ static PyArrayObject *as_integers(PyObject *object, const char *name) {
     if (array == NULL) {
         return NULL;
     }
-    const bool huge_unsigned =
-        PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
+    const bool may_wrap = PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
     if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
         PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
                      (PyObject *)PyArray_DESCR(array));
         Py_DECREF(array);
         return NULL;
     }
-    if (huge_unsigned) { /* what does not fit int64 must not wrap */
-        PyObject *most = PyLong_FromLongLong(INT64_MAX);
-        PyObject *clipped = most == NULL ? NULL : PyArray_Clip(array, NULL, most, NULL);
-        clipped = PyArray_EnsureArray(clipped); /* NumPy makes a scalar of 0 axes */
-        Py_XDECREF(most);
-        Py_DECREF(array);
-        array = (PyArrayObject *)clipped;
-        if (array == NULL) {
-            return NULL;
-        }
-    }
     PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
         array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
     if (integers == NULL) {
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    } else if (may_wrap) { /* a new array, negative where the number is beyond int64 */
+        int64_t *values = PyArray_DATA(integers);
+        for (npy_intp i = 0; i < PyArray_SIZE(integers); i++) {
+            values[i] = values[i] < 0 ? INT64_MAX : values[i];
+        }
     }
     Py_DECREF(array);
     return integers;

@@ -32,11 +32,10 @@ $(VENV)/.created: | check-prerequisites
 # Editable: tests see the sources; the extension is rebuilt when a source is newer.
 $(VENV)/.built: $(VENV)/.created $(SOURCES)
 	@echo "building mha and its C core (about a minute)"
-	$(PIP) --editable .
+	$(PIP) --editable '.[plot]'
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.built examples/requirements.txt
-	$(PIP) --editable '.[plot]'
 	$(PIP) --no-deps -r examples/requirements.txt
 	@touch $@
 

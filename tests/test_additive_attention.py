@@ -16,7 +16,10 @@ def random_arguments(rng, dtype, batch=(2,), heads=(), kv_heads=(), query_len=5,
                      hidden=8):
     shapes = ((*batch, *heads, query_len, 20), (*batch, *kv_heads, key_len, 3),
               (*batch, *kv_heads, key_len, 4), (20, hidden), (3, hidden), (hidden,))
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    arguments = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    arguments[3] /= dtype(20**0.5)  # scores stay of order 1
+    arguments[5] /= dtype(max(hidden, 1) ** 0.5)
+    return arguments
 
 
 def check(arguments, **options):

@@ -17,7 +17,9 @@ def random_arguments(rng, dtype=np.float64, batch=(2,), query_len=6, key_len=9, 
     shapes = ((*batch, query_len, dims[0]), (*batch, key_len, dims[1]), (*batch, key_len, dims[2]),
               (dims[0], num_heads * head_dim), (dims[1], num_kv_heads * head_dim),
               (dims[2], num_kv_heads * value_head_dim), (num_heads * value_head_dim, output_dim))
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    scales = (1, 1, 1, *(in_out[0] ** -0.5 for in_out in shapes[3:]))  # scores stay of order 1
+    return [(rng.standard_normal(shape) * scale).astype(dtype)
+            for shape, scale in zip(shapes, scales, strict=True)]
 
 
 def biases_of(rng, arguments):

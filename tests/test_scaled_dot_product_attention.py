@@ -145,6 +145,11 @@ def test_zero_length_axes(axis, empty_rows):
     check(arguments, empty_rows=empty_rows)
 
 
+def test_an_output_without_columns_costs_nothing():
+    query = np.ones((2**40, 0))
+    assert mha.scaled_dot_product_attention(query, query[:1], query[:1]).shape == query.shape
+
+
 def strided_copies(array):
     """The same numbers in every layout of memory that a user may hand in."""
     yield np.asfortranarray(array)
@@ -323,7 +328,7 @@ def test_extras_change_nothing():
         assert np.array_equal(got[0], plain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_random_calls(data):
     """Shapes, strides and options drawn together."""

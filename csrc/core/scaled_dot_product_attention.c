@@ -143,7 +143,9 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     job->attention = attention;
     job->kernels = mha_kernels_for(attention->dtype);
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
-    job->batch_heads = batch * mha_extent(&attention->query, 3);
+    if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
+        return MHA_SIZE_OVERFLOW;
+    }
     job->query_blocks = ceiling_of(mha_extent(&attention->query, 2), job->kernels->query_block);
     if (__builtin_mul_overflow(job->batch_heads, job->query_blocks, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
@@ -158,6 +160,12 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     job->scratch_size += (MHA_WORKSPACE_ALIGNMENT - job->scratch_size % MHA_WORKSPACE_ALIGNMENT) %
                          MHA_WORKSPACE_ALIGNMENT;
     return MHA_OK;
+}
+
+/* An output without columns, and nothing else asked for, however many rows it has. */
+static bool nothing_to_compute(const mha_attention *attention) {
+    return mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
+           attention->lse == NULL;
 }
 
 mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,
@@ -178,6 +186,9 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     int threads;
     size_t all;
     void *scratch;
+    if (nothing_to_compute(attention)) {
+        return MHA_OK;
+    }
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));

@@ -12,7 +12,7 @@
 /* How sums are blocked: over keys, aligned to key 0; over the columns of a head in a dot product;
  * over the depth of a matrix product. Each block is one chain of FMAs from zero. Part of the
  * definition of a result's bits, and of its accuracy: docs/kernels.md. */
-enum { MHA_KEY_BLOCK = 128, MHA_HEAD_DIM_BLOCK = 64, MHA_DEPTH_BLOCK = 128 };
+enum { MHA_KEY_BLOCK = 64, MHA_HEAD_DIM_BLOCK = 64, MHA_DEPTH_BLOCK = 128 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };

@@ -54,14 +54,14 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]
 def seed_for(dropout: float, rng: Any) -> int:
     """The seed of a call with this dropout: nothing is drawn where there is none."""
     check_rng(rng)
-    if isinstance(dropout, (int, float)) and dropout == 0:
+    if isinstance(dropout, (int, float, np.number)) and dropout == 0:
         return 0
     return seed_from(rng)
 
 
 def seed_from(rng: Any) -> int:
     """The 64-bit seed of one call: None draws fresh entropy, an int is the seed, and a NumPy
-    Generator (or anything `numpy.random.default_rng` takes) gives one uint64 (SPEC 7)."""
+    Generator (or anything `numpy.random.default_rng` takes) gives one uint64."""
     check_rng(rng)
     if rng is None:
         return secrets.randbits(64)

@@ -205,10 +205,15 @@ class MultiHeadAttention:
         missing = sorted(self._parameters.keys() - mapping.keys())
         unknown = sorted(mapping.keys() - self._parameters.keys(), key=str)
         if missing or unknown:
-            raise ValueError(f"mapping: got unknown names {unknown} and none for {missing}, wanted"
-                             f" exactly {sorted(self._parameters)}")
-        self._parameters = {name: self._checked(name, mapping[name]).copy()
-                            for name in self._parameters}
+            got = " and ".join([f"unknown names {unknown}"] * bool(unknown)
+                               + [f"none for {missing}"] * bool(missing))
+            raise ValueError(f"mapping: got {got}, wanted exactly {sorted(self._parameters)}")
+        loaded = {name: self._checked(name, mapping[name]).copy() for name in self._parameters}
+        for name, parameter in loaded.items():
+            if self._parameters[name].flags.writeable:
+                self._parameters[name][...] = parameter  # arrays handed out before stay live
+            else:
+                self._parameters[name] = parameter
 
     @property
     def num_parameters(self) -> int:

@@ -171,7 +171,7 @@ def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: str, dropo
     # 3. Softmax over the keys.
     weights, lse = softmax(scores)
     if empty_rows == "uniform" and scores.shape[-1]:
-        empty = ~visible.any(axis=-1, keepdims=True)
+        empty = (lse.real == -np.inf)[..., None]
         weights = np.where(empty, weights.dtype.type(1 / scores.shape[-1]), weights)
         visible = visible | empty
 

@@ -237,7 +237,7 @@ def _compare(subject):
             largest = np.max(np.abs(mine - output))
             problems.append("gives NaN on ordinary input" if np.isnan(largest) else
                             f"differs from the reference by up to {largest:.2g}, and no known"
-                            " mistake explains it")
+                            " mistake explains it" + _where_weights_are(subject))
     else:
         notes += _returned_order(returned, output, weights)
         problems += _check_weights(returned, output, weights)
@@ -335,6 +335,11 @@ def _mask_meaning(subject, inputs, attend):
     return None, None, wrong, failure
 
 
+def _where_weights_are(subject):
+    return ("; a layer's weights are found by the names W_q, W_k, W_v and W_o"
+            if subject.tables is LAYER_TABLES else "")
+
+
 ONE_BLOCKS = ("your mask's 1 means blocked; here True means attend: mha.masks.from_blocked(mask)"
               " turns yours into ours")
 ADDITIVE = "your mask is added to the scores: 0 attends, -inf blocks; here that is bias="
@@ -359,7 +364,8 @@ def _check_blocking(subject, inputs, hand_over, attend, problems, notes):
     def call(visible, value=inputs[2]):
         return _of_shape(subject.call([*inputs[:2], value], hand_over(visible)), expected.shape)
 
-    if subject.inputs_taken == 3:
+    mixes_positions = {"split", "merge"} & subject.mistakes.keys()
+    if subject.inputs_taken == 3 and not mixes_positions:
         without_last = attend.copy()
         without_last[:, 0], without_last[:, -1] = True, False
         changed = inputs[2].copy()

@@ -15,6 +15,11 @@ git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' |
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
 MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
+core=$(find "$objects" -name '_core*.so')
+if [ "$(stat -c %s "$core")" -gt 1000000 ]; then
+    echo "lint: the extension is $(stat -c %s "$core") bytes, wanted less than 1 MB"
+    exit 1
+fi
 if command -v aarch64-linux-gnu-gcc >/dev/null; then
     for file in csrc/kernels/kernels_float*_neon.c; do
         aarch64-linux-gnu-gcc -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror \

@@ -164,6 +164,16 @@ def test_frozen_gives_the_same_bits(rows):
         assert np.array_equal(layer.unfreeze()(x), plain[0])
 
 
+def test_loaded_parameters_stay_live():
+    layer, other = random_layer(0), random_layer(1)
+    held = layer.parameters()
+    layer.load_parameters(other.parameters())
+    assert held["W_q"] is layer.W_q
+    layer.load_parameters({**held, "W_q": held["W_k"], "W_k": held["W_q"]})  # swapped
+    assert np.array_equal(layer.W_q, other.W_k)
+    assert np.array_equal(layer.W_k, other.W_q)
+
+
 def test_frozen_is_frozen():
     layer = random_layer()
     mine = layer.W_q

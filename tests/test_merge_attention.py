@@ -51,3 +51,5 @@ def test_types():
     one, two = np.ones((2, 3), np.float32), np.ones((2, 3))
     assert mha.merge_attention([one, one], [one[:, 0]] * 2)[0].dtype == np.float32
     assert mha.merge_attention([one, two], [one[:, 0]] * 2)[0].dtype == np.float64
+    assert mha.merge_attention([one, one.astype(np.int8)], [one[:, 0]] * 2)[0].dtype == np.float32
+    assert mha.merge_attention([one], [two[:, 0]])[1].dtype == np.float64

@@ -293,6 +293,38 @@ def test_large_scores_do_not_overflow():
         assert lse[0] == pytest.approx(large)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extreme_scales_and_values(dtype):
+    arguments = random_inputs(np.random.default_rng(15), dtype, (), (), (), 40, 200)
+    tiny = np.finfo(dtype).smallest_subnormal / 4 if dtype == np.float64 else 1e-46
+    for scale in (tiny, -tiny, 0.0):
+        got = mha.scaled_dot_product_attention(*arguments, causal=True, scale=scale)
+        assert relative_error(got, mha.scaled_dot_product_attention(
+            *arguments, causal=True, scale=0.0)) == 0
+    with pytest.raises(ValueError, match="scale: got"):
+        mha.scaled_dot_product_attention(*arguments, scale=np.finfo(dtype).max)
+
+    # A visible sum that overflows is infinite, as in NumPy, not NaN.
+    zeros, value = np.zeros((256, 4), dtype), np.zeros((256, 1), dtype)
+    value[[0, 64]] = np.finfo(dtype).max
+    assert np.isposinf(mha.scaled_dot_product_attention(zeros[:3], zeros, value)).all()
+
+
+def test_far_weights_count_in_float64():
+    query, key, value = np.ones((1, 1)), np.array([[0.0], [-100.0]]), np.array([[0.0], [1e60]])
+    got, weights = mha.scaled_dot_product_attention(query, key, value, return_weights=True)
+    assert weights[0, 1] == pytest.approx(np.exp(-100), rel=1e-12)
+    assert got[0, 0] == pytest.approx(1e60 * np.exp(-100), rel=1e-12)
+
+
+def test_rows_whose_scores_are_all_minus_infinity_are_empty():
+    query, key, value = np.ones((1, 2)), np.full((3, 2), -np.inf), np.arange(6.0).reshape(3, 2)
+    for options, wanted in (({}, [0, 0]), ({"empty_rows": "uniform"}, [2, 3])):
+        for attention in (mha, reference):
+            got = attention.scaled_dot_product_attention(query, key, value, **options)
+            assert got.tolist() == [wanted]
+
+
 def test_empty_rows():
     query, key, value = random_inputs(np.random.default_rng(12), np.float64, (), ())
     mask = np.ones((9, 13), bool)

@@ -16,7 +16,9 @@ import mha
 
 
 def run_python(code, timeout=60, **environment):
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], text=True, timeout=timeout,
+    # Python 3.12 warns of any fork with threads; that is what some of these tests are about.
+    warnings = ["-W", "error", "-W", "ignore:.*fork:DeprecationWarning"]
+    return subprocess.run([sys.executable, *warnings, "-c", code], text=True, timeout=timeout,
                           capture_output=True, env={**os.environ, **environment})
 
 
@@ -144,6 +146,34 @@ print("both went on")
 def test_fork(before):
     done = run_python(FORKED.format(before=before), timeout=30)
     assert done.stdout.strip() == "both went on", done.stderr
+
+
+FORKED_BY_A_HANDLER = """
+import os, signal
+import numpy as np
+import mha
+x = np.random.default_rng(0).standard_normal((1, 8, 4000, 64), np.float32)
+with mha.threads(1):
+    wanted = mha.scaled_dot_product_attention(x, x, x)
+child = []
+signal.signal(signal.SIGALRM, lambda *_: child.append(os.fork()) if not child else None)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+with mha.threads(2):
+    while not child:
+        result = mha.scaled_dot_product_attention(x, x, x)
+    right = np.array_equal(result, wanted)
+    again = np.array_equal(mha.scaled_dot_product_attention(x, x, x), wanted)
+if child[0] == 0:
+    os._exit(0 if right and again else 1)
+assert os.waitpid(child[0], 0)[1] == 0, "the child's result is wrong"
+assert right and again
+print("both are right")
+"""
+
+
+def test_fork_inside_a_call():
+    done = run_python(FORKED_BY_A_HANDLER)
+    assert done.stdout.strip() == "both are right", done.stderr
 
 
 def test_exit_while_threads_compute():

@@ -20,13 +20,9 @@ static mha_linear_projection projection_of(const mha_additive_attention *additiv
 /* Points a (batch..., heads, len, any) tensor at its projected rows (batch..., heads, len, hidden).
  */
 static void set_hidden(mha_dtype dtype, int64_t hidden, void *projected, mha_tensor *tensor) {
-    int64_t stride = (int64_t)mha_dtype_size(dtype);
     tensor->data = projected;
     tensor->shape[tensor->axes - 1] = hidden;
-    for (int axis = tensor->axes - 1; axis >= 0; axis--) {
-        tensor->strides[axis] = stride;
-        stride *= tensor->shape[axis];
-    }
+    mha_set_contiguous_strides(tensor, dtype);
 }
 
 static mha_attention attention_of(const mha_additive_attention *additive, void *projected_query,
@@ -65,8 +61,7 @@ mha_status mha_additive_attention_workspace(const mha_additive_attention *additi
     return mha_workspace_reserve(bytes, scratch, 1);
 }
 
-mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
-                                          mha_execution *execution) {
+static mha_status run_steps(const mha_additive_attention *additive, mha_execution *execution) {
     void *projected_query, *projected_key;
     size_t size;
     MHA_TRY(projected_size(additive, additive->query_rows, &size));
@@ -85,4 +80,12 @@ mha_status mha_additive_attention_forward(const mha_additive_attention *additive
     /* 2. Attend by scores w_v . tanh(projected query + projected key). */
     const mha_attention attention = attention_of(additive, projected_query, projected_key);
     return mha_scaled_dot_product_attention_forward(&attention, execution);
+}
+
+mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
+                                          mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(additive, execution);
+    execution->workspace.used = used_before;
+    return status;
 }

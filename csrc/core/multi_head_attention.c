@@ -28,6 +28,9 @@ typedef struct sizes {
 static mha_status matrix_size(mha_dtype dtype, int64_t batch, int64_t length, int64_t width,
                               size_t *bytes) {
     MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, bytes));
+    if (*bytes > INT64_MAX) { /* rows are counted in int64_t */
+        return MHA_SIZE_OVERFLOW;
+    }
     MHA_TRY(mha_multiply_sizes(*bytes, (size_t)width, bytes));
     return mha_multiply_sizes(*bytes, mha_dtype_size(dtype), bytes);
 }
@@ -63,17 +66,13 @@ static mha_linear_projection projection_of(mha_dtype dtype, const void *x, int64
 static void heads_of(const mha_multi_head_attention *layer, void *data, int64_t length,
                      int64_t width, int64_t num_heads, mha_tensor *heads) {
     const int batch_axes = layer->attention.batch_axes;
-    int64_t stride = (int64_t)mha_dtype_size(layer->attention.dtype);
     mha_tensor sequence = {.data = data, .axes = batch_axes + 2};
     for (int axis = 0; axis < batch_axes; axis++) {
         sequence.shape[axis] = layer->batch_shape[axis];
     }
     sequence.shape[batch_axes] = length;
     sequence.shape[batch_axes + 1] = width;
-    for (int axis = batch_axes + 1; axis >= 0; axis--) {
-        sequence.strides[axis] = stride;
-        stride *= sequence.shape[axis];
-    }
+    mha_set_contiguous_strides(&sequence, layer->attention.dtype);
     mha_split_heads(&sequence, num_heads, heads);
 }
 
@@ -128,8 +127,7 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
     return mha_workspace_reserve(bytes, scratch, 1);
 }
 
-mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
-                                            mha_execution *execution) {
+static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     const mha_multi_head_attention *l = layer;
     mha_workspace *workspace = &execution->workspace;
     void *projected_query, *projected_key, *projected_value, *merged;
@@ -162,4 +160,12 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
     /* 5. Output projection: (batch, query_len, output_dim). */
     step = projection_of(dtype, merged, query_rows, &l->W_o, l->b_o, l->output);
     return mha_linear_projection_forward(&step, execution);
+}
+
+mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
+                                            mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(layer, execution);
+    execution->workspace.used = used_before;
+    return status;
 }

@@ -8,11 +8,15 @@
 
 static atomic_int process_num_threads; /* 0: not yet asked for */
 
+static int clamped(long number) {
+    return number < 1 ? 1 : number > MHA_MAX_THREADS ? MHA_MAX_THREADS : (int)number;
+}
+
 /* A positive int, or 0. OMP_NUM_THREADS may be a list: its first number counts. */
 static int number_in(const char *variable) {
     const char *text = getenv(variable);
     const long number = text == NULL ? 0 : strtol(text, NULL, 10);
-    return number > 0 && number <= 4096 ? (int)number : 0;
+    return number > 0 ? clamped(number) : 0;
 }
 
 int mha_usable_cpus(void) { return mha_system_usable_cpus(); }
@@ -32,4 +36,6 @@ int mha_get_num_threads(void) {
     return number;
 }
 
-void mha_set_num_threads(int num_threads) { atomic_store(&process_num_threads, num_threads); }
+void mha_set_num_threads(int num_threads) {
+    atomic_store(&process_num_threads, clamped(num_threads));
+}

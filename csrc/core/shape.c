@@ -46,3 +46,16 @@ int64_t mha_extent(const mha_tensor *tensor, int from_last) {
 int64_t mha_stride(const mha_tensor *tensor, int from_last) {
     return tensor->strides[tensor->axes - from_last];
 }
+
+void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
+    int64_t stride = (int64_t)mha_dtype_size(dtype);
+    for (int axis = 0; axis < tensor->axes; axis++) {
+        if (tensor->shape[axis] == 0) {
+            stride = 0;
+        }
+    }
+    for (int axis = tensor->axes - 1; axis >= 0; axis--) {
+        tensor->strides[axis] = stride;
+        stride *= tensor->shape[axis];
+    }
+}

@@ -80,7 +80,8 @@ typedef struct mha_kernels {
     void (*attention)(const mha_attention_block *block, void *scratch);
     void (*matmul)(const mha_matmul_block *block);
     void (*merge)(const mha_merge_block *block);
-    /* Elementwise, for the tests: exp2 for x <= 0 (0 below 2^-126), natural log, tanh. */
+    /* Elementwise, for the tests: exp2 for x <= 0 (0 where it would be denormal), natural log,
+     * tanh. */
     void (*exp2)(const void *x, void *y, int64_t count);
     void (*log)(const void *x, void *y, int64_t count);
     void (*tanh)(const void *x, void *y, int64_t count);

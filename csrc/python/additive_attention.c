@@ -36,20 +36,12 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [DROPOUT] = {"dropout", AS_NUMBER},
 };
 
-/* Runs the call with the GIL released; 0, or -1 with the exception. */
-static int run(const mha_additive_attention *additive) {
-    mha_execution execution;
-    size_t bytes;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0 ||
-        mha_call_check(mha_additive_attention_workspace(additive, num_threads, &bytes)) < 0 ||
-        mha_call_begin(&execution, bytes, num_threads) < 0) {
-        return -1;
-    }
-    mha_status status;
-    Py_BEGIN_ALLOW_THREADS status = mha_additive_attention_forward(additive, &execution);
-    Py_END_ALLOW_THREADS mha_call_end(&execution);
-    return mha_call_check(status);
+static mha_status workspace_of(const void *additive, int num_threads, size_t *bytes) {
+    return mha_additive_attention_workspace(additive, num_threads, bytes);
+}
+
+static mha_status forward(const void *additive, mha_execution *execution) {
+    return mha_additive_attention_forward(additive, execution);
 }
 
 static int convert_weights(PyObject *const *args, const attention_inputs *inputs,
@@ -98,6 +90,10 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
         PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
         return NULL;
     }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
+        return NULL;
+    }
     /* 1. Convert and check every argument. */
     if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
         goto cleanup;
@@ -141,7 +137,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     mha_point_weight(&W_q, &additive.W_q);
     mha_point_weight(&W_k, &additive.W_k);
     /* 3. Compute. */
-    if (run(&additive) < 0) {
+    if (mha_call_run(workspace_of, forward, &additive, num_threads) < 0) {
         goto cleanup;
     }
     result = mha_pack_results(output, weights, NULL);

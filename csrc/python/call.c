@@ -1,8 +1,14 @@
+#define _GNU_SOURCE
 #include "call.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 #include "convert.h"
 
@@ -54,24 +60,38 @@ static char *allocate_aligned(size_t bytes) {
 
 enum { NANOSECONDS_BETWEEN_POLLS = 20000000 };
 
-/* Asks Python for signals at most every 20 ms, since that takes the GIL. */
+/* Only the main thread runs Python's signal handlers. Another thread must not ask for the GIL in
+ * the middle of a job: while Python shuts down that ends the thread, under the workers' feet. */
+static bool is_main_thread(void) {
+#ifdef __linux__
+    return syscall(SYS_gettid) == getpid();
+#elif defined(__APPLE__)
+    return pthread_main_np() != 0;
+#else
+    return true;
+#endif
+}
+
+/* Asks Python for signals at most every 20 ms, since that takes the GIL. `context` holds the state
+ * of the thread, which gave the GIL up. */
 static int poll_signals(void *context) {
     static _Thread_local int64_t last_poll;
     struct timespec now;
-    (void)context;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const int64_t nanoseconds = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     if (nanoseconds - last_poll < NANOSECONDS_BETWEEN_POLLS) {
         return 0;
     }
     last_poll = nanoseconds;
-    const PyGILState_STATE state = PyGILState_Ensure();
+    PyThreadState **thread = context;
+    PyEval_RestoreThread(*thread);
     const int raised = PyErr_CheckSignals();
-    PyGILState_Release(state);
+    *thread = PyEval_SaveThread();
     return raised;
 }
 
-int mha_call_begin(mha_execution *execution, size_t bytes, int num_threads) {
+/* Fills `execution` but for cancel; -1 with a MemoryError. Needs call_end after success. */
+static int call_begin(mha_execution *execution, size_t bytes, int num_threads) {
     const size_t needed = bytes < MHA_WORKSPACE_ALIGNMENT ? MHA_WORKSPACE_ALIGNMENT : bytes;
     kept_workspace *kept = needed <= KEPT_BYTES ? kept_of_thread() : NULL;
     mha_workspace workspace = {.size = needed};
@@ -92,12 +112,10 @@ int mha_call_begin(mha_execution *execution, size_t bytes, int num_threads) {
     }
     execution->workspace = workspace;
     execution->num_threads = num_threads;
-    execution->cancel.poll = poll_signals;
-    execution->cancel.context = NULL;
     return 0;
 }
 
-void mha_call_end(mha_execution *execution) {
+static void call_end(mha_execution *execution) {
     kept_workspace *kept = key_works ? pthread_getspecific(key) : NULL;
     if (kept != NULL && kept->base == execution->workspace.base) {
         kept->in_use = false;
@@ -107,7 +125,8 @@ void mha_call_end(mha_execution *execution) {
     execution->workspace.base = NULL;
 }
 
-int mha_call_check(mha_status status) {
+/* 0 for MHA_OK, else -1 with the exception: MemoryError, or what a signal handler raised. */
+static int call_check(mha_status status) {
     switch (status) {
     case MHA_OK:
         return 0;
@@ -126,4 +145,21 @@ int mha_call_check(mha_status status) {
     }
     PyErr_SetString(PyExc_SystemError, mha_status_message(status));
     return -1;
+}
+
+int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
+                 int num_threads) {
+    mha_execution execution;
+    size_t bytes;
+    if (call_check(workspace(problem, num_threads, &bytes)) < 0 ||
+        call_begin(&execution, bytes, num_threads) < 0) {
+        return -1;
+    }
+    PyThreadState *thread = PyEval_SaveThread();
+    execution.cancel.poll = is_main_thread() ? poll_signals : NULL;
+    execution.cancel.context = &thread;
+    const mha_status status = forward(problem, &execution);
+    PyEval_RestoreThread(thread);
+    call_end(&execution);
+    return call_check(status);
 }

@@ -8,12 +8,13 @@
  * exception. */
 int mha_call_threads(void);
 
-/* Fills `execution` for a call: a workspace of `bytes`, num_threads, and a cancel callback that
- * runs Python's signal handlers. -1 with a MemoryError. Every begin needs its end. */
-int mha_call_begin(mha_execution *execution, size_t bytes, int num_threads);
-void mha_call_end(mha_execution *execution);
+/* The two functions of a step, over a pointer to its struct. */
+typedef mha_status core_workspace(const void *problem, int num_threads, size_t *bytes);
+typedef mha_status core_forward(const void *problem, mha_execution *execution);
 
-/* 0 for MHA_OK, else -1 with the exception: MemoryError, or what a signal handler raised. */
-int mha_call_check(mha_status status);
+/* Runs a step with the GIL released, in a workspace of the size it asks for; Ctrl-C stops it. 0, or
+ * -1 with the exception: MemoryError, or what a signal handler raised. */
+int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
+                 int num_threads);
 
 #endif

@@ -93,16 +93,14 @@ int mha_check_real(PyArrayObject *array, const char *name) {
                : raise_not_real(array, name);
 }
 
-int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
+int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count,
                      mha_dtype *dtype) {
-    PyArrayObject *operands[3];
     for (int i = 0; i < count; i++) {
-        operands[i] = arrays[i];
         if (mha_check_real(arrays[i], names[i]) < 0) {
             return -1;
         }
     }
-    PyArray_Descr *common = PyArray_ResultType(count, operands, 0, NULL);
+    PyArray_Descr *common = PyArray_ResultType(count, arrays, 0, NULL);
     if (common == NULL) {
         return -1;
     }

@@ -15,8 +15,7 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name);
 int mha_check_real(PyArrayObject *array, const char *name);
 
 /* The element type of a result over `count` arrays: result_type, integers become float64. */
-int mha_result_dtype(PyArrayObject *const *arrays, const char *const *names, int count,
-                     mha_dtype *dtype);
+int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count, mha_dtype *dtype);
 
 /* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
  * New reference; `array` stays the caller's. */

@@ -80,8 +80,7 @@ static int check_lengths_and_widths(PyArrayObject *const arrays[3], bool key_wid
     return 0;
 }
 
-static int convert(PyArrayObject *const arrays[3], bool key_width_is_free,
-                   attention_inputs *inputs) {
+static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_inputs *inputs) {
     score_shape *scores = &inputs->scores;
     if (check_axes(arrays) < 0) {
         return -1;

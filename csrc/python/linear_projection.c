@@ -5,20 +5,12 @@
 
 static const argument_form FORMS[] = {{"x", AS_REAL}, {"weight", AS_REAL}, {"bias", AS_REAL}};
 
-/* Runs the projection with the GIL released; 0, or -1 with the exception. */
-static int run(const mha_linear_projection *projection) {
-    mha_execution execution;
-    size_t bytes;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0 ||
-        mha_call_check(mha_linear_projection_workspace(projection, num_threads, &bytes)) < 0 ||
-        mha_call_begin(&execution, bytes, num_threads) < 0) {
-        return -1;
-    }
-    mha_status status;
-    Py_BEGIN_ALLOW_THREADS status = mha_linear_projection_forward(projection, &execution);
-    Py_END_ALLOW_THREADS mha_call_end(&execution);
-    return mha_call_check(status);
+static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
+    return mha_linear_projection_workspace(projection, num_threads, bytes);
+}
+
+static mha_status forward(const void *projection, mha_execution *execution) {
+    return mha_linear_projection_forward(projection, execution);
 }
 
 PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_t nargs) {
@@ -33,6 +25,10 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_
     (void)module;
     if (nargs != 3) {
         PyErr_SetString(PyExc_TypeError, "linear takes x, weight and bias");
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
         return NULL;
     }
     if (mha_settle(FORMS, 3, given_args, args) < 0) {
@@ -74,7 +70,8 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_
         .output_stride = weight.out * item,
     };
     mha_point_weight(&weight, &projection.weight);
-    if (PyArray_SIZE(output) > 0 && run(&projection) < 0) {
+    if (PyArray_SIZE(output) > 0 &&
+        mha_call_run(workspace_of, forward, &projection, num_threads) < 0) {
         goto cleanup;
     }
     result = (PyObject *)output;

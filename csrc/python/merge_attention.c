@@ -58,18 +58,39 @@ static int check_shapes(const parts *p) {
     return 0;
 }
 
+/* The common type of all outputs, and with all lses. */
+static int common_dtype(const parts *p, mha_dtype *dtype) {
+    static const char *const names[] = {"outputs", "lses"};
+    const int count = (int)(2 * p->count);
+    PyArrayObject **arrays = PyMem_Calloc((size_t)count, sizeof *arrays);
+    const char **array_names = PyMem_Calloc((size_t)count, sizeof *array_names);
+    int failed = -1;
+    if (arrays == NULL || array_names == NULL) {
+        PyErr_NoMemory();
+    } else {
+        for (int i = 0; i < count; i++) {
+            arrays[i] = i < p->count ? p->outputs[i] : p->lses[i - p->count];
+            array_names[i] = names[i < p->count ? 0 : 1];
+        }
+        failed = mha_result_dtype(arrays, array_names, (int)p->count, dtype);
+        failed = failed ? failed : mha_result_dtype(arrays, array_names, count, dtype);
+    }
+    PyMem_Free(arrays);
+    PyMem_Free(array_names);
+    return failed;
+}
+
 /* Both sequences as arrays of one element type, C-contiguous. */
 static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype *dtype) {
-    static const char *const names[] = {"outputs", "outputs"};
-    *dtype = MHA_FLOAT32;
     for (Py_ssize_t i = 0; i < p->count; i++) {
-        mha_dtype part_dtype;
         p->outputs[i] = mha_as_array(PyTuple_GET_ITEM(outputs, i), "outputs");
         p->lses[i] = p->outputs[i] == NULL ? NULL : mha_as_array(PyTuple_GET_ITEM(lses, i), "lses");
-        if (p->lses[i] == NULL || mha_result_dtype(&p->outputs[i], names, 1, &part_dtype) < 0) {
+        if (p->lses[i] == NULL) {
             return -1;
         }
-        *dtype = part_dtype == MHA_FLOAT64 ? MHA_FLOAT64 : *dtype;
+    }
+    if (common_dtype(p, dtype) < 0) {
+        return -1;
     }
     if (check_shapes(p) < 0) {
         return -1;

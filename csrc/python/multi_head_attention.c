@@ -277,20 +277,12 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     }
 }
 
-/* Runs the layer with the GIL released; 0, or -1 with the exception. */
-static int run(const mha_multi_head_attention *layer) {
-    mha_execution execution;
-    size_t bytes;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0 ||
-        mha_call_check(mha_multi_head_attention_workspace(layer, num_threads, &bytes)) < 0 ||
-        mha_call_begin(&execution, bytes, num_threads) < 0) {
-        return -1;
-    }
-    mha_status status;
-    Py_BEGIN_ALLOW_THREADS status = mha_multi_head_attention_forward(layer, &execution);
-    Py_END_ALLOW_THREADS mha_call_end(&execution);
-    return mha_call_check(status);
+static mha_status workspace_of(const void *layer, int num_threads, size_t *bytes) {
+    return mha_multi_head_attention_workspace(layer, num_threads, bytes);
+}
+
+static mha_status forward(const void *layer, mha_execution *execution) {
+    return mha_multi_head_attention_forward(layer, execution);
 }
 
 PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_args,
@@ -304,6 +296,10 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     (void)module;
     if (nargs != NUM_ARGUMENTS) {
         PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
         return NULL;
     }
     /* 1. Convert and check every argument. */
@@ -320,7 +316,7 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     }
     /* 2. Take the pointers, 3. compute. */
     point(&arguments, output, weights, lse, &layer);
-    if (run(&layer) < 0) {
+    if (mha_call_run(workspace_of, forward, &layer, num_threads) < 0) {
         goto cleanup;
     }
     result = mha_pack_results(output, weights, lse);

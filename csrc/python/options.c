@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <float.h>
 #include <math.h>
 
 /* The scores as the user sees them: (batch..., heads, query_len, key_len), no heads in 2-D, 3-D. */
@@ -27,9 +28,15 @@ static int check_broadcasts(PyArrayObject *array, const score_shape *scores, con
         fits = size == 1 || size == shape[axis + extra];
     }
     if (!fits) {
+        const bool padding = PyArray_NDIM(array) == 2 && scores->batch_axes == 1 &&
+                             PyArray_DIM(array, 0) == shape[0] &&
+                             PyArray_DIM(array, 1) == shape[axes - 1];
+        const char *hint = !padding            ? ""
+                           : scores->has_heads ? "; for padding write it [:, None, None, :]"
+                                               : "; for padding write it [:, None, :]";
         PyErr_Format(PyExc_ValueError,
-                     "%s: got shape %s, wanted one that broadcasts to the scores %s", name,
-                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted));
+                     "%s: got shape %s, wanted one that broadcasts to the scores %s%s", name,
+                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted), hint);
         return -1;
     }
     return 0;
@@ -228,7 +235,8 @@ static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
     return 0;
 }
 
-static int convert_scale(PyObject *object, int64_t head_dim, double *scale) {
+/* Finite, also in the element type and times log2 e. */
+static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, double *scale) {
     if (object == NULL || object == Py_None) {
         *scale = head_dim > 0 ? 1 / sqrt((double)head_dim) : 1;
         return 0;
@@ -236,7 +244,8 @@ static int convert_scale(PyObject *object, int64_t head_dim, double *scale) {
     if (mha_convert_number(object, "scale", scale) < 0) {
         return -1;
     }
-    if (!isfinite(*scale)) {
+    const double largest = dtype == MHA_FLOAT32 ? (double)FLT_MAX / 2 : DBL_MAX / 2;
+    if (!(fabs(*scale) <= largest)) {
         PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number", object);
         return -1;
     }
@@ -310,7 +319,7 @@ int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
         mha_convert_bool(a->causal, "causal", &c->causal) < 0 ||
         convert_query_offset(or_none(a->query_offset), scores, &c->query_offset) < 0 ||
         convert_window(or_none(a->window), &c->window_left, &c->window_right) < 0 ||
-        convert_scale(a->scale, scores->head_dim, &c->scale) < 0 ||
+        convert_scale(a->scale, dtype, scores->head_dim, &c->scale) < 0 ||
         convert_softcap(a->softcap, &c->softcap) < 0 ||
         convert_empty_rows(a->empty_rows, &c->uniform_empty_rows) < 0 ||
         mha_convert_dropout(a->dropout, "dropout", &c->dropout) < 0 ||

@@ -7,14 +7,12 @@
 /* The context variable of `mha.threads`; written once, when the module starts. */
 static PyObject *num_threads_variable;
 
-enum { MOST_THREADS = 4096 };
-
 static int checked_num_threads(PyObject *object) {
     int64_t number;
     if (mha_convert_int(object, "num_threads", 1, &number) < 0) {
         return -1;
     }
-    return number < MOST_THREADS ? (int)number : MOST_THREADS;
+    return number < MHA_MAX_THREADS ? (int)number : MHA_MAX_THREADS;
 }
 
 int mha_call_threads(void) {

@@ -72,10 +72,13 @@ static int check_out_alone(PyArrayObject *out, PyObject *const *args) {
         }
         PyObject *shared =
             PyObject_CallMethod(numpy, "shares_memory", "OOn", plain, args[i], (Py_ssize_t)100000);
-        if (shared == NULL) { /* too hard to decide: not worth the risk */
-            PyErr_Clear();
+        if (shared == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            PyErr_Clear(); /* too hard to decide: not worth the risk */
+            shared = Py_NewRef(Py_True);
         }
-        if (shared == NULL || PyObject_IsTrue(shared)) {
+        if (shared == NULL) {
+            failed = -1;
+        } else if (PyObject_IsTrue(shared)) {
             PyErr_Format(PyExc_ValueError, "out: got memory of %s, wanted an array of its own",
                          FORMS[i].name);
             failed = -1;
@@ -138,21 +141,12 @@ static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
     return (PyArrayObject *)out;
 }
 
-/* Runs the step with the GIL released; 0, or -1 with the exception. */
-static int run(const mha_attention *attention) {
-    mha_execution execution;
-    size_t bytes;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0 ||
-        mha_call_check(mha_scaled_dot_product_attention_workspace(attention, num_threads, &bytes)) <
-            0 ||
-        mha_call_begin(&execution, bytes, num_threads) < 0) {
-        return -1;
-    }
-    mha_status status;
-    Py_BEGIN_ALLOW_THREADS status = mha_scaled_dot_product_attention_forward(attention, &execution);
-    Py_END_ALLOW_THREADS mha_call_end(&execution);
-    return mha_call_check(status);
+static mha_status workspace_of(const void *attention, int num_threads, size_t *bytes) {
+    return mha_scaled_dot_product_attention_workspace(attention, num_threads, bytes);
+}
+
+static mha_status forward(const void *attention, mha_execution *execution) {
+    return mha_scaled_dot_product_attention_forward(attention, execution);
 }
 
 PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *given_args,
@@ -166,6 +160,10 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     (void)module;
     if (nargs != NUM_ARGUMENTS) {
         PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
         return NULL;
     }
     /* 1. Convert and check every argument. */
@@ -206,7 +204,7 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     mha_tensor_with_heads(output, &attention.output);
     mha_point_options(&options, &inputs.scores, &attention.options);
     /* 3. Compute. */
-    if (run(&attention) < 0) {
+    if (mha_call_run(workspace_of, forward, &attention, num_threads) < 0) {
         goto cleanup;
     }
     result = mha_pack_results(output, weights, lse);

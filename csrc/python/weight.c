@@ -27,7 +27,11 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     (void)module;
     array = mha_as_array(object, "weight");
     packed = calloc(1, sizeof *packed);
-    if (array == NULL || packed == NULL || mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
+    if (packed == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
+    if (array == NULL || mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
         goto cleanup;
     }
     if (PyArray_NDIM(array) != 2) {
@@ -66,11 +70,13 @@ cleanup:
     return capsule;
 }
 
-static int check_in(int64_t got, int64_t wanted, const char *in_meaning, const char *shape,
-                    const char *name) {
-    if (wanted >= 0 && got != wanted) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s", name, shape,
-                     (long long)wanted, in_meaning);
+static int check_in(const converted_weight *weight, int64_t wanted, const char *in_meaning,
+                    const char *shape, const char *name) {
+    if (weight->in != wanted) {
+        const char *hint =
+            weight->out == wanted ? "; stored as (out, in)? then pass its transpose, .T" : "";
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s%s", name, shape,
+                     (long long)wanted, in_meaning, hint);
         return -1;
     }
     return 0;
@@ -92,7 +98,7 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
     weight->owner = capsule;
     weight->in = packed->in;
     weight->out = packed->out;
-    return check_in(packed->in, in, in_meaning, mha_shape_text(shape, 2, text), name);
+    return check_in(weight, in, in_meaning, mha_shape_text(shape, 2, text), name);
 }
 
 int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
@@ -113,7 +119,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
     }
     weight->in = PyArray_DIM(array, 0);
     weight->out = PyArray_DIM(array, 1);
-    if (check_in(weight->in, in, in_meaning, mha_array_shape_text(array, text), name) == 0) {
+    if (check_in(weight, in, in_meaning, mha_array_shape_text(array, text), name) == 0) {
         weight->owner = (PyObject *)mha_as_strided_real(array, dtype, name);
     }
     Py_DECREF(array);

@@ -9,7 +9,7 @@ typedef struct converted_weight {
     int64_t in, out;
 } converted_weight;
 
-/* Checks the shape (in, out); -1 means any size. 0, or -1 with the exception. */
+/* Checks the shape (in, out). 0, or -1 with the exception. */
 int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
                        const char *name, converted_weight *weight);
 void mha_point_weight(const converted_weight *converted, mha_weight *weight);

@@ -4,8 +4,10 @@
 static const double OPERATIONS_A_THREAD = 5e5;
 
 int mha_threads_for(int64_t num_tasks, double operations, int num_threads) {
-    if (operations < OPERATIONS_A_THREAD) {
-        return 1;
+    const double worth = operations / OPERATIONS_A_THREAD;
+    int threads = num_tasks < num_threads ? (int)num_tasks : num_threads;
+    if (worth < threads) {
+        threads = (int)worth;
     }
-    return num_tasks < num_threads ? (int)num_tasks : num_threads;
+    return threads < 1 ? 1 : threads;
 }

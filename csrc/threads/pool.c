@@ -9,17 +9,20 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "mha/runtime.h"
 #include "system.h"
 
-enum { MAX_WORKERS = 255, SPIN_NANOSECONDS = 50000, SPINS_A_CLOCK_READ = 64 };
+enum { MAX_WORKERS = MHA_MAX_THREADS - 1, SPIN_NANOSECONDS = 50000, SPINS_A_CLOCK_READ = 64 };
 
 static struct pool {
     pthread_mutex_t in_use;  /* held by the caller whose job runs */
-    pthread_mutex_t mutex;   /* guards what follows, but for the atomics */
+    pthread_mutex_t mutex;   /* what follows is written under it, and constant while a job runs, but
+                                for the atomics */
     pthread_cond_t new_job;  /* workers park here */
     pthread_cond_t job_done; /* the caller parks here */
     int num_workers;
     bool fork_handler_set;
+    unsigned forks; /* of the processes between the first and this one */
 
     mha_task_function function;
     void *context;
@@ -41,6 +44,7 @@ static void start_over_in_child(void) {
     pthread_mutex_init(&pool.mutex, NULL);
     pthread_cond_init(&pool.new_job, NULL);
     pthread_cond_init(&pool.job_done, NULL);
+    pool.forks++;
     pool.num_workers = 0;
     pool.wanted = pool.joined = 0;
     atomic_store(&pool.running, 0);
@@ -109,6 +113,11 @@ static void start_workers(int wanted) {
         pool.fork_handler_set = pthread_atfork(NULL, NULL, start_over_in_child) == 0;
     }
     sigfillset(&all);
+    /* Blocked, a fault of a worker's own would be undefined. */
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     while (pool.num_workers < wanted) {
@@ -138,10 +147,15 @@ static mha_status run_inline(int64_t num_tasks, mha_task_function function, void
     return MHA_OK;
 }
 
-/* The caller's share of the tasks, with the polling that only it may do. */
+/* The caller's share of the tasks, with the polling that only it may do. Polling may fork. */
 static mha_status run_as_caller(const mha_cancel *cancel) {
+    const unsigned forks = pool.forks;
     for (;;) {
-        if (is_cancelled(cancel)) {
+        const bool cancelled = is_cancelled(cancel);
+        if (pool.forks != forks) {
+            return MHA_OK;
+        }
+        if (cancelled) {
             atomic_store(&pool.stopped, true);
             return MHA_CANCELLED;
         }
@@ -155,11 +169,13 @@ static mha_status run_as_caller(const mha_cancel *cancel) {
 
 /* Closes the job to late workers and waits for those inside. */
 static void wait_for_workers(void) {
+    pthread_mutex_lock(&pool.mutex);
+    pool.wanted = 0;
+    pthread_mutex_unlock(&pool.mutex);
     for (int spin = 0; spin < 1000 && atomic_load(&pool.running) > 0; spin++) {
         mha_system_pause();
     }
     pthread_mutex_lock(&pool.mutex);
-    pool.wanted = 0;
     while (atomic_load(&pool.running) > 0) {
         pthread_cond_wait(&pool.job_done, &pool.mutex);
     }
@@ -191,7 +207,13 @@ mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function fu
     pthread_cond_broadcast(&pool.new_job);
     pthread_mutex_unlock(&pool.mutex);
 
+    const unsigned forks = pool.forks;
     const mha_status status = run_as_caller(cancel);
+    if (pool.forks != forks) {
+        /* A signal handler forked and this is the child: the workers, and the tasks that they were
+         * at, are gone, and so is the job. All tasks again; the pool is as new. */
+        return run_inline(num_tasks, function, context, cancel);
+    }
     wait_for_workers();
     pthread_mutex_unlock(&pool.in_use);
     return status;

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* CPUs in the affinity mask, bounded by the cgroup's quota; at least 1. */
+/* CPUs in the affinity mask, bounded by the quota of the container's cgroup; at least 1. */
 int mha_system_usable_cpus(void);
 
 /* Tells the core that this is a spin loop. */

@@ -1,1 +1,16 @@
 """Adapters: the names, argument orders and mask meanings of other programs, computed here."""
+
+import importlib
+from types import ModuleType
+
+_ADAPTERS = ("d2l", "numpy_tutorial", "pytorch", "pytorch_notebook")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ADAPTERS:
+        return importlib.import_module(f"mha.compat.{name}")
+    raise AttributeError(f"module 'mha.compat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_ADAPTERS)

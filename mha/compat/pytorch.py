@@ -485,4 +485,4 @@ def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],
 def _after_dropout(weights, p, seed):
     """The weights that the values were summed with, from those before dropout."""
     kept_fraction = 1 - math.floor(65536 * p + 0.5) / 65536
-    return np.where(mha.dropout_mask(weights.shape, p, seed), weights, 0) / kept_fraction
+    return np.where(mha.dropout_mask(weights.shape, p, seed), weights, 0) / (kept_fraction or 1)

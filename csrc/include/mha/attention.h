@@ -112,8 +112,8 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
                                             mha_execution *execution) MHA_MUST_CHECK;
 
 /* w_v . tanh(query W_q + key W_k). query (batch..., heads, query_len, query_dim) and key (batch...,
- * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, its query and key are
- * filled in here with the projected ones (hidden wide). */
+ * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, of its query
+ * and key only axes and shape are read: (batch..., heads, len, any). */
 typedef struct mha_additive_attention {
     mha_attention attention;
     const void *query, *key;
@@ -141,7 +141,7 @@ typedef struct mha_merge_attention {
 
 void mha_merge_attention_forward(const mha_merge_attention *merge);
 
-/* round(65536 p), as the contract's dropout compares it. */
+/* round(65536 p), what the 16 random bits of a weight are compared with. */
 uint32_t mha_dropout_threshold(double p);
 
 /* kept[batch][head][query][key] = 1 where dropout with this threshold and seed keeps the weight. */

@@ -6,7 +6,7 @@
 
 #include "mha/status.h"
 
-/* Polled between tasks on the calling thread; nonzero stops the call with MHA_CANCELLED. */
+/* Polled between the calling thread's own tasks; nonzero stops the call with MHA_CANCELLED. */
 typedef struct mha_cancel {
     int (*poll)(void *context);
     void *context;

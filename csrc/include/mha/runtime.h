@@ -12,10 +12,13 @@ const char *mha_instruction_set(void);
 /* The name of the index-th kernel set that can run here, slowest first; NULL past the last. */
 const char *mha_available_instruction_set(int index);
 
+/* Larger numbers are lowered to this, smaller ones than 1 raised. */
+enum { MHA_MAX_THREADS = 256 };
+
 int mha_get_num_threads(void);
 void mha_set_num_threads(int num_threads);
 
-/* The CPUs that the process may use: affinity and cgroup quota included. */
+/* The CPUs that the process may use: its affinity, and the quota of the container's cgroup. */
 int mha_usable_cpus(void);
 
 #endif

@@ -2,21 +2,6 @@
  * projections to the hidden width, then the attention step with those scores. */
 #include "mha/attention.h"
 
-static mha_linear_projection projection_of(const mha_additive_attention *additive, const void *x,
-                                           int64_t rows, const mha_weight *weight, void *output) {
-    const int64_t item = (int64_t)mha_dtype_size(additive->attention.dtype);
-    const mha_linear_projection projection = {
-        .dtype = additive->attention.dtype,
-        .rows = rows,
-        .x = x,
-        .x_stride = weight->in * item,
-        .weight = *weight,
-        .output = output,
-        .output_stride = weight->out * item,
-    };
-    return projection;
-}
-
 /* Points a (batch..., heads, len, any) tensor at its projected rows (batch..., heads, len, hidden).
  */
 static void set_hidden(mha_dtype dtype, int64_t hidden, void *projected, mha_tensor *tensor) {
@@ -43,10 +28,10 @@ static mha_status projected_size(const mha_additive_attention *additive, int64_t
 mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
                                             size_t *bytes) {
     const mha_attention attention = attention_of(additive, NULL, NULL);
-    const mha_linear_projection query =
-        projection_of(additive, NULL, additive->query_rows, &additive->W_q, NULL);
-    const mha_linear_projection key =
-        projection_of(additive, NULL, additive->key_rows, &additive->W_k, NULL);
+    const mha_linear_projection query = mha_contiguous_projection(
+        additive->attention.dtype, NULL, additive->query_rows, &additive->W_q, NULL, NULL);
+    const mha_linear_projection key = mha_contiguous_projection(
+        additive->attention.dtype, NULL, additive->key_rows, &additive->W_k, NULL, NULL);
     size_t size, scratch, query_scratch, key_scratch;
     MHA_TRY(mha_linear_projection_workspace(&query, num_threads, &query_scratch));
     MHA_TRY(mha_linear_projection_workspace(&key, num_threads, &key_scratch));
@@ -70,11 +55,12 @@ static mha_status run_steps(const mha_additive_attention *additive, mha_executio
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_key));
 
     /* 1. Project to the hidden width: (..., heads, len, hidden). */
-    mha_linear_projection step = projection_of(additive, additive->query, additive->query_rows,
-                                               &additive->W_q, projected_query);
+    mha_linear_projection step =
+        mha_contiguous_projection(additive->attention.dtype, additive->query, additive->query_rows,
+                                  &additive->W_q, NULL, projected_query);
     MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step =
-        projection_of(additive, additive->key, additive->key_rows, &additive->W_k, projected_key);
+    step = mha_contiguous_projection(additive->attention.dtype, additive->key, additive->key_rows,
+                                     &additive->W_k, NULL, projected_key);
     MHA_TRY(mha_linear_projection_forward(&step, execution));
 
     /* 2. Attend by scores w_v . tanh(projected query + projected key). */

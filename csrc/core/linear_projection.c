@@ -15,19 +15,17 @@ typedef struct projection_job {
     size_t scratch_size;
 } projection_job;
 
-static int64_t ceiling_of(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 static bool reads_in_place(const mha_linear_projection *projection) {
     return projection->rows <= FEW_ROWS &&
            projection->weight.out_stride == (int64_t)mha_dtype_size(projection->dtype);
 }
 
 static int64_t num_panels(const mha_linear_projection *projection) {
-    return ceiling_of(projection->weight.out, mha_panel_columns(projection->dtype));
+    return mha_divide_up(projection->weight.out, mha_panel_columns(projection->dtype));
 }
 
 static int threads_for(const mha_linear_projection *projection, int num_threads) {
-    const int64_t row_blocks = ceiling_of(projection->rows, ROW_BLOCK);
+    const int64_t row_blocks = mha_divide_up(projection->rows, ROW_BLOCK);
     const double operations =
         (double)projection->rows * (double)projection->weight.in * (double)projection->weight.out;
     return mha_threads_for(num_panels(projection) * row_blocks, operations, num_threads);
@@ -40,6 +38,23 @@ static mha_status scratch_size_of(const mha_linear_projection *projection, size_
         return MHA_OK;
     }
     return mha_multiply_sizes((size_t)projection->weight.in, MHA_PANEL_BYTES, bytes);
+}
+
+mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
+                                                const mha_weight *weight, const void *bias,
+                                                void *output) {
+    const int64_t item = (int64_t)mha_dtype_size(dtype);
+    const mha_linear_projection projection = {
+        .dtype = dtype,
+        .rows = rows,
+        .x = x,
+        .x_stride = weight->in * item,
+        .weight = *weight,
+        .bias = bias,
+        .output = output,
+        .output_stride = weight->out * item,
+    };
+    return projection;
 }
 
 mha_status mha_linear_projection_workspace(const mha_linear_projection *projection, int num_threads,
@@ -92,7 +107,7 @@ mha_status mha_linear_projection_forward(const mha_linear_projection *projection
     const size_t used_before = execution->workspace.used;
     projection_job job = {.projection = projection,
                           .kernels = mha_kernels_for(projection->dtype),
-                          .row_blocks = ceiling_of(projection->rows, ROW_BLOCK)};
+                          .row_blocks = mha_divide_up(projection->rows, ROW_BLOCK)};
     size_t all;
     void *scratch;
     MHA_TRY(scratch_size_of(projection, &job.scratch_size));

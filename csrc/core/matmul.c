@@ -10,7 +10,7 @@ int64_t mha_panel_columns(mha_dtype dtype) {
 
 mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size_t *bytes) {
     const int64_t columns = mha_panel_columns(dtype);
-    const size_t panels = (size_t)(out / columns + (out % columns != 0));
+    const size_t panels = (size_t)mha_divide_up(out, columns);
     MHA_TRY(mha_multiply_sizes(panels, (size_t)in, bytes));
     return mha_multiply_sizes(*bytes, MHA_PANEL_BYTES, bytes);
 }

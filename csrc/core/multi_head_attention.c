@@ -45,23 +45,6 @@ static mha_status sizes_of(const mha_multi_head_attention *layer, sizes *s) {
     return matrix_size(dtype, s->batch, layer->query_len, w.merged, &s->merged);
 }
 
-static mha_linear_projection projection_of(mha_dtype dtype, const void *x, int64_t rows,
-                                           const mha_weight *weight, const void *bias,
-                                           void *output) {
-    const int64_t item = (int64_t)mha_dtype_size(dtype);
-    const mha_linear_projection projection = {
-        .dtype = dtype,
-        .rows = rows,
-        .x = x,
-        .x_stride = weight->in * item,
-        .weight = *weight,
-        .bias = bias,
-        .output = output,
-        .output_stride = weight->out * item,
-    };
-    return projection;
-}
-
 /* A C-contiguous (batch..., length, width) split into heads: (batch..., heads, length, d). */
 static void heads_of(const mha_multi_head_attention *layer, void *data, int64_t length,
                      int64_t width, int64_t num_heads, mha_tensor *heads) {
@@ -106,10 +89,10 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
     const int64_t query_rows = s.batch * layer->query_len, key_rows = s.batch * layer->key_len;
 
     const mha_linear_projection steps[] = {
-        projection_of(dtype, NULL, query_rows, &l->W_q, NULL, NULL),
-        projection_of(dtype, NULL, key_rows, &l->W_k, NULL, NULL),
-        projection_of(dtype, NULL, key_rows, &l->W_v, NULL, NULL),
-        projection_of(dtype, NULL, query_rows, &l->W_o, NULL, NULL),
+        mha_contiguous_projection(dtype, NULL, query_rows, &l->W_q, NULL, NULL),
+        mha_contiguous_projection(dtype, NULL, key_rows, &l->W_k, NULL, NULL),
+        mha_contiguous_projection(dtype, NULL, key_rows, &l->W_v, NULL, NULL),
+        mha_contiguous_projection(dtype, NULL, query_rows, &l->W_o, NULL, NULL),
     };
     for (int step = 0; step < 4; step++) {
         MHA_TRY(larger_projection(&steps[step], num_threads, &scratch));
@@ -142,11 +125,11 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
 
     /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
     mha_linear_projection step =
-        projection_of(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
+        mha_contiguous_projection(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
     MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step = projection_of(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
+    step = mha_contiguous_projection(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
     MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step = projection_of(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
+    step = mha_contiguous_projection(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
     MHA_TRY(mha_linear_projection_forward(&step, execution));
 
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
@@ -158,7 +141,7 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
 
     /* 5. Output projection: (batch, query_len, output_dim). */
-    step = projection_of(dtype, merged, query_rows, &l->W_o, l->b_o, l->output);
+    step = mha_contiguous_projection(dtype, merged, query_rows, &l->W_o, l->b_o, l->output);
     return mha_linear_projection_forward(&step, execution);
 }
 

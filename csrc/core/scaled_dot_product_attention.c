@@ -16,8 +16,6 @@ typedef struct attention_job {
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceiling_of(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 /* Which keys query i (counted from the sequence's start) may see, but for mask and bias. */
 static void visible_range(const mha_attention *attention, const int64_t *lengths,
                           int64_t length_step, int64_t offset, int64_t i, int64_t *begin,
@@ -146,7 +144,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
-    job->query_blocks = ceiling_of(mha_extent(&attention->query, 2), job->kernels->query_block);
+    job->query_blocks = mha_divide_up(mha_extent(&attention->query, 2), job->kernels->query_block);
     if (__builtin_mul_overflow(job->batch_heads, job->query_blocks, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
     }

@@ -13,6 +13,8 @@ mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
     return __builtin_add_overflow(a, b, sum) ? MHA_SIZE_OVERFLOW : MHA_OK;
 }
 
+int64_t mha_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
 mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
     int64_t product = 1;
     for (int axis = 0; axis < axes; axis++) {

@@ -80,6 +80,11 @@ typedef struct mha_linear_projection {
     int64_t output_stride;
 } mha_linear_projection;
 
+/* The projection of contiguous rows to contiguous rows. */
+mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
+                                                const mha_weight *weight, const void *bias,
+                                                void *output);
+
 mha_status mha_linear_projection_workspace(const mha_linear_projection *projection, int num_threads,
                                            size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_linear_projection_forward(const mha_linear_projection *projection,

@@ -25,6 +25,9 @@ size_t mha_dtype_size(mha_dtype dtype);
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;
 mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;
 
+/* a / b, rounded up; a >= 0, b > 0. */
+int64_t mha_divide_up(int64_t a, int64_t b);
+
 /* The product of shape[0..axes-1]; MHA_SIZE_OVERFLOW if it does not fit int64_t. */
 mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) MHA_MUST_CHECK;
 

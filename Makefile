@@ -67,10 +67,11 @@ test-oldest-numpy: $(VENV)/.created
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test
+	$(PIP) 'setuptools>=77' # the script builds without isolation
 	tests/sanitize.sh
 
-lint: $(VENV)/.created
-	$(PIP) '.[lint]' 'numpy>=2'
+lint: $(VENV)/.test
+	$(PIP) --editable '.[lint]' 'setuptools>=77'
 	tests/lint.sh
 
 format: $(VENV)/.created

@@ -53,8 +53,8 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]
 
 def seed_for(dropout: float, rng: Any) -> int:
     """The seed of a call with this dropout: nothing is drawn where there is none."""
-    check_rng(rng)
     if isinstance(dropout, (int, float, np.number)) and dropout == 0:
+        check_rng(rng)
         return 0
     return seed_from(rng)
 

@@ -111,8 +111,7 @@ mha_status mha_linear_projection_forward(const mha_linear_projection *projection
     size_t all;
     void *scratch;
     MHA_TRY(scratch_size_of(projection, &job.scratch_size));
-    job.scratch_size += (MHA_WORKSPACE_ALIGNMENT - job.scratch_size % MHA_WORKSPACE_ALIGNMENT) %
-                        MHA_WORKSPACE_ALIGNMENT;
+    MHA_TRY(mha_workspace_piece_size(job.scratch_size, &job.scratch_size));
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;

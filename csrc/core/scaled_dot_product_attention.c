@@ -153,11 +153,9 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     const double operations = (double)job->batch_heads * (double)mha_extent(&attention->query, 2) *
                               (double)mha_extent(&attention->key, 2) * widths;
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
-    job->scratch_size = job->kernels->attention_scratch_size(mha_extent(&attention->query, 1),
-                                                             mha_extent(&attention->value, 1));
-    job->scratch_size += (MHA_WORKSPACE_ALIGNMENT - job->scratch_size % MHA_WORKSPACE_ALIGNMENT) %
-                         MHA_WORKSPACE_ALIGNMENT;
-    return MHA_OK;
+    const size_t scratch_size = job->kernels->attention_scratch_size(
+        mha_extent(&attention->query, 1), mha_extent(&attention->value, 1));
+    return mha_workspace_piece_size(scratch_size, &job->scratch_size);
 }
 
 /* An output without columns, and nothing else asked for, however many rows it has. */

@@ -83,6 +83,9 @@ static int poll_signals(void *context) {
         return 0;
     }
     last_poll = nanoseconds;
+    if (!is_main_thread()) {
+        return 0;
+    }
     PyThreadState **thread = context;
     PyEval_RestoreThread(*thread);
     const int raised = PyErr_CheckSignals();
@@ -156,7 +159,7 @@ int mha_call_run(core_workspace *workspace, core_forward *forward, const void *p
         return -1;
     }
     PyThreadState *thread = PyEval_SaveThread();
-    execution.cancel.poll = is_main_thread() ? poll_signals : NULL;
+    execution.cancel.poll = poll_signals;
     execution.cancel.context = &thread;
     const mha_status status = forward(problem, &execution);
     PyEval_RestoreThread(thread);

@@ -27,7 +27,7 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
 /* As mha_as_real, any strides. */
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name);
 
-/* mha_as_array and a conversion in one; None gives NULL without an exception when optional. */
+/* A contiguous (length,) in the element type; NULL, and 0, for None. */
 int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector);
 
@@ -48,8 +48,7 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
 /* The core's view of an array; valid as long as the array is. */
 void mha_tensor_of(PyArrayObject *array, mha_tensor *tensor);
 
-/* The same with an axis of 1 before the last two (or `from_last`), where the array has fewer than
- * `axes` axes: one head. */
+/* The same; 2-D and 3-D arrays get an axis of 1 before the last two: one head. */
 void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor);
 
 /* Numbers. -1 with an exception, else 0. */

@@ -31,6 +31,9 @@ typedef struct mha_execution {
 /* The next piece of the arena; MHA_OUT_OF_MEMORY where it was sized too small. */
 mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **piece) MHA_MUST_CHECK;
 
+/* `bytes` rounded up to the alignment: what a piece takes. */
+mha_status mha_workspace_piece_size(size_t bytes, size_t *rounded) MHA_MUST_CHECK;
+
 /* Adds `count` pieces of `bytes` (rounded up to the alignment) to a workspace size. */
 mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) MHA_MUST_CHECK;
 

@@ -75,7 +75,7 @@ lint: $(VENV)/.test
 	tests/lint.sh
 
 format: $(VENV)/.created
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c')
+	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" "benchmarks/*.c" "benchmarks/*.h")
 
 clean:
 	rm -rf build dist *.egg-info mha/*.so tests/c/build .venv .venv-peers .venv-oldest .venv-sanitize

@@ -92,6 +92,16 @@ static double gate_of(const mha_attention *attention, int64_t head) {
                : ((const double *)attention->options.head_gate)[head];
 }
 
+/* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
+ * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
+static int64_t first_query_of(const attention_job *job, int64_t query_len, int64_t query_block) {
+    const int64_t lanes = job->kernels->query_lanes;
+    const int64_t vectors = mha_divide_up(query_len, lanes);
+    const int64_t whole = vectors / job->query_blocks, rest = vectors % job->query_blocks;
+    const int64_t first = whole * query_block + smaller(query_block, rest);
+    return smaller(first * lanes, query_len);
+}
+
 /* Task: the last blocks of queries first, since with a causal mask they are the longest. */
 static void attend_query_block(void *context, int64_t task, int worker) {
     const attention_job *job = context;
@@ -103,12 +113,12 @@ static void attend_query_block(void *context, int64_t task, int worker) {
     const int64_t batch_head = task % job->batch_heads;
     const int64_t batch = batch_head / heads, head = batch_head % heads;
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
-    const int64_t first =
-        (job->query_blocks - 1 - task / job->batch_heads) * job->kernels->query_block;
+    const int64_t query_block = job->query_blocks - 1 - task / job->batch_heads;
+    const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t row = batch_head * query_len + first; /* of weights and lse */
 
     mha_attention_block block = {
-        .query_len = smaller(query_len - first, job->kernels->query_block),
+        .query_len = first_query_of(job, query_len, query_block + 1) - first,
         .key_len = key_len,
         .head_dim = mha_extent(&a->query, 1),
         .value_head_dim = mha_extent(&a->value, 1),

@@ -9,10 +9,11 @@
 
 #include "mha/tensor.h"
 
-/* How sums are blocked: over keys, aligned to key 0; over the columns of a head in a dot product;
- * over the depth of a matrix product. Each block is one chain of FMAs from zero. Part of the
- * definition of a result's bits, and of its accuracy: docs/kernels.md. */
-enum { MHA_KEY_BLOCK = 64, MHA_HEAD_DIM_BLOCK = 64, MHA_DEPTH_BLOCK = 128 };
+/* How sums are blocked, from key or column 0 on: over keys, over the columns of a head in a dot
+ * product, over the depth of a matrix product. Each chain is one of FMAs from zero; a block of keys
+ * joins its chains by plain additions. Part of the definition of a result's bits, and of its
+ * accuracy: docs/kernels.md. */
+enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 64, MHA_DEPTH_CHAIN = 128 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
@@ -75,7 +76,8 @@ typedef struct mha_merge_block {
 } mha_merge_block;
 
 typedef struct mha_kernels {
-    int64_t query_block;
+    int64_t query_block; /* the most queries of one call */
+    int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
     size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*attention)(const mha_attention_block *block, void *scratch);
     void (*matmul)(const mha_matmul_block *block);

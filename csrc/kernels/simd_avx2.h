@@ -21,8 +21,8 @@ INLINE vector v_div(vector a, vector b) { return _mm256_div_ps(a, b); }
 INLINE vector v_fma(vector a, vector b, vector c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vector v_max(vector a, vector b) { return _mm256_max_ps(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm256_min_ps(a, b); }
-INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
-    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), value);
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
@@ -33,6 +33,11 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    const vector even = _mm256_unpacklo_ps(a, b), odd = _mm256_unpackhi_ps(a, b);
+    *low = _mm256_permute2f128_ps(even, odd, 0x20);
+    *high = _mm256_permute2f128_ps(even, odd, 0x31);
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
@@ -50,8 +55,8 @@ INLINE vector v_div(vector a, vector b) { return _mm256_div_pd(a, b); }
 INLINE vector v_fma(vector a, vector b, vector c) { return _mm256_fmadd_pd(a, b, c); }
 INLINE vector v_max(vector a, vector b) { return _mm256_max_pd(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm256_min_pd(a, b); }
-INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
-    return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_LT_OQ));
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return _mm256_andnot_pd(_mm256_cmp_pd(a, b, _CMP_LT_OQ), value);
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_EQ_OQ));
@@ -62,6 +67,11 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(a), 52));
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    const vector even = _mm256_unpacklo_pd(a, b), odd = _mm256_unpackhi_pd(a, b);
+    *low = _mm256_permute2f128_pd(even, odd, 0x20);
+    *high = _mm256_permute2f128_pd(even, odd, 0x31);
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif

@@ -21,8 +21,8 @@ INLINE vector v_div(vector a, vector b) { return _mm512_div_ps(a, b); }
 INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vector v_max(vector a, vector b) { return _mm512_max_ps(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm512_min_ps(a, b); }
-INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), _mm512_setzero_ps());
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
@@ -33,6 +33,11 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    *low = _mm512_permutex2var_ps(a, first, b);
+    *high = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
@@ -50,8 +55,8 @@ INLINE vector v_div(vector a, vector b) { return _mm512_div_pd(a, b); }
 INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_pd(a, b, c); }
 INLINE vector v_max(vector a, vector b) { return _mm512_max_pd(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm512_min_pd(a, b); }
-INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
-    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), no, yes);
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return _mm512_mask_mov_pd(value, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), _mm512_setzero_pd());
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), no, yes);
@@ -62,6 +67,11 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    *low = _mm512_permutex2var_pd(a, first, b);
+    *high = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(4)), b);
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif

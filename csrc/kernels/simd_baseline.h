@@ -6,8 +6,10 @@
  *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
  *                              matmul, as many as the registers hold without spills
  *   v_max(a, b), v_min(a, b)   b where either is NaN
- *   v_select_less(a, b, y, n)  y where a < b, else (NaN too) n; v_select_equal likewise
+ *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
+ *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
+ *   v_zip(a, b, &low, &high)   a0 b0 a1 b1 ...: the first half of the pairs, and the second
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>
 
@@ -45,8 +47,8 @@ INLINE vector v_fma(vector a, vector b, vector c) { return a * b + c; }
 INLINE vector v_blend(vector_bits mask, vector yes, vector no) {
     return (vector)((mask & (vector_bits)yes) | (~mask & (vector_bits)no));
 }
-INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
-    return v_blend((vector_bits)(a < b), yes, no);
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return (vector)(~(vector_bits)(a < b) & (vector_bits)value);
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return v_blend((vector_bits)(a == b), yes, no);
@@ -59,5 +61,14 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return (vector)((vector_bits)a << MANTISSA_BITS);
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    real zipped[2 * LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        zipped[2 * lane] = a[lane];
+        zipped[2 * lane + 1] = b[lane];
+    }
+    *low = v_load(zipped);
+    *high = v_load(zipped + LANES);
 }
 INLINE real r_fma(real a, real b, real c) { return a * b + c; }

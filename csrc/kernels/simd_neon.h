@@ -43,6 +43,9 @@ INLINE vector v_fma(vector a, vector b, vector c) { return NEON(vfmaq)(c, a, b);
 INLINE vector v_select_less(vector a, vector b, vector yes, vector no) {
     return NEON(vbslq)(NEON(vcltq)(a, b), yes, no);
 }
+INLINE vector v_zero_if_less(vector a, vector b, vector value) {
+    return v_select_less(a, b, v_set1(0), value);
+}
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return NEON(vbslq)(NEON(vceqq)(a, b), yes, no);
 }
@@ -54,4 +57,8 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return AS_REAL(NEON_BITS(vshlq_n)(AS_BITS(a), MANTISSA_BITS));
+}
+INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
+    *low = NEON(vzip1q)(a, b);
+    *high = NEON(vzip2q)(a, b);
 }

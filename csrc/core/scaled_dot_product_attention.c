@@ -102,7 +102,8 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
     return smaller(first * lanes, query_len);
 }
 
-/* Task: the last blocks of queries first, since with a causal mask they are the longest. */
+/* Task: one head after the other, so that its keys and values stay in the cache for all of its
+ * blocks; the last block of a head first, since with a causal mask it is the longest. */
 static void attend_query_block(void *context, int64_t task, int worker) {
     const attention_job *job = context;
     const mha_attention *a = job->attention;
@@ -110,10 +111,10 @@ static void attend_query_block(void *context, int64_t task, int worker) {
     const int64_t heads = mha_extent(&a->query, 3);
     const int64_t query_len = mha_extent(&a->query, 2);
     const int64_t key_len = mha_extent(&a->key, 2);
-    const int64_t batch_head = task % job->batch_heads;
+    const int64_t batch_head = task / job->query_blocks;
     const int64_t batch = batch_head / heads, head = batch_head % heads;
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
-    const int64_t query_block = job->query_blocks - 1 - task / job->batch_heads;
+    const int64_t query_block = job->query_blocks - 1 - task % job->query_blocks;
     const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t row = batch_head * query_len + first; /* of weights and lse */
 

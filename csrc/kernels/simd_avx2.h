@@ -39,6 +39,9 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = _mm256_permute2f128_ps(even, odd, 0x20);
     *high = _mm256_permute2f128_ps(even, odd, 0x31);
 }
+INLINE vector v_from_bytes(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
+}
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
 typedef double real;
@@ -72,6 +75,9 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     const vector even = _mm256_unpacklo_pd(a, b), odd = _mm256_unpackhi_pd(a, b);
     *low = _mm256_permute2f128_pd(even, odd, 0x20);
     *high = _mm256_permute2f128_pd(even, odd, 0x31);
+}
+INLINE vector v_from_bytes(const uint8_t *p) {
+    return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_loadu_si32(p)));
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif

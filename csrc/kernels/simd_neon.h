@@ -62,3 +62,10 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = NEON(vzip1q)(a, b);
     *high = NEON(vzip2q)(a, b);
 }
+INLINE vector v_from_bytes(const uint8_t *p) {
+    real lanes[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        lanes[lane] = p[lane];
+    }
+    return v_load(lanes);
+}

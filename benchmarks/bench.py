@@ -1,0 +1,142 @@
+"""mha and its peers side by side, `make bench`: writes results.md and results.png.
+
+Each library runs in a process of its own for 1 and for 2 threads, pinned to as many CPUs. All are
+stopped (SIGSTOP) but the one being timed, because idle thread pools spin and would steal its CPUs.
+Rounds are interleaved: in each round every library runs each piece of work once, and ratios are
+taken within a round.
+
+    python benchmarks/bench.py [--rounds 11] [--only causal] [--peers numpy,pytorch] [--isa avx2]
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import machine
+import report
+from tqdm import tqdm
+from works import WORKS
+
+import mha
+
+HERE = Path(__file__).parent
+PEERS = ("numpy", "pytorch", "onnxruntime", "jax", "openvino")
+
+
+class Process:
+    """A runner.py, stopped but while it is asked something."""
+
+    def __init__(self, peer, cpus, isa):
+        threads = str(len(cpus))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
+                       "OPENBLAS_NUM_THREADS": threads, "MHA_NUM_THREADS": threads,
+                       "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE)}
+        if len(cpus) == 1:
+            environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+        if isa:
+            environment["MHA_ISA"] = isa
+            environment["ATEN_CPU_CAPABILITY"] = isa
+            environment["MKL_ENABLE_INSTRUCTIONS"] = isa.upper()
+        self.peer = peer
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "runner.py"), peer], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, set(cpus)))
+
+    def ask(self, **command):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        self.process.send_signal(signal.SIGSTOP)
+        if not answer:
+            raise RuntimeError(f"the process of {self.peer} ended: run "
+                               f"`python benchmarks/runner.py {self.peer}` to see why")
+        return json.loads(answer)
+
+    def end(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+def measure(work, number, cpus, processes, rounds, isa):
+    """{(peer, variant): [seconds of each round]}, with the machine's own rates of each round."""
+    threads = len(cpus)
+    entries, wrong = [], {}
+    for process in processes:
+        if process.peer != "mha" and process.peer not in work.peers:
+            continue
+        answer = process.ask(do="prepare", work=number, threads=threads)
+        entries += [(process, variant) for variant in answer["variants"]]
+        for variant, reason in answer["wrong"].items():
+            wrong[f"{process.peer} {variant}".strip()] = reason
+    seconds = {(process.peer, variant): [] for process, variant in entries}
+    rates = []
+    for round_number in range(rounds):
+        rates.append(machine.read_rate(cpus, work.bytes_read) if work.reads
+                     else machine.fma_rate(cpus, isa, work.dtype))
+        turned = entries[round_number % len(entries):] + entries[:round_number % len(entries)]
+        for process, variant in turned:
+            answer = process.ask(do="time", variant=variant, seconds=0.04)
+            seconds[process.peer, variant].append(answer["seconds"])
+    return report.Measurement(number, threads, seconds, rates, wrong)
+
+
+def run(arguments):
+    isa = arguments.isa or mha.instruction_set()
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    peers = ["mha", *arguments.peers.split(",")]
+    numbers = [number for number, work in enumerate(WORKS) if arguments.only in work.name]
+    measurements = []
+    thread_counts = [int(count) for count in arguments.threads.split(",")]
+    with tqdm(total=len(numbers) * len(thread_counts), desc="measuring", unit="work") as progress:
+        for threads in thread_counts:
+            processes = [Process(peer, cpus[:threads], arguments.isa) for peer in peers]
+            try:
+                for number in numbers:
+                    progress.set_postfix_str(f"{WORKS[number].name}, {threads} threads")
+                    measurements.append(measure(WORKS[number], number, cpus[:threads], processes,
+                                                arguments.rounds, isa))
+                    tqdm.write(report.summary(measurements[-1]))
+                    progress.update()
+            finally:
+                for process in processes:
+                    process.end()
+    return measurements, isa
+
+
+def machine_name():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def versions():
+    names = ("mha", "numpy", "torch", "onnxruntime", "jax", "openvino")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--only", default="", help="work whose name contains this")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--isa", default="", help="limit mha and PyTorch to avx2")
+    parser.add_argument("--write", action="store_true", help="write results.md and results.png")
+    arguments = parser.parse_args()
+    measurements, isa = run(arguments)
+    if arguments.write:
+        report.write(measurements, isa, HERE, machine_name(), versions())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""This library."""
+
+import numpy as np
+
+import mha
+
+
+def prepare(work, arrays, threads):
+    mha.set_num_threads(threads)
+    if work.kind == "layer":
+        width, heads = work.shape[2:]
+        layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))
+        layer.load_parameters({name: arrays[name] for name in ("W_q", "W_k", "W_v", "W_o")})
+        layer.freeze()
+        x, memory = arrays["x"], arrays.get("memory")
+        if memory is not None:
+            return {"": lambda: layer(x, memory)}
+        return {"": lambda: layer(x, causal=work.causal)}
+    query, key, value = arrays["query"], arrays["key"], arrays["value"]
+    options = {"causal": True} if work.causal else {}
+    for name in ("mask", "bias"):
+        if name in arrays:
+            options[name] = arrays[name]
+    if work.weights:
+        options["return_weights"] = True
+    return {"": lambda: mha.scaled_dot_product_attention(query, key, value, **options)}
+
+
+def to_numpy(result):
+    return result[0] if isinstance(result, tuple) else result

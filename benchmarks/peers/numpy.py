@@ -1,0 +1,52 @@
+"""The formula as a NumPy user writes it, without copies that can be avoided."""
+
+import numpy as np
+
+
+def softmax(scores):
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def attend(query, key, value, causal=False, mask=None, bias=None):
+    scale = query.dtype.type(query.shape[-1] ** -0.5)
+    if key.shape[1] != query.shape[1]:  # grouped heads: as many queries against each key head
+        batch, kv_heads, _, width = key.shape
+        grouped = query.reshape(batch, kv_heads, -1, width)
+        scores = softmax((grouped * scale) @ key.swapaxes(-1, -2))
+        return (scores @ value).reshape(*query.shape[:-1], value.shape[-1]), scores
+    scores = (query * scale) @ key.swapaxes(-1, -2)
+    if bias is not None:
+        scores += bias
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    if causal:
+        query_len, key_len = scores.shape[-2:]
+        visible = np.tri(query_len, key_len, key_len - query_len, dtype=bool)
+        scores = np.where(visible, scores, -np.inf)
+    weights = softmax(scores)
+    return weights @ value, weights
+
+
+def prepare(work, arrays, threads):
+    if work.kind == "attention":
+        return {"": lambda: attend(**arrays, causal=work.causal)}
+    heads = work.shape[3]
+    x, memory = arrays["x"], arrays.get("memory", arrays["x"])
+
+    def split(projected):
+        batch, length, width = projected.shape
+        return projected.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
+
+    def run():
+        query, key = split(x @ arrays["W_q"]), split(memory @ arrays["W_k"])
+        output, _ = attend(query, key, split(memory @ arrays["W_v"]), work.causal)
+        return output.swapaxes(1, 2).reshape(x.shape) @ arrays["W_o"]
+
+    return {"": run}
+
+
+def to_numpy(result):
+    return result[0] if isinstance(result, tuple) else result

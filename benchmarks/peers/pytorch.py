@@ -1,0 +1,83 @@
+"""PyTorch in inference mode: fused attention, nn.MultiheadAttention, and plain operations where the
+weights are wanted."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+
+def prepare_attention(work, arrays):
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    query, key, value = (tensors[name] for name in ("query", "key", "value"))
+    mask = tensors.get("mask", tensors.get("bias"))
+    if work.weights:
+        def with_weights():
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+            weights = torch.softmax(scores, -1)
+            return weights @ value, weights
+
+        return {"softmax(QK)V": with_weights}
+
+    def fused():
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=work.causal,
+                                              enable_gqa=bool(work.kv_heads))
+
+    return {"SDPA": fused}
+
+
+def module_of(work, tensors):
+    width, heads = work.shape[2:]
+    module = torch.nn.MultiheadAttention(width, heads, bias=False, batch_first=True).eval()
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.cat([tensors[n].T for n in ("W_q", "W_k", "W_v")]))
+        module.out_proj.weight.copy_(tensors["W_o"].T)
+    return module
+
+
+def prepare_layer(work, arrays):
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    x, memory = tensors["x"], tensors.get("memory", tensors["x"])
+    width, heads = work.shape[2:]
+    joined = torch.cat([tensors[name].T for name in ("W_q", "W_k", "W_v")]).contiguous()
+    weights = [tensors[name].T.contiguous() for name in ("W_q", "W_k", "W_v", "W_o")]
+
+    def split(projected):
+        return projected.unflatten(-1, (heads, width // heads)).transpose(1, 2)
+
+    def linear_and_sdpa():
+        if memory is x:
+            projected = F.linear(x, joined).chunk(3, -1)
+        else:
+            projected = F.linear(x, weights[0]), F.linear(memory, weights[1]), \
+                F.linear(memory, weights[2])
+        query, key, value = map(split, projected)
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=work.causal)
+        return F.linear(output.transpose(1, 2).flatten(-2), weights[3])
+
+    module = module_of(work, tensors)
+    length = work.shape[1]
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(length) if work.causal else None
+
+    def whole_module():
+        return module(x, memory, memory, need_weights=False, attn_mask=mask,
+                      is_causal=work.causal)[0]
+
+    return {"linear + SDPA": linear_and_sdpa, "nn.MultiheadAttention": whole_module}
+
+
+def prepare(work, arrays, threads):
+    torch.set_num_threads(threads)
+    prepared = prepare_layer if work.kind == "layer" else prepare_attention
+    calls = prepared(work, arrays)
+
+    def in_inference_mode(call):
+        def run():
+            with torch.inference_mode():
+                return call()
+
+        return run
+
+    return {variant: in_inference_mode(call) for variant, call in calls.items()}
+
+
+def to_numpy(result):
+    return (result[0] if isinstance(result, tuple) else result).numpy()

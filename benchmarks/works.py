@@ -1,0 +1,131 @@
+"""The work that is measured, and what each piece has to show: one line a piece."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Work:
+    """Attention (batch, heads, query_len, key_len, head_dim) or a layer (batch, length, width,
+    heads), its options, and the least ratios wanted: peer name -> peer's time / ours. The name
+    "best" stands for the fastest of all peers but NumPy."""
+
+    name: str
+    kind: str  # "attention" or "layer"
+    shape: tuple
+    wanted: dict
+    dtype: str = "float32"
+    causal: bool = False
+    mask: str = ""  # "padding": bool (batch, 1, 1, key_len)
+    bias: bool = False  # (1, heads, query_len, key_len)
+    kv_heads: int = 0  # 0: as many as heads
+    weights: bool = False  # returned too
+    key_len: int = 0  # of a layer: 0 is self-attention
+    reads: float = 0  # of the read rate: the least fraction wanted; 0: bound by multiply-adds
+    of_peak: float = 0  # of the FMA rate: the least fraction wanted
+    peers: tuple = field(
+        default=("numpy", "pytorch", "onnxruntime", "jax", "openvino"))
+
+    @property
+    def operations(self):
+        """Floating-point operations that the figure needs (half the scores where causal)."""
+        if self.kind == "attention":
+            batch, heads, query_len, key_len, head_dim = self.shape
+            return 4 * batch * heads * query_len * key_len * head_dim * (0.5 if self.causal else 1)
+        batch, length, width, _ = self.shape
+        key_len = self.key_len or length
+        projections = 2 * batch * (2 * length + 2 * key_len) * width * width
+        return projections + 4 * batch * length * key_len * width * (0.5 if self.causal else 1)
+
+    @property
+    def bytes_read(self):
+        """Keys and values, or the weights of a layer."""
+        size = np.dtype(self.dtype).itemsize
+        if self.kind == "attention":
+            batch, heads, _, key_len, head_dim = self.shape
+            return 2 * batch * (self.kv_heads or heads) * key_len * head_dim * size
+        return 4 * self.shape[2] ** 2 * size
+
+    def arrays(self):
+        """The inputs, the same in every process."""
+        random = np.random.default_rng(0)
+
+        def normal(*shape):
+            return random.standard_normal(shape).astype(self.dtype)
+
+        if self.kind == "layer":
+            batch, length, width, _ = self.shape
+            scale = width**-0.5
+            arrays = {"x": normal(batch, length, width)}
+            for name in ("W_q", "W_k", "W_v", "W_o"):
+                arrays[name] = normal(width, width) * np.dtype(self.dtype).type(scale)
+            if self.key_len:
+                arrays["memory"] = normal(batch, self.key_len, width)
+            return arrays
+        batch, heads, query_len, key_len, head_dim = self.shape
+        kv_heads = self.kv_heads or heads
+        arrays = {
+            "query": normal(batch, heads, query_len, head_dim),
+            "key": normal(batch, kv_heads, key_len, head_dim),
+            "value": normal(batch, kv_heads, key_len, head_dim),
+        }
+        if self.mask:
+            lengths = random.integers(key_len // 2, key_len + 1, batch)
+            arrays["mask"] = np.arange(key_len) < lengths[:, None, None, None]
+        if self.bias:
+            arrays["bias"] = normal(1, heads, query_len, key_len)
+        return arrays
+
+
+def attention(batch, heads, length, head_dim, wanted, name="", query_len=0, **options):
+    label = name or f"attention {batch}x{heads}x{length}x{head_dim}"
+    shape = (batch, heads, query_len or length, length, head_dim)
+    return Work(label, "attention", shape, {**wanted}, **options)
+
+
+def layer(batch, length, width, heads, wanted, name="", **options):
+    label = name or f"layer ({batch}, {length}, {width}, {heads} heads)"
+    return Work(label, "layer", (batch, length, width, heads), {**wanted}, **options)
+
+
+def with_torch(ratio, numpy=1.5):
+    return {"pytorch": ratio, "numpy": numpy}
+
+
+def with_best(ratio, numpy=1.5):
+    return {"best": ratio, "numpy": numpy}
+
+
+WORKS = [
+    attention(8, 8, 128, 64, with_torch(1.3)),
+    attention(8, 12, 128, 64, with_torch(1.3)),
+    attention(1, 12, 512, 64, with_torch(1.3)),
+    attention(1, 12, 1024, 32, with_torch(1.3)),
+    attention(1, 8, 4096, 64, with_torch(1.3), of_peak=0.75),
+    attention(1, 8, 4096, 128, {"numpy": 1.5}, of_peak=0.70),
+    attention(1, 12, 1024, 64, with_torch(1.8, 5), "causal 1x12x1024x64", causal=True),
+    attention(1, 12, 300, 64, with_torch(1.8, 5), "causal 1x12x300x64", causal=True),
+    attention(1, 8, 2048, 128, with_torch(1.4, 5), "causal 1x8x2048x128", causal=True),
+    attention(8, 12, 128, 64, with_torch(1.5), "padding mask 8x12x128x64", mask="padding"),
+    attention(1, 12, 512, 64, with_torch(1.5), "additive bias 1x12x512x64", bias=True),
+    attention(1, 12, 4096, 64, with_torch(1.2), "decode 1 query, 12 heads x 4096 keys x 64",
+              query_len=1, reads=0.85),
+    attention(8, 12, 1024, 64, with_torch(1.2), "decode 1 query, 8x12 heads x 1024 keys x 64",
+              query_len=1, reads=0.85),
+    attention(1, 8, 4096, 128, with_torch(2.5), "decode 1 query, 8 on 2 heads x 4096 keys x 128",
+              query_len=1, kv_heads=2, peers=("numpy", "pytorch", "jax")),
+    attention(1, 12, 512, 64, with_torch(1.3), "float64 1x12x512x64", dtype="float64",
+              peers=("numpy", "pytorch", "onnxruntime")),
+    attention(8, 12, 128, 64, {"pytorch": 1.5, "onnxruntime": 1.5, "numpy": 1.5},
+              "weights returned 8x12x128x64", weights=True),
+    layer(1, 1024, 768, 12, with_best(1.15, 5), "layer (1, 1024, 768, 12 heads) causal",
+          causal=True),
+    layer(8, 128, 768, 12, with_best(1.05)),
+    layer(8, 64, 512, 8, with_best(1.05)),
+    layer(1, 32, 768, 12, with_best(1.4)),
+    layer(1, 16, 384, 12, with_best(1.4)),
+    layer(1, 1, 768, 12, with_best(1.15), reads=0.85),
+    layer(2, 4, 100, 5, with_best(2.0, 2.0), "layer d2l toy (2, 4, 100, 5 heads, 6 keys)",
+          key_len=6),
+]

@@ -15,10 +15,11 @@ def calls():
         def draw(*shape, dtype=dtype):
             return rng.standard_normal(shape).astype(dtype)
 
-        for query_len, key_len, head_dim in ((1, 1, 1), (1, 700, 64), (5, 9, 3), (25, 129, 65),
-                                             (49, 300, 8), (130, 1000, 130)):
+        for query_len, key_len, head_dim in ((1, 1, 1), (1, 700, 64), (3, 90, 41), (7, 1100, 130),
+                                             (5, 9, 3), (25, 129, 65), (49, 300, 8),
+                                             (130, 1000, 130)):
             query = draw(2, 4, query_len, head_dim)
-            key, value = draw(2, 2, key_len, head_dim), draw(2, 2, key_len, 5)
+            key, value = draw(2, 2, key_len, head_dim), draw(2, 2, key_len, head_dim // 2 + 5)
             mask = rng.random((query_len, key_len)) < 0.7
             bias = draw(4, query_len, key_len)
             for options in ({}, {"causal": True}, {"mask": mask}, {"bias": bias},

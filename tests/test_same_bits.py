@@ -37,20 +37,20 @@ def test_same_bits_on_every_instruction_set_with_fma():
         assert digests == {digest()}
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_query_alone_gives_the_same_bits_as_among_others(dtype):
-    """A block of queries is as wide as the vectors are: which queries share it must not matter."""
+def check_that_neighbours_do_not_matter(dtype, length, head_dim, parts):
+    """Attention of rows first..last alone has the bits that it has among all queries."""
     rng = np.random.default_rng(0)
-    query, key, value = (rng.standard_normal((300, 16)).astype(dtype) for _ in range(3))
-    mask = rng.random((300, 300)) < 0.5
-    bias = rng.standard_normal((300, 300)).astype(dtype)
-    lengths = rng.integers(0, 301, 300)
+    query, key, value = (rng.standard_normal((length, head_dim)).astype(dtype) for _ in range(3))
+    key, value = (np.concatenate([array] * (300 // length + 1)) for array in (key, value))
+    mask = rng.random((length, len(key))) < 0.5
+    bias = rng.standard_normal((length, len(key))).astype(dtype)
+    lengths = rng.integers(0, len(key) + 1, length)
     for options in ({}, {"causal": True}, {"window": (70, 3)}, {"softcap": 3.0}):
         whole = mha.scaled_dot_product_attention(
             query, key, value, query_offset=0, mask=mask, bias=bias, key_lengths=lengths,
             return_weights=True, return_lse=True, **options)
         plain = mha.scaled_dot_product_attention(query, key, value, query_offset=0, **options)
-        for first, last in ((0, 1), (5, 6), (3, 50), (17, 18), (100, 299), (299, 300)):
+        for first, last in parts:
             rows = slice(first, last)
             part = mha.scaled_dot_product_attention(
                 query[rows], key, value, query_offset=first, mask=mask[rows], bias=bias[rows],
@@ -59,3 +59,25 @@ def test_a_query_alone_gives_the_same_bits_as_among_others(dtype):
                 assert np.array_equal(one, other[rows])
             assert np.array_equal(plain[rows], mha.scaled_dot_product_attention(
                 query[rows], key, value, query_offset=first, **options))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_queries_give_the_same_bits_whatever_others_share_their_block(dtype):
+    parts = ((0, 5), (3, 50), (17, 23), (100, 299), (290, 300))
+    check_that_neighbours_do_not_matter(dtype, 300, 16, parts)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_query_alone_gives_the_same_bits_as_among_a_few(dtype):
+    check_that_neighbours_do_not_matter(dtype, 4, 40, ((0, 1), (3, 4), (1, 4), (0, 2)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_grouped_heads_give_the_same_bits_as_heads_of_their_own(dtype):
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((2, 20, 2, 40)).astype(dtype)
+    key, value = (rng.standard_normal((2, 1, 700, 40)).astype(dtype) for _ in range(2))
+    grouped = mha.scaled_dot_product_attention(query, key, value, causal=True, query_offset=600)
+    alone = mha.scaled_dot_product_attention(
+        query, np.repeat(key, 20, 1), np.repeat(value, 20, 1), causal=True, query_offset=600)
+    assert np.array_equal(grouped, alone)

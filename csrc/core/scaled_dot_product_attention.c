@@ -1,9 +1,8 @@
 /* Step 3 of the figure: softmax(query key^T * scale) value. A task is one head and one block of
  * queries; the kernel walks its keys. Memory beyond the output does not grow with the length. */
-#include "../kernels/kernels.h"
 #include "../threads/partition.h"
 #include "../threads/pool.h"
-#include "mha/attention.h"
+#include "attention_rows.h"
 
 typedef struct attention_job {
     const mha_attention *attention;
@@ -15,81 +14,22 @@ typedef struct attention_job {
 } attention_job;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-/* Which keys query i (counted from the sequence's start) may see, but for mask and bias. */
-static void visible_range(const mha_attention *attention, const int64_t *lengths,
-                          int64_t length_step, int64_t offset, int64_t i, int64_t *begin,
-                          int64_t *end) {
-    const mha_attention_options *options = &attention->options;
-    const int64_t position = i + offset;
-    *begin = 0;
-    *end = mha_extent(&attention->key, 2);
-    if (lengths != NULL) {
-        *end = smaller(*end, *(const int64_t *)((const char *)lengths + i * length_step));
-    }
-    if (options->causal) {
-        *end = smaller(*end, position + 1);
-    }
-    if (options->window_right < MHA_UNLIMITED) {
-        *end = smaller(*end, position + options->window_right + 1);
-    }
-    if (options->window_left < MHA_UNLIMITED) {
-        *begin = larger(*begin, position - options->window_left);
-    }
-    *end = larger(*end, 0);
-}
-
-static void set_ranges(const mha_attention *attention, int64_t batch, mha_attention_block *block) {
-    const mha_attention_options *options = &attention->options;
-    const int axes = attention->batch_axes;
-    const int64_t *lengths = NULL;
-    int64_t length_step = 0, offset = 0;
-    if (options->key_lengths.data != NULL) {
-        lengths = (const int64_t *)((const char *)options->key_lengths.data +
-                                    mha_leading_offset(&options->key_lengths, axes, batch));
-        length_step = mha_stride(&options->key_lengths, 1);
-    }
-    if (options->query_offset.data != NULL) {
-        offset = *(const int64_t *)((const char *)options->query_offset.data +
-                                    mha_leading_offset(&options->query_offset, axes, batch));
-    }
-    for (int64_t i = 0; i < block->query_len; i++) {
-        visible_range(attention, lengths, length_step, offset, block->first_query + i,
-                      &block->key_begin[i], &block->key_end[i]);
-    }
-}
-
-/* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
-static char *at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
-                    int64_t row) {
-    return (char *)tensor->data + mha_leading_offset(tensor, batch_axes, batch) +
-           head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
-}
 
 static void set_mask_and_bias(const mha_attention *attention, int64_t batch, int64_t head,
                               mha_attention_block *block) {
     const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
     if (mask->data != NULL) {
-        block->mask =
-            (const uint8_t *)at_row(mask, attention->batch_axes, batch, head, block->first_query);
+        block->mask = (const uint8_t *)mha_at_row(mask, attention->batch_axes, batch, head,
+                                                  block->first_query);
         block->mask_query_stride = mha_stride(mask, 2);
         block->mask_key_stride = mha_stride(mask, 1);
     }
     if (bias->data != NULL) {
-        block->bias = at_row(bias, attention->batch_axes, batch, head, block->first_query);
+        block->bias = mha_at_row(bias, attention->batch_axes, batch, head, block->first_query);
         block->bias_query_stride = mha_stride(bias, 2) / item;
         block->bias_key_stride = mha_stride(bias, 1) / item;
     }
-}
-
-static double gate_of(const mha_attention *attention, int64_t head) {
-    if (attention->options.head_gate == NULL) {
-        return 1;
-    }
-    return attention->dtype == MHA_FLOAT32
-               ? (double)((const float *)attention->options.head_gate)[head]
-               : ((const double *)attention->options.head_gate)[head];
 }
 
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
@@ -124,9 +64,9 @@ static void attend_query_block(void *context, int64_t task, int worker) {
         .head_dim = mha_extent(&a->query, 1),
         .value_head_dim = mha_extent(&a->value, 1),
         .first_query = first,
-        .query = at_row(&a->query, a->batch_axes, batch, head, first),
-        .key = at_row(&a->key, a->batch_axes, batch, kv_head, 0),
-        .value = at_row(&a->value, a->batch_axes, batch, kv_head, 0),
+        .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
+        .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
+        .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
         .query_stride = mha_stride(&a->query, 2) / item,
         .key_stride = mha_stride(&a->key, 2) / item,
         .value_stride = mha_stride(&a->value, 2) / item,
@@ -135,13 +75,15 @@ static void attend_query_block(void *context, int64_t task, int worker) {
         .softcap = a->options.softcap,
         .uniform_empty_rows = a->options.uniform_empty_rows,
         .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},
-        .gate = gate_of(a, head),
-        .output = at_row(&a->output, a->batch_axes, batch, head, first),
+        .gate = mha_gate_of(a, head),
+        .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
         .output_stride = mha_stride(&a->output, 2) / item,
         .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
         .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
     };
-    set_ranges(a, batch, &block);
+    for (int64_t i = 0; i < block.query_len; i++) {
+        mha_visible_range(a, batch, first + i, &block.key_begin[i], &block.key_end[i]);
+    }
     set_mask_and_bias(a, batch, head, &block);
     job->kernels->attention(&block, job->scratch + (size_t)worker * job->scratch_size);
 }
@@ -181,6 +123,9 @@ mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *atten
     int64_t num_tasks;
     int threads;
     *bytes = 0;
+    if (mha_has_few_queries(attention)) {
+        return mha_few_queries_workspace(attention, num_threads, bytes);
+    }
     MHA_TRY(plan(attention, num_threads, &job, &num_tasks, &threads));
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads);
 }
@@ -195,6 +140,9 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     void *scratch;
     if (nothing_to_compute(attention)) {
         return MHA_OK;
+    }
+    if (mha_has_few_queries(attention)) {
+        return mha_few_queries_forward(attention, execution);
     }
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)threads, &all));

@@ -54,6 +54,48 @@ typedef struct mha_attention_block {
     void *lse;     /* (query_len,) or NULL */
 } mha_attention_block;
 
+/* The most rows of one call of the few_queries kernel, and the most chunks of keys of one row. */
+enum { MHA_MAX_FEW_ROWS = 16, MHA_MAX_FEW_CHUNKS = 16, MHA_FEW_PADDING = 16 };
+
+/* One query of one head. */
+typedef struct mha_few_queries_row {
+    const void *data;           /* (head_dim,) */
+    int64_t query;              /* its position among all queries, for dropout */
+    int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
+    const uint8_t *mask;        /* of key 0, or NULL */
+    const void *bias;           /* of key 0, or NULL */
+    void *weights;              /* of key 0: receives the raw scores; or NULL */
+    mha_dropout dropout;
+} mha_few_queries_row;
+
+/* A few queries that share a key head, over the keys first_key..end_key of one chunk; first_key is
+ * a multiple of MHA_KEY_CHAIN. What comes out is not yet divided: mha_few_queries_join. */
+typedef struct mha_few_queries_block {
+    int64_t rows, head_dim, value_head_dim;
+    int64_t first_key, end_key;
+    const void *key, *value; /* of key 0 */
+    int64_t key_stride, value_stride;
+    double scale, softcap;
+    bool biased;
+    int64_t mask_key_stride, bias_key_stride;
+    void *output;                /* (rows, value_head_dim padded to MHA_FEW_PADDING) */
+    void *largest, *denominator; /* (rows,) */
+    mha_few_queries_row row[MHA_MAX_FEW_ROWS];
+} mha_few_queries_block;
+
+/* One row's chunks; pointers are to the first, chunk_stride bytes lead to the next. Raw scores in
+ * weights (key_len,) become weights where begin <= key < end, zeros elsewhere. */
+typedef struct mha_few_queries_join {
+    int64_t chunks, chunk_stride, value_head_dim;
+    const char *outputs, *largest, *denominator;
+    double scale, softcap;
+    bool biased;
+    double gate;
+    void *output;
+    int64_t begin, end, key_len;
+    void *weights, *lse; /* or NULL */
+} mha_few_queries_join;
+
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
  * packed one, zero-padded to full width, or the weight itself where columns fill a panel. */
 typedef struct mha_matmul_block {
@@ -80,6 +122,9 @@ typedef struct mha_kernels {
     int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
     size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*attention)(const mha_attention_block *block, void *scratch);
+    size_t (*few_queries_scratch_size)(int64_t head_dim, int64_t value_head_dim);
+    void (*few_queries)(const mha_few_queries_block *block, void *scratch);
+    void (*join_few_queries)(const mha_few_queries_join *join);
     void (*matmul)(const mha_matmul_block *block);
     void (*merge)(const mha_merge_block *block);
     /* Elementwise, for the tests: exp2 for x <= 0 (0 where it would be denormal), natural log,

@@ -39,6 +39,11 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = _mm256_permute2f128_ps(even, odd, 0x20);
     *high = _mm256_permute2f128_ps(even, odd, 0x31);
 }
+INLINE vector v_load_partial(const real *p, int64_t count) {
+    static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const __m256i wanted = _mm256_loadu_si256((const void *)(ones_then_zeros + LANES - count));
+    return _mm256_maskload_ps(p, wanted);
+}
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
 }
@@ -75,6 +80,11 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     const vector even = _mm256_unpacklo_pd(a, b), odd = _mm256_unpackhi_pd(a, b);
     *low = _mm256_permute2f128_pd(even, odd, 0x20);
     *high = _mm256_permute2f128_pd(even, odd, 0x31);
+}
+INLINE vector v_load_partial(const real *p, int64_t count) {
+    static const int64_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1};
+    const __m256i wanted = _mm256_loadu_si256((const void *)(ones_then_zeros + LANES - count));
+    return _mm256_maskload_pd(p, wanted);
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_loadu_si32(p)));

@@ -39,6 +39,9 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = _mm512_permutex2var_ps(a, first, b);
     *high = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
 }
+INLINE vector v_load_partial(const real *p, int64_t count) {
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
+}
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)));
 }
@@ -75,6 +78,9 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     *low = _mm512_permutex2var_pd(a, first, b);
     *high = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(4)), b);
+}
+INLINE vector v_load_partial(const real *p, int64_t count) {
+    return _mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p);
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));

@@ -10,6 +10,7 @@
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_zip(a, b, &low, &high)   a0 b0 a1 b1 ...: the first half of the pairs, and the second
+ *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>
@@ -71,6 +72,13 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     }
     *low = v_load(zipped);
     *high = v_load(zipped + LANES);
+}
+INLINE vector v_load_partial(const real *p, int64_t count) {
+    real lanes[LANES] = {0};
+    for (int lane = 0; lane < count; lane++) {
+        lanes[lane] = p[lane];
+    }
+    return v_load(lanes);
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     real lanes[LANES];

@@ -1,0 +1,52 @@
+#include "attention_rows.h"
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
+                 int64_t row) {
+    return (char *)tensor->data + mha_leading_offset(tensor, batch_axes, batch) +
+           head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
+}
+
+/* The batch item's entry of an option (batch..., extra axes); `further` bytes into it. */
+static int64_t option_of(const mha_tensor *option, int batch_axes, int64_t batch, int64_t further) {
+    const char *at =
+        (const char *)option->data + mha_leading_offset(option, batch_axes, batch) + further;
+    return *(const int64_t *)at;
+}
+
+void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
+                       int64_t *end) {
+    const mha_attention_options *options = &attention->options;
+    const int axes = attention->batch_axes;
+    int64_t position = i;
+    *begin = 0;
+    *end = mha_extent(&attention->key, 2);
+    if (options->query_offset.data != NULL) {
+        position += option_of(&options->query_offset, axes, batch, 0);
+    }
+    if (options->key_lengths.data != NULL) {
+        const int64_t further = i * mha_stride(&options->key_lengths, 1);
+        *end = smaller(*end, option_of(&options->key_lengths, axes, batch, further));
+    }
+    if (options->causal) {
+        *end = smaller(*end, position + 1);
+    }
+    if (options->window_right < MHA_UNLIMITED) {
+        *end = smaller(*end, position + options->window_right + 1);
+    }
+    if (options->window_left < MHA_UNLIMITED) {
+        *begin = larger(*begin, position - options->window_left);
+    }
+    *end = larger(*end, 0);
+}
+
+double mha_gate_of(const mha_attention *attention, int64_t head) {
+    if (attention->options.head_gate == NULL) {
+        return 1;
+    }
+    return attention->dtype == MHA_FLOAT32
+               ? (double)((const float *)attention->options.head_gate)[head]
+               : ((const double *)attention->options.head_gate)[head];
+}

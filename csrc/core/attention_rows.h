@@ -1,0 +1,28 @@
+/* Where the rows of an attention problem lie, and which keys they may see. */
+#ifndef MHA_ATTENTION_ROWS_H
+#define MHA_ATTENTION_ROWS_H
+
+#include "../kernels/kernels.h"
+#include "mha/attention.h"
+
+/* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
+char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
+                 int64_t row);
+
+/* Query i of the batch item sees keys *begin <= j < *end that mask and bias leave visible. */
+void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
+                       int64_t *end);
+
+/* The head's factor of the output: 1 without gates. */
+double mha_gate_of(const mha_attention *attention, int64_t head);
+
+/* Whether the queries are so few that the kernel for them is the faster one: by shapes and options
+ * alone, because the two kernels differ in their last bits. */
+bool mha_has_few_queries(const mha_attention *attention);
+
+mha_status mha_few_queries_workspace(const mha_attention *attention, int num_threads,
+                                     size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_few_queries_forward(const mha_attention *attention,
+                                   mha_execution *execution) MHA_MUST_CHECK;
+
+#endif

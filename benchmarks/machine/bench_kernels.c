@@ -146,7 +146,7 @@ typedef struct matmul_context {
 
 static void run_matmul(void *context) {
     matmul_context *c = context;
-    if (mha_linear_projection_forward(&c->projection, &c->execution) != MHA_OK) {
+    if (mha_linear_projection_forward(&c->projection, 1, &c->execution) != MHA_OK) {
         exit(1);
     }
 }
@@ -167,7 +167,7 @@ static void bench_matmul(int64_t rows, int64_t in, int64_t out) {
     matmul_context context = {
         mha_contiguous_projection(MHA_FLOAT32, x, rows, &unpacked, NULL, output),
         {.num_threads = 1}};
-    if (mha_linear_projection_workspace(&context.projection, 1, &bytes) != MHA_OK) {
+    if (mha_linear_projection_workspace(&context.projection, 1, 1, &bytes) != MHA_OK) {
         exit(1);
     }
     context.execution.workspace.base = aligned_alloc(64, bytes / 64 * 64 + 64);

@@ -59,7 +59,7 @@ def prepare_attention(work, arrays, threads):
 
 
 def prepare_layer(work, arrays, threads):
-    batch, length, width, heads = work.shape
+    width, heads = work.shape[2:]
     inputs = {name: arrays[name] for name in ("x", "memory") if name in arrays}
     memory = "memory" if "memory" in arrays else "x"
     weights = {name: arrays[name] for name in ("W_q", "W_k", "W_v", "W_o")}

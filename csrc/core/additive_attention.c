@@ -25,19 +25,24 @@ static mha_status projected_size(const mha_additive_attention *additive, int64_t
     return mha_multiply_sizes(*bytes, mha_dtype_size(additive->attention.dtype), bytes);
 }
 
+static void hidden_projections(const mha_additive_attention *additive, void *projected_query,
+                               void *projected_key, mha_linear_projection projections[2]) {
+    const mha_dtype dtype = additive->attention.dtype;
+    projections[0] = mha_contiguous_projection(dtype, additive->query, additive->query_rows,
+                                               &additive->W_q, NULL, projected_query);
+    projections[1] = mha_contiguous_projection(dtype, additive->key, additive->key_rows,
+                                               &additive->W_k, NULL, projected_key);
+}
+
 mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
                                             size_t *bytes) {
     const mha_attention attention = attention_of(additive, NULL, NULL);
-    const mha_linear_projection query = mha_contiguous_projection(
-        additive->attention.dtype, NULL, additive->query_rows, &additive->W_q, NULL, NULL);
-    const mha_linear_projection key = mha_contiguous_projection(
-        additive->attention.dtype, NULL, additive->key_rows, &additive->W_k, NULL, NULL);
-    size_t size, scratch, query_scratch, key_scratch;
-    MHA_TRY(mha_linear_projection_workspace(&query, num_threads, &query_scratch));
-    MHA_TRY(mha_linear_projection_workspace(&key, num_threads, &key_scratch));
+    mha_linear_projection projections[2];
+    size_t size, scratch, projection_scratch;
+    hidden_projections(additive, NULL, NULL, projections);
+    MHA_TRY(mha_linear_projection_workspace(projections, 2, num_threads, &projection_scratch));
     MHA_TRY(mha_scaled_dot_product_attention_workspace(&attention, num_threads, &scratch));
-    scratch = query_scratch > scratch ? query_scratch : scratch;
-    scratch = key_scratch > scratch ? key_scratch : scratch;
+    scratch = projection_scratch > scratch ? projection_scratch : scratch;
     *bytes = 0;
     MHA_TRY(projected_size(additive, additive->query_rows, &size));
     MHA_TRY(mha_workspace_reserve(bytes, size, 1));
@@ -55,13 +60,9 @@ static mha_status run_steps(const mha_additive_attention *additive, mha_executio
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_key));
 
     /* 1. Project to the hidden width: (..., heads, len, hidden). */
-    mha_linear_projection step =
-        mha_contiguous_projection(additive->attention.dtype, additive->query, additive->query_rows,
-                                  &additive->W_q, NULL, projected_query);
-    MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step = mha_contiguous_projection(additive->attention.dtype, additive->key, additive->key_rows,
-                                     &additive->W_k, NULL, projected_key);
-    MHA_TRY(mha_linear_projection_forward(&step, execution));
+    mha_linear_projection projections[2];
+    hidden_projections(additive, projected_query, projected_key, projections);
+    MHA_TRY(mha_linear_projection_forward(projections, 2, execution));
 
     /* 2. Attend by scores w_v . tanh(projected query + projected key). */
     const mha_attention attention = attention_of(additive, projected_query, projected_key);

@@ -5,12 +5,19 @@
 #include "../threads/pool.h"
 #include "matmul.h"
 
-enum { ROW_BLOCK = 384, FEW_ROWS = 8 };
+/* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
+ * many where each block has to pack its panel. Both are multiples of the kernels' tiles. */
+enum { PACKED_ROW_BLOCK = 48, UNPACKED_ROW_BLOCK = 384 };
+enum { FEW_ROWS = 8 };
 
+/* Projections that run side by side: tasks go row block by row block, and within one through the
+ * panels of all weights, so that a block of rows that several share is read once. */
 typedef struct projection_job {
-    const mha_linear_projection *projection;
+    const mha_linear_projection *projections;
+    int count;
     const mha_kernels *kernels;
-    int64_t row_blocks;
+    int64_t panels;     /* of all weights */
+    int64_t row_blocks; /* of the projection with the most */
     char *scratch; /* scratch_size bytes for each worker, or NULL when nothing is packed here */
     size_t scratch_size;
 } projection_job;
@@ -20,24 +27,44 @@ static bool reads_in_place(const mha_linear_projection *projection) {
            projection->weight.out_stride == (int64_t)mha_dtype_size(projection->dtype);
 }
 
+static int64_t row_block_of(const mha_linear_projection *projection) {
+    return projection->weight.packed ? PACKED_ROW_BLOCK : UNPACKED_ROW_BLOCK;
+}
+
+static int64_t row_blocks_of(const mha_linear_projection *projection) {
+    return mha_divide_up(projection->rows, row_block_of(projection));
+}
+
 static int64_t num_panels(const mha_linear_projection *projection) {
     return mha_divide_up(projection->weight.out, mha_panel_columns(projection->dtype));
 }
 
-static int threads_for(const mha_linear_projection *projection, int num_threads) {
-    const int64_t row_blocks = mha_divide_up(projection->rows, ROW_BLOCK);
-    const double operations =
-        (double)projection->rows * (double)projection->weight.in * (double)projection->weight.out;
-    return mha_threads_for(num_panels(projection) * row_blocks, operations, num_threads);
+static int threads_for(const projection_job *job, int num_threads) {
+    double operations = 0;
+    for (int i = 0; i < job->count; i++) {
+        const mha_linear_projection *p = &job->projections[i];
+        operations += (double)p->rows * (double)p->weight.in * (double)p->weight.out;
+    }
+    return mha_threads_for(job->panels * job->row_blocks, operations, num_threads);
 }
 
-/* One panel for each worker, unless the weight comes packed. */
-static mha_status scratch_size_of(const mha_linear_projection *projection, size_t *bytes) {
-    *bytes = 0;
-    if (projection->weight.packed) {
-        return MHA_OK;
+/* One panel for each worker, unless the weights come packed. */
+static mha_status plan(const mha_linear_projection *projections, int count, projection_job *job) {
+    const projection_job empty = {.projections = projections, .count = count};
+    *job = empty;
+    job->kernels = mha_kernels_for(projections[0].dtype);
+    for (int i = 0; i < count; i++) {
+        const mha_linear_projection *p = &projections[i];
+        const int64_t row_blocks = row_blocks_of(p);
+        size_t scratch_size = 0;
+        job->panels += num_panels(p);
+        job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
+        if (!p->weight.packed) {
+            MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, MHA_PANEL_BYTES, &scratch_size));
+        }
+        job->scratch_size = scratch_size > job->scratch_size ? scratch_size : job->scratch_size;
     }
-    return mha_multiply_sizes((size_t)projection->weight.in, MHA_PANEL_BYTES, bytes);
+    return mha_workspace_piece_size(job->scratch_size, &job->scratch_size);
 }
 
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
@@ -57,28 +84,25 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
     return projection;
 }
 
-mha_status mha_linear_projection_workspace(const mha_linear_projection *projection, int num_threads,
-                                           size_t *bytes) {
-    size_t scratch_size;
+mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
+                                           int num_threads, size_t *bytes) {
+    projection_job job;
     *bytes = 0;
-    MHA_TRY(scratch_size_of(projection, &scratch_size));
-    return mha_workspace_reserve(bytes, scratch_size, (size_t)threads_for(projection, num_threads));
+    MHA_TRY(plan(projections, count, &job));
+    return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
 }
 
-/* Task: rows row_block * ROW_BLOCK.. of the output times one panel of its columns. */
-static void project_panel(void *context, int64_t task, int worker) {
-    const projection_job *job = context;
-    const mha_linear_projection *p = job->projection;
+/* A block of rows of the output times one panel of its columns. */
+static void project_panel(const projection_job *job, const mha_linear_projection *p, int64_t panel,
+                          int64_t first_row, int worker) {
     const int64_t item = (int64_t)mha_dtype_size(p->dtype);
     const int64_t width = mha_panel_columns(p->dtype);
-    const int64_t panel = task / job->row_blocks;
-    const int64_t first_row = task % job->row_blocks * ROW_BLOCK;
     const int64_t first_column = panel * width;
     const int64_t rows_left = p->rows - first_row;
     const int64_t columns_left = p->weight.out - first_column;
 
     mha_matmul_block block = {
-        .rows = rows_left < ROW_BLOCK ? rows_left : ROW_BLOCK,
+        .rows = rows_left < row_block_of(p) ? rows_left : row_block_of(p),
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
         .a = (const char *)p->x + first_row * p->x_stride,
@@ -101,22 +125,34 @@ static void project_panel(void *context, int64_t task, int worker) {
     job->kernels->matmul(&block);
 }
 
-mha_status mha_linear_projection_forward(const mha_linear_projection *projection,
+/* Task: one block of rows and one panel of one of the weights. */
+static void run_task(void *context, int64_t task, int worker) {
+    const projection_job *job = context;
+    const mha_linear_projection *p = job->projections;
+    int64_t panel = task % job->panels;
+    while (panel >= num_panels(p)) {
+        panel -= num_panels(p);
+        p++;
+    }
+    const int64_t first_row = task / job->panels * row_block_of(p);
+    if (first_row < p->rows) {
+        project_panel(job, p, panel, first_row, worker);
+    }
+}
+
+mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
                                          mha_execution *execution) {
-    const int num_threads = threads_for(projection, execution->num_threads);
     const size_t used_before = execution->workspace.used;
-    projection_job job = {.projection = projection,
-                          .kernels = mha_kernels_for(projection->dtype),
-                          .row_blocks = mha_divide_up(projection->rows, ROW_BLOCK)};
+    projection_job job;
     size_t all;
     void *scratch;
-    MHA_TRY(scratch_size_of(projection, &job.scratch_size));
-    MHA_TRY(mha_workspace_piece_size(job.scratch_size, &job.scratch_size));
+    MHA_TRY(plan(projections, count, &job));
+    const int num_threads = threads_for(&job, execution->num_threads);
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;
-    const mha_status status = mha_pool_run(num_panels(projection) * job.row_blocks, num_threads,
-                                           project_panel, &job, &execution->cancel);
+    const mha_status status =
+        mha_pool_run(job.panels * job.row_blocks, num_threads, run_task, &job, &execution->cancel);
     execution->workspace.used = used_before;
     return status;
 }

@@ -71,36 +71,42 @@ static mha_attention attention_of(const mha_multi_head_attention *l, void *proje
     return attention;
 }
 
-static mha_status larger_projection(const mha_linear_projection *projection, int num_threads,
-                                    size_t *largest) {
-    size_t bytes;
-    MHA_TRY(mha_linear_projection_workspace(projection, num_threads, &bytes));
-    *largest = bytes > *largest ? bytes : *largest;
-    return MHA_OK;
+/* Step 1: query, key and value projected, side by side. */
+static void input_projections(const mha_multi_head_attention *l, int64_t batch,
+                              void *projected_query, void *projected_key, void *projected_value,
+                              mha_linear_projection projections[3]) {
+    const mha_dtype dtype = l->attention.dtype;
+    const int64_t query_rows = batch * l->query_len, key_rows = batch * l->key_len;
+    projections[0] =
+        mha_contiguous_projection(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
+    projections[1] =
+        mha_contiguous_projection(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
+    projections[2] =
+        mha_contiguous_projection(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
+}
+
+/* Step 5. */
+static mha_linear_projection output_projection(const mha_multi_head_attention *l, int64_t batch,
+                                               const void *merged) {
+    return mha_contiguous_projection(l->attention.dtype, merged, batch * l->query_len, &l->W_o,
+                                     l->b_o, l->output);
 }
 
 mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
                                               int num_threads, size_t *bytes) {
-    const mha_multi_head_attention *l = layer;
     sizes s;
-    size_t scratch = 0, attention_scratch; /* of one step at a time: they share it */
+    size_t scratch, attention_scratch, output_scratch; /* of one step at a time: they share it */
+    mha_linear_projection inputs[3];
     MHA_TRY(sizes_of(layer, &s));
-    const mha_dtype dtype = layer->attention.dtype;
-    const int64_t query_rows = s.batch * layer->query_len, key_rows = s.batch * layer->key_len;
-
-    const mha_linear_projection steps[] = {
-        mha_contiguous_projection(dtype, NULL, query_rows, &l->W_q, NULL, NULL),
-        mha_contiguous_projection(dtype, NULL, key_rows, &l->W_k, NULL, NULL),
-        mha_contiguous_projection(dtype, NULL, key_rows, &l->W_v, NULL, NULL),
-        mha_contiguous_projection(dtype, NULL, query_rows, &l->W_o, NULL, NULL),
-    };
-    for (int step = 0; step < 4; step++) {
-        MHA_TRY(larger_projection(&steps[step], num_threads, &scratch));
-    }
+    input_projections(layer, s.batch, NULL, NULL, NULL, inputs);
+    const mha_linear_projection output = output_projection(layer, s.batch, NULL);
     const mha_attention attention = attention_of(layer, NULL, NULL, NULL, NULL);
+    MHA_TRY(mha_linear_projection_workspace(inputs, 3, num_threads, &scratch));
+    MHA_TRY(mha_linear_projection_workspace(&output, 1, num_threads, &output_scratch));
     MHA_TRY(
         mha_scaled_dot_product_attention_workspace(&attention, num_threads, &attention_scratch));
     scratch = attention_scratch > scratch ? attention_scratch : scratch;
+    scratch = output_scratch > scratch ? output_scratch : scratch;
 
     *bytes = 0;
     MHA_TRY(mha_workspace_reserve(bytes, s.query, 1));
@@ -111,7 +117,6 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
 }
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
-    const mha_multi_head_attention *l = layer;
     mha_workspace *workspace = &execution->workspace;
     void *projected_query, *projected_key, *projected_value, *merged;
     sizes s;
@@ -120,17 +125,11 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     MHA_TRY(mha_workspace_take(workspace, s.key, &projected_key));
     MHA_TRY(mha_workspace_take(workspace, s.value, &projected_value));
     MHA_TRY(mha_workspace_take(workspace, s.merged, &merged));
-    const mha_dtype dtype = layer->attention.dtype;
-    const int64_t query_rows = s.batch * layer->query_len, key_rows = s.batch * layer->key_len;
 
     /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
-    mha_linear_projection step =
-        mha_contiguous_projection(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
-    MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step = mha_contiguous_projection(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
-    MHA_TRY(mha_linear_projection_forward(&step, execution));
-    step = mha_contiguous_projection(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
-    MHA_TRY(mha_linear_projection_forward(&step, execution));
+    mha_linear_projection inputs[3];
+    input_projections(layer, s.batch, projected_query, projected_key, projected_value, inputs);
+    MHA_TRY(mha_linear_projection_forward(inputs, 3, execution));
 
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
      * 3. Scaled dot-product attention.
@@ -141,8 +140,8 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
 
     /* 5. Output projection: (batch, query_len, output_dim). */
-    step = mha_contiguous_projection(dtype, merged, query_rows, &l->W_o, l->b_o, l->output);
-    return mha_linear_projection_forward(&step, execution);
+    const mha_linear_projection output = output_projection(layer, s.batch, merged);
+    return mha_linear_projection_forward(&output, 1, execution);
 }
 
 mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,

@@ -6,11 +6,11 @@
 static const argument_form FORMS[] = {{"x", AS_REAL}, {"weight", AS_REAL}, {"bias", AS_REAL}};
 
 static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
-    return mha_linear_projection_workspace(projection, num_threads, bytes);
+    return mha_linear_projection_workspace(projection, 1, num_threads, bytes);
 }
 
 static mha_status forward(const void *projection, mha_execution *execution) {
-    return mha_linear_projection_forward(projection, execution);
+    return mha_linear_projection_forward(projection, 1, execution);
 }
 
 PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_t nargs) {

@@ -31,9 +31,9 @@ static mha_weight weight_of(const void *data, int64_t in, int64_t out, mha_dtype
 
 static void project(const mha_linear_projection *projection, int num_threads) {
     size_t bytes;
-    CHECK_OK(mha_linear_projection_workspace(projection, num_threads, &bytes));
+    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
-    CHECK_OK(mha_linear_projection_forward(projection, &execution));
+    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
     free(execution.workspace.base);
 }
 

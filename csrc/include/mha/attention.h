@@ -85,9 +85,10 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
                                                 const mha_weight *weight, const void *bias,
                                                 void *output);
 
-mha_status mha_linear_projection_workspace(const mha_linear_projection *projection, int num_threads,
-                                           size_t *bytes) MHA_MUST_CHECK;
-mha_status mha_linear_projection_forward(const mha_linear_projection *projection,
+/* `count` projections of one element type side by side, at least 1. */
+mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
+                                           int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
                                          mha_execution *execution) MHA_MUST_CHECK;
 
 /* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. */

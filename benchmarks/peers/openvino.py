@@ -16,13 +16,15 @@ def compiled(outputs, parameters, threads):
 
 
 def as_call(request, inputs):
-    for position, array in enumerate(inputs):
-        request.set_input_tensor(position, openvino.Tensor(array, shared_memory=True))
+    tensors = [openvino.Tensor(array, shared_memory=True) for array in inputs]
+    for position, tensor in enumerate(tensors):
+        request.set_input_tensor(position, tensor)
 
     def run():
         request.infer()
         return request
 
+    run.keeps = inputs, tensors  # the request only borrows them
     return run
 
 

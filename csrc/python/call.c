@@ -59,6 +59,11 @@ static char *allocate_aligned(size_t bytes) {
 }
 
 enum { NANOSECONDS_BETWEEN_POLLS = 20000000 };
+#ifdef CLOCK_MONOTONIC_COARSE /* a few milliseconds coarse, and read in as many nanoseconds */
+#define POLL_CLOCK CLOCK_MONOTONIC_COARSE
+#else
+#define POLL_CLOCK CLOCK_MONOTONIC
+#endif
 
 /* Only the main thread runs Python's signal handlers. Another thread must not ask for the GIL in
  * the middle of a job: while Python shuts down that ends the thread, under the workers' feet. */
@@ -77,7 +82,7 @@ static bool is_main_thread(void) {
 static int poll_signals(void *context) {
     static _Thread_local int64_t last_poll;
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(POLL_CLOCK, &now);
     const int64_t nanoseconds = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     if (nanoseconds - last_poll < NANOSECONDS_BETWEEN_POLLS) {
         return 0;

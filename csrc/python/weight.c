@@ -71,12 +71,14 @@ cleanup:
 }
 
 static int check_in(const converted_weight *weight, int64_t wanted, const char *in_meaning,
-                    const char *shape, const char *name) {
+                    const char *name) {
     if (weight->in != wanted) {
+        char text[MHA_SHAPE_TEXT];
+        const npy_intp shape[] = {(npy_intp)weight->in, (npy_intp)weight->out};
         const char *hint =
             weight->out == wanted ? "; stored as (out, in)? then pass its transpose, .T" : "";
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s%s", name, shape,
-                     (long long)wanted, in_meaning, hint);
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s%s", name,
+                     mha_shape_text(shape, 2, text), (long long)wanted, in_meaning, hint);
         return -1;
     }
     return 0;
@@ -84,12 +86,10 @@ static int check_in(const converted_weight *weight, int64_t wanted, const char *
 
 static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
                           const char *name, converted_weight *weight) {
-    char text[MHA_SHAPE_TEXT];
     const packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
     if (packed == NULL) {
         return -1;
     }
-    const npy_intp shape[] = {(npy_intp)packed->in, (npy_intp)packed->out};
     if (packed->dtype != dtype) {
         PyErr_Format(PyExc_TypeError, "%s: packed in another element type", name);
         return -1;
@@ -98,7 +98,7 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
     weight->owner = capsule;
     weight->in = packed->in;
     weight->out = packed->out;
-    return check_in(weight, in, in_meaning, mha_shape_text(shape, 2, text), name);
+    return check_in(weight, in, in_meaning, name);
 }
 
 int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
@@ -119,7 +119,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
     }
     weight->in = PyArray_DIM(array, 0);
     weight->out = PyArray_DIM(array, 1);
-    if (check_in(weight, in, in_meaning, mha_array_shape_text(array, text), name) == 0) {
+    if (check_in(weight, in, in_meaning, name) == 0) {
         weight->owner = (PyObject *)mha_as_strided_real(array, dtype, name);
     }
     Py_DECREF(array);

@@ -1,7 +1,7 @@
 #include "partition.h"
 
-/* About 50 us of work for one core at 10 to 20 multiply-adds a nanosecond. */
-static const double OPERATIONS_A_THREAD = 5e5;
+/* About 10 us of work for one core: a worker that still spins joins within one or two. */
+static const double OPERATIONS_A_THREAD = 1.2e5;
 
 int mha_threads_for(int64_t num_tasks, double operations, int num_threads) {
     const double worth = operations / OPERATIONS_A_THREAD;

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* At most one thread a task, and none that would get less than ~50 us of work: `operations` counts
+/* At most one thread a task, and none that would get less than ~10 us of work: `operations` counts
  * multiply-adds. */
 int mha_threads_for(int64_t num_tasks, double operations, int num_threads);
 

@@ -1,6 +1,7 @@
-/* One pool for the process. A job is published under the mutex by a new generation number; workers
- * and the caller take task numbers from one atomic counter until it runs out. Workers that find
- * nothing new spin for SPIN_NANOSECONDS and then park on the condition. */
+/* One pool for the process. A job is published by one atomic word, which workers join by counting
+ * themselves into it; they and the caller take task numbers from one atomic counter until it runs
+ * out. Between two jobs in short succession no lock is taken: workers that find nothing new spin
+ * for SPIN_NANOSECONDS and only then park on a condition. */
 #define _POSIX_C_SOURCE 200809L
 #include "pool.h"
 
@@ -12,43 +13,52 @@
 #include "mha/runtime.h"
 #include "system.h"
 
-enum { MAX_WORKERS = MHA_MAX_THREADS - 1, SPIN_NANOSECONDS = 50000, SPINS_A_CLOCK_READ = 64 };
+enum { MAX_WORKERS = MHA_MAX_THREADS - 1, SPIN_NANOSECONDS = 100000, SPINS_A_CLOCK_READ = 64 };
 
 static struct pool {
-    pthread_mutex_t in_use;  /* held by the caller whose job runs */
-    pthread_mutex_t mutex;   /* what follows is written under it, and constant while a job runs, but
-                                for the atomics */
-    pthread_cond_t new_job;  /* workers park here */
-    pthread_cond_t job_done; /* the caller parks here */
-    int num_workers;
+    pthread_mutex_t in_use; /* held by the caller whose job runs */
+    int num_workers;        /* what follows, up to the atomics, is written under in_use, and
+                               constant while a job runs */
     bool fork_handler_set;
     unsigned forks; /* of the processes between the first and this one */
-
     mha_task_function function;
     void *context;
     int64_t num_tasks;
-    int wanted;          /* workers that may join the job */
-    int joined;          /* workers that did */
-    atomic_int running;  /* of them, not yet finished */
-    atomic_bool stopped; /* no further task is to begin */
-    atomic_uint_fast64_t generation;
+
+    /* generation of the job << 32 | workers that may join it << 16 | workers that did. */
+    _Atomic uint64_t state;
     _Atomic int64_t next_task;
+    atomic_int finished; /* of the workers that joined */
+    atomic_bool stopped; /* no further task is to begin */
+
+    pthread_mutex_t parking;
+    pthread_cond_t new_job;  /* workers park here */
+    pthread_cond_t job_done; /* the caller parks here */
+    atomic_int parked_workers;
+    atomic_bool caller_parked;
 } pool = {.in_use = PTHREAD_MUTEX_INITIALIZER,
-          .mutex = PTHREAD_MUTEX_INITIALIZER,
+          .parking = PTHREAD_MUTEX_INITIALIZER,
           .new_job = PTHREAD_COND_INITIALIZER,
           .job_done = PTHREAD_COND_INITIALIZER};
+
+static const uint64_t WANTED_MASK = (uint64_t)0xffff << 16;
+static uint32_t generation_of(uint64_t state) { return (uint32_t)(state >> 32); }
+static int wanted_of(uint64_t state) { return (int)(state >> 16 & 0xffff); }
+static int joined_of(uint64_t state) { return (int)(state & 0xffff); }
 
 /* In the child of a fork only the forking thread lives: start over with an empty pool. */
 static void start_over_in_child(void) {
     pthread_mutex_init(&pool.in_use, NULL);
-    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_mutex_init(&pool.parking, NULL);
     pthread_cond_init(&pool.new_job, NULL);
     pthread_cond_init(&pool.job_done, NULL);
     pool.forks++;
     pool.num_workers = 0;
-    pool.wanted = pool.joined = 0;
-    atomic_store(&pool.running, 0);
+    atomic_store(&pool.state, 0);
+    atomic_store(&pool.finished, 0);
     atomic_store(&pool.stopped, false);
+    atomic_store(&pool.parked_workers, 0);
+    atomic_store(&pool.caller_parked, false);
 }
 
 static void run_tasks(int worker) {
@@ -61,47 +71,64 @@ static void run_tasks(int worker) {
     }
 }
 
-static void spin_while_generation_is(uint_fast64_t seen) {
+/* Spins, then parks, until another job than `seen` has been published. Whoever parks says so before
+ * it looks a last time, and whoever publishes looks for the parked after publishing: one of the two
+ * sees the other. */
+static void wait_for_another_job(uint32_t seen) {
     const int64_t until = mha_system_nanoseconds() + SPIN_NANOSECONDS;
     do {
         for (int spin = 0; spin < SPINS_A_CLOCK_READ; spin++) {
-            if (atomic_load(&pool.generation) != seen) {
+            if (generation_of(atomic_load(&pool.state)) != seen) {
                 return;
             }
             mha_system_pause();
         }
     } while (mha_system_nanoseconds() < until);
+    pthread_mutex_lock(&pool.parking);
+    atomic_fetch_add(&pool.parked_workers, 1);
+    while (generation_of(atomic_load(&pool.state)) == seen) {
+        pthread_cond_wait(&pool.new_job, &pool.parking);
+    }
+    atomic_fetch_sub(&pool.parked_workers, 1);
+    pthread_mutex_unlock(&pool.parking);
+}
+
+/* Joins the job of the moment as *worker, unless it has enough workers or is closed. */
+static bool join_job(uint32_t *seen, int *worker) {
+    uint64_t state = atomic_load(&pool.state);
+    do {
+        *seen = generation_of(state);
+        *worker = joined_of(state) + 1; /* the caller is worker 0 */
+        if (joined_of(state) >= wanted_of(state)) {
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak(&pool.state, &state, state + 1));
+    return true;
+}
+
+static void leave_job(void) {
+    atomic_fetch_add(&pool.finished, 1);
+    if (atomic_load(&pool.caller_parked)) {
+        pthread_mutex_lock(&pool.parking);
+        pthread_cond_signal(&pool.job_done);
+        pthread_mutex_unlock(&pool.parking);
+    }
 }
 
 static void *work(void *argument) {
-    uint_fast64_t seen = (uint_fast64_t)(uintptr_t)argument;
+    uint32_t seen = (uint32_t)(uintptr_t)argument;
+    int worker;
     for (;;) {
-        spin_while_generation_is(seen);
-        pthread_mutex_lock(&pool.mutex);
-        while (atomic_load(&pool.generation) == seen) {
-            pthread_cond_wait(&pool.new_job, &pool.mutex);
-        }
-        seen = atomic_load(&pool.generation);
-        const bool join = pool.joined < pool.wanted;
-        const int worker = join ? ++pool.joined : 0; /* the caller is worker 0 */
-        if (join) {
-            atomic_fetch_add(&pool.running, 1);
-        }
-        pthread_mutex_unlock(&pool.mutex);
-
-        if (join) {
+        wait_for_another_job(seen);
+        if (join_job(&seen, &worker)) {
             run_tasks(worker);
-            pthread_mutex_lock(&pool.mutex);
-            if (atomic_fetch_sub(&pool.running, 1) == 1) {
-                pthread_cond_signal(&pool.job_done);
-            }
-            pthread_mutex_unlock(&pool.mutex);
+            leave_job();
         }
     }
     return NULL;
 }
 
-/* Starts workers until there are `wanted`, or the system gives no more; holds pool.mutex. Signals
+/* Starts workers until there are `wanted`, or the system gives no more. Signals
  * are left to the threads of the program. */
 static void start_workers(int wanted) {
     sigset_t all, before;
@@ -122,7 +149,7 @@ static void start_workers(int wanted) {
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     while (pool.num_workers < wanted) {
         pthread_t thread;
-        void *seen = (void *)(uintptr_t)atomic_load(&pool.generation);
+        void *seen = (void *)(uintptr_t)generation_of(atomic_load(&pool.state));
         if (pthread_create(&thread, &detached, work, seen) != 0) {
             break;
         }
@@ -167,19 +194,38 @@ static mha_status run_as_caller(const mha_cancel *cancel) {
     }
 }
 
+static void publish_job(int helpers) {
+    const uint64_t generation = generation_of(atomic_load(&pool.state)) + (uint64_t)1;
+    atomic_store(&pool.finished, 0);
+    atomic_store(&pool.stopped, false);
+    atomic_store(&pool.next_task, 0);
+    atomic_store(&pool.state, generation << 32 | (uint64_t)helpers << 16);
+    if (atomic_load(&pool.parked_workers) > 0) {
+        pthread_mutex_lock(&pool.parking);
+        pthread_cond_broadcast(&pool.new_job);
+        pthread_mutex_unlock(&pool.parking);
+    }
+}
+
 /* Closes the job to late workers and waits for those inside. */
 static void wait_for_workers(void) {
-    pthread_mutex_lock(&pool.mutex);
-    pool.wanted = 0;
-    pthread_mutex_unlock(&pool.mutex);
-    for (int spin = 0; spin < 1000 && atomic_load(&pool.running) > 0; spin++) {
-        mha_system_pause();
+    const int joined = joined_of(atomic_fetch_and(&pool.state, ~WANTED_MASK));
+    const int64_t until = mha_system_nanoseconds() + SPIN_NANOSECONDS;
+    do {
+        for (int spin = 0; spin < SPINS_A_CLOCK_READ; spin++) {
+            if (atomic_load(&pool.finished) >= joined) {
+                return;
+            }
+            mha_system_pause();
+        }
+    } while (mha_system_nanoseconds() < until);
+    pthread_mutex_lock(&pool.parking);
+    atomic_store(&pool.caller_parked, true);
+    while (atomic_load(&pool.finished) < joined) {
+        pthread_cond_wait(&pool.job_done, &pool.parking);
     }
-    pthread_mutex_lock(&pool.mutex);
-    while (atomic_load(&pool.running) > 0) {
-        pthread_cond_wait(&pool.job_done, &pool.mutex);
-    }
-    pthread_mutex_unlock(&pool.mutex);
+    atomic_store(&pool.caller_parked, false);
+    pthread_mutex_unlock(&pool.parking);
 }
 
 mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,
@@ -194,18 +240,11 @@ mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function fu
     if (helpers < 1 || pthread_mutex_trylock(&pool.in_use) != 0) {
         return run_inline(num_tasks, function, context, cancel);
     }
-    pthread_mutex_lock(&pool.mutex);
     start_workers(helpers);
     pool.function = function;
     pool.context = context;
     pool.num_tasks = num_tasks;
-    pool.wanted = helpers;
-    pool.joined = 0;
-    atomic_store(&pool.stopped, false);
-    atomic_store(&pool.next_task, 0);
-    atomic_fetch_add(&pool.generation, 1);
-    pthread_cond_broadcast(&pool.new_job);
-    pthread_mutex_unlock(&pool.mutex);
+    publish_job(helpers);
 
     const unsigned forks = pool.forks;
     const mha_status status = run_as_caller(cancel);

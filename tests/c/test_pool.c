@@ -105,7 +105,7 @@ static void test_partition(void) {
     CHECK(mha_threads_for(100, 1e3, 8) == 1);
     CHECK(mha_threads_for(100, 1e9, 8) == 8);
     CHECK(mha_threads_for(3, 1e9, 8) == 3);
-    CHECK(mha_threads_for(100, 2e6, 8) == 4);
+    CHECK(mha_threads_for(100, 5e5, 8) == 4);
     CHECK(mha_threads_for(0, 1e9, 8) == 1);
 }
 

@@ -7,7 +7,7 @@
 
 /* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
  * many where each block has to pack its panel. Both are multiples of the kernels' tiles. */
-enum { PACKED_ROW_BLOCK = 48, UNPACKED_ROW_BLOCK = 384 };
+enum { PACKED_ROW_BLOCK = 96, UNPACKED_ROW_BLOCK = 384 };
 enum { FEW_ROWS = 8 };
 
 /* Projections that run side by side: tasks go row block by row block, and within one through the

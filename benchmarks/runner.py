@@ -10,11 +10,12 @@ A variant whose result is wrong, or that fails, is named with the reason and not
 import importlib
 import json
 import os
+import resource
 import sys
 import time
 
 import numpy as np
-from works import WORKS
+from works import WORKS, Work
 
 
 def reference(work, arrays):
@@ -31,7 +32,8 @@ class Runner:
         self.calls = {}
 
     def prepare(self, work, threads):
-        work = WORKS[work]
+        """`work` is a number in WORKS, or the fields of a Work."""
+        work = WORKS[work] if isinstance(work, int) else Work(**work)
         arrays = work.arrays()
         self.calls, wrong = {}, {}
         try:
@@ -54,6 +56,12 @@ class Runner:
                 continue
             self.calls[variant] = call
         return {"variants": list(self.calls), "wrong": wrong}
+
+    def memory(self):
+        """The most that the process has held, in bytes, before and after one call."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        next(iter(self.calls.values()))()
+        return {"bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)}
 
     def time(self, variant, seconds):
         """The median call of a stretch of `seconds`, after calls that bring caches and threads

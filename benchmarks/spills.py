@@ -2,9 +2,9 @@
 
     python benchmarks/spills.py object.o ...
 
-A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that a
-mask makes rare jump in between, and exponentials (which shift into the exponent) have more constants
-than there are registers. It spills if it stores a vector on the stack.
+A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that
+a mask makes rare jump in between, and exponentials (which shift into the exponent) have more
+constants than there are registers. It spills if it stores a vector on the stack.
 """
 
 import re
@@ -35,7 +35,7 @@ def innermost_loops(instructions):
     """Runs of instructions from the target of a backward jump to the jump, without another one."""
     at = {address: index for index, (address, _, _) in enumerate(instructions)}
     loops = []
-    for index, (address, mnemonic, operands) in enumerate(instructions):
+    for index, (_, mnemonic, operands) in enumerate(instructions):
         if mnemonic.startswith("j") and (target := re.match(r"([0-9a-f]+)", operands)):
             begin = at.get(int(target[1], 16), index + 1)
             if begin <= index:

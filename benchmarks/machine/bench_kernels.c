@@ -198,6 +198,7 @@ int main(int argc, char **argv) {
     bench_attention(12, 1024, 1024, 32);
     bench_attention(2, 4096, 4096, 64);
     bench_attention(2, 4096, 4096, 128);
+    bench_attention(1, 2048, 8192, 256);
     bench_attention(12, 1, 4096, 64);
     bench_attention(2, 4, 4096, 128);
     bench_matmul(1024, 768, 768);

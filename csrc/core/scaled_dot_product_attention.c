@@ -8,6 +8,8 @@ typedef struct attention_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
     int64_t query_blocks; /* of one head */
+    int joint_blocks;     /* of them, for one task */
+    int64_t tasks_of_a_head;
     int64_t batch_heads;
     char *scratch; /* scratch_size bytes for each worker */
     size_t scratch_size;
@@ -42,19 +44,16 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
     return smaller(first * lanes, query_len);
 }
 
-/* Task: one head after the other, so that its keys and values stay in the cache for all of its
- * blocks; the last block of a head first, since with a causal mask it is the longest. */
-static void attend_query_block(void *context, int64_t task, int worker) {
-    const attention_job *job = context;
+/* A block of queries of (batch, head), numbered over both. */
+static mha_attention_block block_of(const attention_job *job, int64_t batch_head,
+                                    int64_t query_block) {
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3);
     const int64_t query_len = mha_extent(&a->query, 2);
     const int64_t key_len = mha_extent(&a->key, 2);
-    const int64_t batch_head = task / job->query_blocks;
     const int64_t batch = batch_head / heads, head = batch_head % heads;
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
-    const int64_t query_block = job->query_blocks - 1 - task % job->query_blocks;
     const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t row = batch_head * query_len + first; /* of weights and lse */
 
@@ -85,7 +84,38 @@ static void attend_query_block(void *context, int64_t task, int worker) {
         mha_visible_range(a, batch, first + i, &block.key_begin[i], &block.key_end[i]);
     }
     set_mask_and_bias(a, batch, head, &block);
-    job->kernels->attention(&block, job->scratch + (size_t)worker * job->scratch_size);
+    return block;
+}
+
+/* Task: some consecutive blocks of one head. One head after the other, so that its keys and values
+ * stay in the cache; the last blocks of a head first, since with a causal mask they are the
+ * longest. */
+static void attend_query_blocks(void *context, int64_t task, int worker) {
+    const attention_job *job = context;
+    mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
+    const int64_t batch_head = task / job->tasks_of_a_head;
+    const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
+    const int64_t first = group * job->joint_blocks;
+    const int count = (int)smaller(job->query_blocks - first, job->joint_blocks);
+    for (int i = 0; i < count; i++) {
+        blocks[i] = block_of(job, batch_head, first + i);
+    }
+    job->kernels->attention(blocks, count, job->scratch + (size_t)worker * job->scratch_size);
+}
+
+/* Where the keys and values of a head do not fit the second cache, blocks of queries share the
+ * reading of them: as many as leave enough tasks for all threads. */
+static int joint_blocks_of(const attention_job *job, int num_threads) {
+    enum { SECOND_CACHE = 512 * 1024, TASKS_A_THREAD = 4 };
+    const mha_attention *a = job->attention;
+    const double widths = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
+    const double bytes = (double)mha_extent(&a->key, 2) * widths * (double)mha_dtype_size(a->dtype);
+    int joint = bytes < SECOND_CACHE ? 1 : MHA_MAX_JOINT_BLOCKS;
+    while (joint > 1 && (double)job->batch_heads * (double)(job->query_blocks / joint) <
+                            TASKS_A_THREAD * (double)num_threads) {
+        joint /= 2;
+    }
+    return joint;
 }
 
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
@@ -98,7 +128,9 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
         return MHA_SIZE_OVERFLOW;
     }
     job->query_blocks = mha_divide_up(mha_extent(&attention->query, 2), job->kernels->query_block);
-    if (__builtin_mul_overflow(job->batch_heads, job->query_blocks, num_tasks)) {
+    job->joint_blocks = joint_blocks_of(job, num_threads);
+    job->tasks_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
+    if (__builtin_mul_overflow(job->batch_heads, job->tasks_of_a_head, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
     const double widths =
@@ -107,7 +139,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
                               (double)mha_extent(&attention->key, 2) * widths;
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
     const size_t scratch_size = job->kernels->attention_scratch_size(
-        mha_extent(&attention->query, 1), mha_extent(&attention->value, 1));
+        mha_extent(&attention->query, 1), mha_extent(&attention->value, 1), job->joint_blocks);
     return mha_workspace_piece_size(scratch_size, &job->scratch_size);
 }
 
@@ -149,7 +181,7 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;
     const mha_status status =
-        mha_pool_run(num_tasks, threads, attend_query_block, &job, &execution->cancel);
+        mha_pool_run(num_tasks, threads, attend_query_blocks, &job, &execution->cancel);
     execution->workspace.used = used_before;
     return status;
 }

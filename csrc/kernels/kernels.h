@@ -18,6 +18,9 @@ enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 64, MHA_DEP
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
 
+/* The most blocks of queries that walk the keys of a head together. */
+enum { MHA_MAX_JOINT_BLOCKS = 4 };
+
 /* A packed weight panel: this many bytes of columns for each row. */
 enum { MHA_PANEL_BYTES = 128 };
 
@@ -120,8 +123,9 @@ typedef struct mha_merge_block {
 typedef struct mha_kernels {
     int64_t query_block; /* the most queries of one call */
     int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
-    size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim);
-    void (*attention)(const mha_attention_block *block, void *scratch);
+    size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
+    /* `count` blocks of one head: a block of keys is read once for all of them. */
+    void (*attention)(const mha_attention_block *blocks, int count, void *scratch);
     size_t (*few_queries_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*few_queries)(const mha_few_queries_block *block, void *scratch);
     void (*join_few_queries)(const mha_few_queries_join *join);

@@ -145,7 +145,14 @@ def chart(measurements, path):
     figure.savefig(path, dpi=110)
 
 
-def write(measurements, isa, folder, machine_name, versions, extra=""):
+def memory_table(taken):
+    lines = ["| library | taken by the call |", "|---|---|"]
+    for peer, size in taken.items():
+        lines.append(f"| {peer} | " + ("failed |" if size is None else f"{size / 2**20:.0f} MiB |"))
+    return "\n".join(lines)
+
+
+def write(measurements, isa, folder, machine_name, versions, taken):
     counts = sorted({m.threads for m in measurements})
     parts = [
         "# Results\n",
@@ -167,6 +174,8 @@ def write(measurements, isa, folder, machine_name, versions, extra=""):
              for what, why in m.wrong.items()}
     if wrong:
         parts += ["## Not measured\n", "\n".join(f"- {line}" for line in sorted(wrong)) + "\n"]
-    parts.append(extra)
+    parts += ["## Memory of attention 1x8x16384x64\n",
+              "What the process's peak grows by in one call, the output of 32 MiB included; the "
+              "scores alone would be 8 GiB.\n", memory_table(taken) + "\n"]
     (folder / "results.md").write_text("\n".join(parts))
     chart(measurements, folder / "results.png")

@@ -31,8 +31,9 @@ class Runner:
         self.peer = importlib.import_module(f"peers.{peer}")
         self.calls = {}
 
-    def prepare(self, work, threads):
-        """`work` is a number in WORKS, or the fields of a Work."""
+    def prepare(self, work, threads, check=True):
+        """`work` is a number in WORKS, or the fields of a Work. Without `check` nothing is called
+        yet."""
         work = WORKS[work] if isinstance(work, int) else Work(**work)
         arrays = work.arrays()
         self.calls, wrong = {}, {}
@@ -40,6 +41,9 @@ class Runner:
             calls = self.peer.prepare(work, arrays, threads)
         except Exception as error:  # an unsupported work is a result, too
             return {"variants": [], "wrong": {"": f"{type(error).__name__}: {error}"[:200]}}
+        if not check:
+            self.calls = calls
+            return {"variants": list(calls), "wrong": wrong}
         wanted = reference(work, arrays)
         for variant, call in calls.items():
             try:

@@ -1,5 +1,6 @@
 # make run    the main job: sentences through a real transformer
 # make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint
+# make bench  mha beside its peers; see also bench-grid, bench-kernels
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run test test-c test-peers test-large test-oldest-numpy sanitize lint format clean check-prerequisites
+.PHONY: run test test-c test-peers test-large test-oldest-numpy sanitize lint bench bench-grid \
+	bench-kernels format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -74,8 +76,31 @@ lint: $(VENV)/.test
 	$(PIP) --editable '.[lint]' 'setuptools>=77'
 	tests/lint.sh
 
+# The peers (2 GB) in a virtual environment of their own; about 15 minutes on an idle machine.
+.venv-bench/.installed: benchmarks/requirements.txt $(VENV)/.created
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
+
+.venv-bench/.built: .venv-bench/.installed $(SOURCES) $(shell find mha -name '*.py')
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
+	$(MAKE) --no-print-directory -C benchmarks/machine
+	@touch $@
+
+bench: .venv-bench/.built
+	.venv-bench/bin/python benchmarks/bench.py --write
+
+bench-grid: .venv-bench/.built
+	.venv-bench/bin/python benchmarks/grid.py
+
+bench-kernels: | check-prerequisites
+	$(MAKE) --no-print-directory -C benchmarks/machine
+	benchmarks/machine/build/bench_kernels
+
 format: $(VENV)/.created
 	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" "benchmarks/*.c" "benchmarks/*.h")
 
 clean:
-	rm -rf build dist *.egg-info mha/*.so tests/c/build .venv .venv-peers .venv-oldest .venv-sanitize
+	rm -rf build dist *.egg-info mha/*.so tests/c/build benchmarks/machine/build .venv .venv-peers .venv-oldest \
+		.venv-sanitize .venv-bench

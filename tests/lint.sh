@@ -7,7 +7,8 @@ bin=.venv/bin
 $bin/ruff check .
 $bin/mypy
 $bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha
-git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' |
+git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
+    'benchmarks/*.c' 'benchmarks/*.h' |
     xargs $bin/clang-format --dry-run -Werror
 
 # Warnings are errors: the extension from scratch, and the kernels of the other machine if a
@@ -20,6 +21,12 @@ if [ "$(stat -c %s "$core")" -gt 1000000 ]; then
     echo "lint: the extension is $(stat -c %s "$core") bytes, wanted less than 1 MB"
     exit 1
 fi
+# No hot loop may keep its sums on the stack; the benchmark of the kernels has to build, too.
+if [ "$(uname -m)" = x86_64 ]; then
+    find "$objects" -name 'kernels_float*_avx*.o' -exec $bin/python benchmarks/spills.py {} + >"$objects/spills"
+fi
+make --quiet -C benchmarks/machine
+
 if command -v aarch64-linux-gnu-gcc >/dev/null; then
     for file in csrc/kernels/kernels_float*_neon.c; do
         aarch64-linux-gnu-gcc -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror \

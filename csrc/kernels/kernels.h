@@ -58,7 +58,10 @@ typedef struct mha_attention_block {
 } mha_attention_block;
 
 /* The most rows of one call of the few_queries kernel, and the most chunks of keys of one row. */
-enum { MHA_MAX_FEW_ROWS = 16, MHA_MAX_FEW_CHUNKS = 16, MHA_FEW_PADDING = 16 };
+enum { MHA_MAX_FEW_ROWS = 16, MHA_MAX_FEW_CHUNKS = 16 };
+
+/* Rows of its partial outputs are padded to this many numbers. */
+enum { MHA_FEW_PADDING = 16 };
 
 /* One query of one head. */
 typedef struct mha_few_queries_row {

@@ -73,18 +73,6 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = v_load(zipped);
     *high = v_load(zipped + LANES);
 }
-INLINE vector v_load_partial(const real *p, int64_t count) {
-    real lanes[LANES] = {0};
-    for (int lane = 0; lane < count; lane++) {
-        lanes[lane] = p[lane];
-    }
-    return v_load(lanes);
-}
-INLINE vector v_from_bytes(const uint8_t *p) {
-    real lanes[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        lanes[lane] = p[lane];
-    }
-    return v_load(lanes);
-}
 INLINE real r_fma(real a, real b, real c) { return a * b + c; }
+
+#include "simd_by_lane.h"

@@ -62,17 +62,5 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = NEON(vzip1q)(a, b);
     *high = NEON(vzip2q)(a, b);
 }
-INLINE vector v_load_partial(const real *p, int64_t count) {
-    real lanes[LANES] = {0};
-    for (int lane = 0; lane < count; lane++) {
-        lanes[lane] = p[lane];
-    }
-    return v_load(lanes);
-}
-INLINE vector v_from_bytes(const uint8_t *p) {
-    real lanes[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        lanes[lane] = p[lane];
-    }
-    return v_load(lanes);
-}
+
+#include "simd_by_lane.h"

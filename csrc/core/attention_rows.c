@@ -1,6 +1,5 @@
 #include "attention_rows.h"
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
@@ -28,13 +27,13 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     }
     if (options->key_lengths.data != NULL) {
         const int64_t further = i * mha_stride(&options->key_lengths, 1);
-        *end = smaller(*end, option_of(&options->key_lengths, axes, batch, further));
+        *end = mha_smaller(*end, option_of(&options->key_lengths, axes, batch, further));
     }
     if (options->causal) {
-        *end = smaller(*end, position + 1);
+        *end = mha_smaller(*end, position + 1);
     }
     if (options->window_right < MHA_UNLIMITED) {
-        *end = smaller(*end, position + options->window_right + 1);
+        *end = mha_smaller(*end, position + options->window_right + 1);
     }
     if (options->window_left < MHA_UNLIMITED) {
         *begin = larger(*begin, position - options->window_left);

@@ -5,6 +5,8 @@
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
 
+static inline int64_t mha_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
 char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
                  int64_t row);
@@ -15,14 +17,5 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
 
 /* The head's factor of the output: 1 without gates. */
 double mha_gate_of(const mha_attention *attention, int64_t head);
-
-/* Whether the queries are so few that the kernel for them is the faster one: by shapes and options
- * alone, because the two kernels differ in their last bits. */
-bool mha_has_few_queries(const mha_attention *attention);
-
-mha_status mha_few_queries_workspace(const mha_attention *attention, int num_threads,
-                                     size_t *bytes) MHA_MUST_CHECK;
-mha_status mha_few_queries_forward(const mha_attention *attention,
-                                   mha_execution *execution) MHA_MUST_CHECK;
 
 #endif

@@ -2,6 +2,8 @@
  * read key and value once and with all threads, so a task is one chunk of the keys of one key head,
  * for all queries of the heads that share it (Dao et al. 2023, Flash-Decoding); the chunks of a
  * query are then joined in order. How keys are cut depends on their number alone. */
+#include "few_queries.h"
+
 #include "../threads/partition.h"
 #include "../threads/pool.h"
 #include "attention_rows.h"
@@ -36,8 +38,6 @@ bool mha_has_few_queries(const mha_attention *attention) {
            attention->additive_w == NULL && !attention->options.uniform_empty_rows;
 }
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Columns of a partial output. */
 static int64_t width_of(const mha_attention *attention) {
     return mha_divide_up(mha_extent(&attention->value, 1), MHA_FEW_PADDING) * MHA_FEW_PADDING;
@@ -65,7 +65,7 @@ static mha_status plan(const mha_attention *attention, few_job *job) {
     if (__builtin_mul_overflow(batch, kv_heads, &job->key_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
-    MHA_TRY(mha_multiply_sizes((size_t)smaller(job->rows, MHA_MAX_FEW_ROWS),
+    MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(job->rows, MHA_MAX_FEW_ROWS),
                                ((size_t)width_of(attention) + 2) * (size_t)item, &job->part_size));
     MHA_TRY(mha_workspace_piece_size(job->part_size, &job->part_size));
     return mha_workspace_piece_size(
@@ -107,28 +107,27 @@ static few_rows rows_of(const few_job *job, int64_t row_block) {
                      .kv_head = key_head % kv_heads,
                      .first_row = row_block % job->row_blocks * MHA_MAX_FEW_ROWS,
                      .begin = job->key_len};
-    rows.rows = smaller(job->rows - rows.first_row, MHA_MAX_FEW_ROWS);
+    rows.rows = mha_smaller(job->rows - rows.first_row, MHA_MAX_FEW_ROWS);
     for (int64_t row = 0; row < rows.rows; row++) {
         int64_t begin, end;
         mha_visible_range(job->attention, rows.batch, query_of(job, &rows, row), &begin, &end);
         if (begin < end) {
-            rows.begin = smaller(rows.begin, begin - begin % MHA_KEY_CHAIN);
+            rows.begin = mha_smaller(rows.begin, begin - begin % MHA_KEY_CHAIN);
             rows.end = end > rows.end ? end : rows.end;
         }
     }
-    rows.begin = smaller(rows.begin, rows.end);
+    rows.begin = mha_smaller(rows.begin, rows.end);
     return rows;
 }
 
-/* The row's array of weights in the result, or NULL. */
-static void *weights_of(const few_job *job, const few_rows *rows, int64_t row) {
-    const mha_attention *a = job->attention;
-    const int64_t heads = mha_extent(&a->query, 3);
+/* The row's `count` numbers of a result (batch..., heads, query_len, count), or NULL. */
+static void *result_of(const few_job *job, const few_rows *rows, int64_t row, void *result,
+                       int64_t count) {
+    const int64_t heads = mha_extent(&job->attention->query, 3);
     const int64_t at =
         (rows->batch * heads + head_of(job, rows, row)) * job->query_len + query_of(job, rows, row);
-    return a->weights == NULL
-               ? NULL
-               : (char *)a->weights + at * job->key_len * (int64_t)mha_dtype_size(a->dtype);
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
+    return result == NULL ? NULL : (char *)result + at * count * item;
 }
 
 static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int64_t row) {
@@ -138,7 +137,7 @@ static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int6
     mha_few_queries_row r = {
         .data = mha_at_row(&a->query, a->batch_axes, rows->batch, head, query),
         .query = query,
-        .weights = weights_of(job, rows, row),
+        .weights = result_of(job, rows, row, a->weights, job->key_len),
         .dropout = {options->dropout_threshold, options->dropout_seed, head, rows->batch},
     };
     mha_visible_range(a, rows->batch, query, &r.key_begin, &r.key_end);
@@ -159,7 +158,7 @@ static void attend_chunk(void *context, int64_t task, int worker) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const few_rows rows = rows_of(job, task / job->chunks);
     const int64_t first_key = task % job->chunks * job->chunk_keys;
-    const int64_t end_key = smaller(first_key + job->chunk_keys, rows.end);
+    const int64_t end_key = mha_smaller(first_key + job->chunk_keys, rows.end);
     char *part = job->parts + (size_t)task * job->part_size;
     mha_few_queries_block block = {
         .rows = rows.rows,
@@ -196,13 +195,12 @@ static void join_chunks(void *context, int64_t task, int worker) {
     const few_job *job = context;
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
-    const int64_t columns = width_of(a), heads = mha_extent(&a->query, 3);
+    const int64_t columns = width_of(a);
     const few_rows rows = rows_of(job, task);
     const char *part = job->parts + (size_t)(task * job->chunks) * job->part_size;
     for (int64_t row = 0; row < rows.rows; row++) {
         const int64_t head = head_of(job, &rows, row), query = query_of(job, &rows, row);
         const char *largest = part + (rows.rows * columns + row) * item;
-        const int64_t at = (rows.batch * heads + head) * job->query_len + query;
         const mha_few_queries_join join = {
             .chunks = job->chunks,
             .chunk_stride = (int64_t)job->part_size,
@@ -218,8 +216,8 @@ static void join_chunks(void *context, int64_t task, int worker) {
             .begin = rows.begin,
             .end = rows.end,
             .key_len = job->key_len,
-            .weights = weights_of(job, &rows, row),
-            .lse = a->lse == NULL ? NULL : (char *)a->lse + at * item,
+            .weights = result_of(job, &rows, row, a->weights, job->key_len),
+            .lse = result_of(job, &rows, row, a->lse, 1),
         };
         job->kernels->join_few_queries(&join);
     }

@@ -3,6 +3,7 @@
 #include "../threads/partition.h"
 #include "../threads/pool.h"
 #include "attention_rows.h"
+#include "few_queries.h"
 
 typedef struct attention_job {
     const mha_attention *attention;
@@ -14,8 +15,6 @@ typedef struct attention_job {
     char *scratch; /* scratch_size bytes for each worker */
     size_t scratch_size;
 } attention_job;
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void set_mask_and_bias(const mha_attention *attention, int64_t batch, int64_t head,
                               mha_attention_block *block) {
@@ -40,8 +39,8 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
     const int64_t lanes = job->kernels->query_lanes;
     const int64_t vectors = mha_divide_up(query_len, lanes);
     const int64_t whole = vectors / job->query_blocks, rest = vectors % job->query_blocks;
-    const int64_t first = whole * query_block + smaller(query_block, rest);
-    return smaller(first * lanes, query_len);
+    const int64_t first = whole * query_block + mha_smaller(query_block, rest);
+    return mha_smaller(first * lanes, query_len);
 }
 
 /* A block of queries of (batch, head), numbered over both. */
@@ -96,7 +95,7 @@ static void attend_query_blocks(void *context, int64_t task, int worker) {
     const int64_t batch_head = task / job->tasks_of_a_head;
     const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
     const int64_t first = group * job->joint_blocks;
-    const int count = (int)smaller(job->query_blocks - first, job->joint_blocks);
+    const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         blocks[i] = block_of(job, batch_head, first + i);
     }

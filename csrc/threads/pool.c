@@ -35,7 +35,7 @@ static struct pool {
     pthread_cond_t new_job;  /* workers park here */
     pthread_cond_t job_done; /* the caller parks here */
     atomic_int parked_workers;
-    atomic_bool caller_parked;
+    atomic_int parked_callers; /* 0 or 1 */
 } pool = {.in_use = PTHREAD_MUTEX_INITIALIZER,
           .parking = PTHREAD_MUTEX_INITIALIZER,
           .new_job = PTHREAD_COND_INITIALIZER,
@@ -58,7 +58,7 @@ static void start_over_in_child(void) {
     atomic_store(&pool.finished, 0);
     atomic_store(&pool.stopped, false);
     atomic_store(&pool.parked_workers, 0);
-    atomic_store(&pool.caller_parked, false);
+    atomic_store(&pool.parked_callers, 0);
 }
 
 static void run_tasks(int worker) {
@@ -71,26 +71,42 @@ static void run_tasks(int worker) {
     }
 }
 
-/* Spins, then parks, until another job than `seen` has been published. Whoever parks says so before
- * it looks a last time, and whoever publishes looks for the parked after publishing: one of the two
- * sees the other. */
-static void wait_for_another_job(uint32_t seen) {
+/* Spins, then parks, until is_ready(of). Whoever parks counts itself before it looks a last time,
+ * and whoever makes it ready looks for the parked afterwards: one of the two sees the other. */
+static void wait_until(bool (*is_ready)(uint32_t of), uint32_t of, atomic_int *parked,
+                       pthread_cond_t *condition) {
     const int64_t until = mha_system_nanoseconds() + SPIN_NANOSECONDS;
     do {
         for (int spin = 0; spin < SPINS_A_CLOCK_READ; spin++) {
-            if (generation_of(atomic_load(&pool.state)) != seen) {
+            if (is_ready(of)) {
                 return;
             }
             mha_system_pause();
         }
     } while (mha_system_nanoseconds() < until);
     pthread_mutex_lock(&pool.parking);
-    atomic_fetch_add(&pool.parked_workers, 1);
-    while (generation_of(atomic_load(&pool.state)) == seen) {
-        pthread_cond_wait(&pool.new_job, &pool.parking);
+    atomic_fetch_add(parked, 1);
+    while (!is_ready(of)) {
+        pthread_cond_wait(condition, &pool.parking);
     }
-    atomic_fetch_sub(&pool.parked_workers, 1);
+    atomic_fetch_sub(parked, 1);
     pthread_mutex_unlock(&pool.parking);
+}
+
+static void wake(atomic_int *parked, pthread_cond_t *condition) {
+    if (atomic_load(parked) > 0) {
+        pthread_mutex_lock(&pool.parking);
+        pthread_cond_broadcast(condition);
+        pthread_mutex_unlock(&pool.parking);
+    }
+}
+
+static bool is_another_job(uint32_t seen) {
+    return generation_of(atomic_load(&pool.state)) != seen;
+}
+
+static bool have_finished(uint32_t joined) {
+    return (uint32_t)atomic_load(&pool.finished) >= joined;
 }
 
 /* Joins the job of the moment as *worker, unless it has enough workers or is closed. */
@@ -108,18 +124,14 @@ static bool join_job(uint32_t *seen, int *worker) {
 
 static void leave_job(void) {
     atomic_fetch_add(&pool.finished, 1);
-    if (atomic_load(&pool.caller_parked)) {
-        pthread_mutex_lock(&pool.parking);
-        pthread_cond_signal(&pool.job_done);
-        pthread_mutex_unlock(&pool.parking);
-    }
+    wake(&pool.parked_callers, &pool.job_done);
 }
 
 static void *work(void *argument) {
     uint32_t seen = (uint32_t)(uintptr_t)argument;
     int worker;
     for (;;) {
-        wait_for_another_job(seen);
+        wait_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
         if (join_job(&seen, &worker)) {
             run_tasks(worker);
             leave_job();
@@ -200,32 +212,13 @@ static void publish_job(int helpers) {
     atomic_store(&pool.stopped, false);
     atomic_store(&pool.next_task, 0);
     atomic_store(&pool.state, generation << 32 | (uint64_t)helpers << 16);
-    if (atomic_load(&pool.parked_workers) > 0) {
-        pthread_mutex_lock(&pool.parking);
-        pthread_cond_broadcast(&pool.new_job);
-        pthread_mutex_unlock(&pool.parking);
-    }
+    wake(&pool.parked_workers, &pool.new_job);
 }
 
 /* Closes the job to late workers and waits for those inside. */
 static void wait_for_workers(void) {
     const int joined = joined_of(atomic_fetch_and(&pool.state, ~WANTED_MASK));
-    const int64_t until = mha_system_nanoseconds() + SPIN_NANOSECONDS;
-    do {
-        for (int spin = 0; spin < SPINS_A_CLOCK_READ; spin++) {
-            if (atomic_load(&pool.finished) >= joined) {
-                return;
-            }
-            mha_system_pause();
-        }
-    } while (mha_system_nanoseconds() < until);
-    pthread_mutex_lock(&pool.parking);
-    atomic_store(&pool.caller_parked, true);
-    while (atomic_load(&pool.finished) < joined) {
-        pthread_cond_wait(&pool.job_done, &pool.parking);
-    }
-    atomic_store(&pool.caller_parked, false);
-    pthread_mutex_unlock(&pool.parking);
+    wait_until(have_finished, (uint32_t)joined, &pool.parked_callers, &pool.job_done);
 }
 
 mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,

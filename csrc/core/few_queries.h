@@ -1,0 +1,16 @@
+/* Scaled dot-product attention of few queries: decoding, classification tokens. */
+#ifndef MHA_FEW_QUERIES_H
+#define MHA_FEW_QUERIES_H
+
+#include "mha/attention.h"
+
+/* Whether the queries are so few that the kernel for them is the faster one: by shapes and options
+ * alone, because the two kernels differ in their last bits. */
+bool mha_has_few_queries(const mha_attention *attention);
+
+mha_status mha_few_queries_workspace(const mha_attention *attention, int num_threads,
+                                     size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_few_queries_forward(const mha_attention *attention,
+                                   mha_execution *execution) MHA_MUST_CHECK;
+
+#endif

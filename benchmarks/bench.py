@@ -16,18 +16,20 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import machine
+import numpy as np
+import peers.numpy as numpy_peer
 import report
 from tqdm import tqdm
-from works import WORKS, Work
+from works import PEERS, WORKS, Work
 
 import mha
 
 HERE = Path(__file__).parent
-PEERS = ("numpy", "pytorch", "onnxruntime", "jax", "openvino")
 
 
 class Process:
@@ -67,14 +69,24 @@ class Process:
         self.process.wait()
 
 
-def measure(work, number, cpus, processes, rounds, isa):
-    """{(peer, variant): [seconds of each round]}, with the machine's own rates of each round."""
-    threads = len(cpus)
+def reference_of(work, folder):
+    """The path of a file with the work's result in float64, by plain NumPy."""
+    arrays = {name: array if array.dtype == bool else array.astype(np.float64)
+              for name, array in work.arrays().items()}
+    path = Path(folder) / "wanted.npy"
+    np.save(path, numpy_peer.to_numpy(numpy_peer.prepare(work, arrays, 1)[""]()))
+    return str(path)
+
+
+def measure(number, cpus, processes, rounds, isa, wanted):
+    """Times of every library and variant, with the machine's own rates of each round; `wanted` is
+    the path of the result that they have to show."""
+    work, threads = WORKS[number], len(cpus)
     entries, wrong = [], {}
     for process in processes:
         if process.peer != "mha" and process.peer not in work.peers:
             continue
-        answer = process.ask(do="prepare", work=number, threads=threads)
+        answer = process.ask(do="prepare", work=asdict(work), threads=threads, wanted=wanted)
         entries += [(process, variant) for variant in answer["variants"]]
         for variant, reason in answer["wrong"].items():
             wrong[f"{process.peer} {variant}".strip()] = reason
@@ -100,8 +112,9 @@ def memory_of(peers, cpus):
         process = Process(peer, cpus, "")
         try:
             short = {**asdict(LONG), "shape": (1, 8, 256, 256, 64)}
-            process.ask(do="prepare", work=short, threads=len(cpus))
-            process.ask(do="prepare", work=asdict(LONG), threads=len(cpus), check=False)
+            variant = process.ask(do="prepare", work=short, threads=len(cpus))["variants"][0]
+            process.ask(do="time", variant=variant, seconds=0.01)  # threads, code, workspaces
+            process.ask(do="prepare", work=asdict(LONG), threads=len(cpus))
             taken[peer] = process.ask(do="memory")["bytes"]
         except RuntimeError:
             taken[peer] = None
@@ -117,14 +130,17 @@ def run(arguments):
     numbers = [number for number, work in enumerate(WORKS) if arguments.only in work.name]
     measurements = []
     thread_counts = [int(count) for count in arguments.threads.split(",")]
-    with tqdm(total=len(numbers) * len(thread_counts), desc="measuring", unit="work") as progress:
+    total = len(numbers) * len(thread_counts)
+    with tempfile.TemporaryDirectory() as folder, \
+            tqdm(total=total, desc="measuring", unit="work") as progress:
         for threads in thread_counts:
             processes = [Process(peer, cpus[:threads], arguments.isa) for peer in peers]
             try:
                 for number in numbers:
                     progress.set_postfix_str(f"{WORKS[number].name}, {threads} threads")
-                    measurements.append(measure(WORKS[number], number, cpus[:threads], processes,
-                                                arguments.rounds, isa))
+                    wanted = reference_of(WORKS[number], folder)
+                    measurements.append(measure(number, cpus[:threads], processes,
+                                                arguments.rounds, isa, wanted))
                     tqdm.write(report.summary(measurements[-1]))
                     progress.update()
             finally:

@@ -6,11 +6,12 @@ writes the weights to memory: no shape may be slower. `make bench-grid` writes g
 
 import argparse
 import os
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from bench import Process
+from bench import Process, reference_of
 from tqdm import tqdm
 from works import Work
 
@@ -23,13 +24,14 @@ def work_of(length, head_dim, weights=False):
     return Work("grid", "attention", (1, heads, length, length, head_dim), {}, weights=weights)
 
 
-def measure(processes, length, head_dim, threads, rounds):
+def measure(processes, length, head_dim, threads, rounds, folder):
     """(NumPy's time / ours, our unfused time / ours), medians over rounds."""
     ratios = []
     fused, unfused, plain = processes
+    wanted = reference_of(work_of(length, head_dim), folder)
     for process in processes:
         work = work_of(length, head_dim, weights=process is unfused)
-        answer = process.ask(do="prepare", work=asdict(work), threads=threads)
+        answer = process.ask(do="prepare", work=asdict(work), threads=threads, wanted=wanted)
         assert answer["variants"], answer["wrong"]
     for _ in range(rounds):
         seconds = [process.ask(do="time", variant="", seconds=0.01)["seconds"]
@@ -56,12 +58,14 @@ def main():
     processes = [Process(peer, cpus, "") for peer in ("mha", "mha", "numpy")]
     shapes = [(length, head_dim) for length in LENGTHS for head_dim in HEAD_DIMS]
     numpys, unfused = {}, {}
-    try:
-        for shape in tqdm(shapes, desc="measuring", unit="shape"):
-            numpys[shape], unfused[shape] = measure(processes, *shape, len(cpus), arguments.rounds)
-    finally:
-        for process in processes:
-            process.end()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for shape in tqdm(shapes, desc="measuring", unit="shape"):
+                numpys[shape], unfused[shape] = measure(processes, *shape, len(cpus),
+                                                        arguments.rounds, folder)
+        finally:
+            for process in processes:
+                process.end()
     text = [f"# Attention by length and head_dim, {len(cpus)} thread(s)\n",
             "4 heads (1 from length 4096 on), float32, self-attention. NumPy's time / mha's:\n",
             table(numpys), f"\nThe least is {min(numpys.values()):.2f}.\n",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from works import WORKS
+from works import PEERS, WORKS
 
 
 @dataclass
@@ -56,8 +56,7 @@ def wanted_and_got(measurement):
         if ratios is not None:
             yield f"best: {name}" if peer == "best" else name, wanted, float(np.median(ratios))
     if work.reads:
-        lower = 0.70 if work.kind == "layer" and measurement.threads > 1 else work.reads
-        yield "read rate", lower, float(measurement.fraction)
+        yield "read rate", work.reads[measurement.threads > 1], float(measurement.fraction)
     if work.of_peak:
         yield "FMA rate", work.of_peak, float(measurement.fraction)
 
@@ -81,15 +80,15 @@ def summary(measurement):
 
 
 def table(measurements, threads):
-    lines = ["| work | mha | GFLOP/s | of the machine | NumPy | PyTorch | ONNX Runtime | JAX | "
-             "OpenVINO | wanted | shown |", "|" + "---|" * 11]
+    heads = ["work", "mha", "GFLOP/s", "of the machine", *PEERS.values(), "wanted", "shown"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for m in measurements:
         if m.threads != threads:
             continue
         cells = [m.work.name, f"{1e3 * np.median(m.ours):.3f} ms",
                  f"{m.work.operations / np.median(m.ours) * 1e-9:.1f}",
                  f"{100 * m.fraction:.0f} % of {'reading' if m.work.reads else 'FMA'}"]
-        for peer in ("numpy", "pytorch", "onnxruntime", "jax", "openvino"):
+        for peer in PEERS:
             ratios = m.ratios(peer)
             cells.append("" if ratios is None else spread(ratios))
         figures = list(wanted_and_got(m))
@@ -122,17 +121,14 @@ def chart(measurements, path):
     counts = sorted({m.threads for m in measurements})
     figure, axes = pyplot.subplots(1, len(counts), figsize=(7.2 * len(counts), 9), sharey=True,
                                    squeeze=False, layout="constrained")
-    colors = {"numpy": "tab:gray", "pytorch": "tab:red", "onnxruntime": "tab:blue",
-              "jax": "tab:purple", "openvino": "tab:cyan"}
-    labels = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "jax": "JAX",
-              "openvino": "OpenVINO"}
+    colors = dict(zip(PEERS, ("tab:gray", "tab:red", "tab:blue", "tab:purple", "tab:cyan")))
     for axis, threads in zip(axes[0], counts):
         rows = [m for m in measurements if m.threads == threads][::-1]
         for peer, color in colors.items():
             points = [(np.median(m.ratios(peer)), row) for row, m in enumerate(rows)
                       if m.ratios(peer) is not None]
             if points:
-                axis.scatter(*zip(*points), color=color, label=labels[peer], s=36)
+                axis.scatter(*zip(*points), color=color, label=PEERS[peer], s=36)
         axis.axvline(1, color="black", linewidth=1)
         axis.set_xscale("log")
         axis.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])

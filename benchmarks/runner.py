@@ -1,7 +1,8 @@
 """One library in a process of its own. Reads commands, a line of JSON each, and answers each with a
 line of JSON:
 
-    {"do": "prepare", "work": 3, "threads": 2}   -> {"variants": [...], "wrong": {...}}
+    {"do": "prepare", "work": {fields of a Work}, "threads": 2, "wanted": "path.npy"}
+                                                 -> {"variants": [...], "wrong": {...}}
     {"do": "time", "variant": "SDPA", "seconds": 0.05}   -> {"seconds": median of the calls}
 
 A variant whose result is wrong, or that fails, is named with the reason and not measured.
@@ -15,15 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from works import WORKS, Work
-
-
-def reference(work, arrays):
-    """The result in float64, by plain NumPy."""
-    numpy_peer = importlib.import_module("peers.numpy")
-    wide = {name: array if array.dtype == bool else array.astype(np.float64)
-            for name, array in arrays.items()}
-    return numpy_peer.to_numpy(numpy_peer.prepare(work, wide, 1)[""]())
+from works import Work
 
 
 class Runner:
@@ -31,20 +24,20 @@ class Runner:
         self.peer = importlib.import_module(f"peers.{peer}")
         self.calls = {}
 
-    def prepare(self, work, threads, check=True):
-        """`work` is a number in WORKS, or the fields of a Work. Without `check` nothing is called
-        yet."""
-        work = WORKS[work] if isinstance(work, int) else Work(**work)
+    def prepare(self, work, threads, wanted=None):
+        """`work`: the fields of a Work. `wanted`: the path of its result; without one nothing is
+        called yet."""
+        work = Work(**work)
         arrays = work.arrays()
         self.calls, wrong = {}, {}
         try:
             calls = self.peer.prepare(work, arrays, threads)
         except Exception as error:  # an unsupported work is a result, too
             return {"variants": [], "wrong": {"": f"{type(error).__name__}: {error}"[:200]}}
-        if not check:
+        if wanted is None:
             self.calls = calls
             return {"variants": list(calls), "wrong": wrong}
-        wanted = reference(work, arrays)
+        wanted = np.load(wanted)
         for variant, call in calls.items():
             try:
                 result = np.asarray(self.peer.to_numpy(call()))

@@ -1,8 +1,12 @@
 """The work that is measured, and what each piece has to show: one line a piece."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+
+# module in peers/ -> name in tables and charts
+PEERS = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "jax": "JAX",
+         "openvino": "OpenVINO"}
 
 
 @dataclass(frozen=True)
@@ -17,15 +21,15 @@ class Work:
     wanted: dict
     dtype: str = "float32"
     causal: bool = False
-    mask: str = ""  # "padding": bool (batch, 1, 1, key_len)
+    padding: bool = False  # a mask (batch, 1, 1, key_len)
     bias: bool = False  # (1, heads, query_len, key_len)
     kv_heads: int = 0  # 0: as many as heads
     weights: bool = False  # returned too
     key_len: int = 0  # of a layer: 0 is self-attention
-    reads: float = 0  # of the read rate: the least fraction wanted; 0: bound by multiply-adds
+    reads: tuple = ()  # of the read rate: the least fractions wanted at 1 and at more threads;
+    # empty where multiply-adds are the bound
     of_peak: float = 0  # of the FMA rate: the least fraction wanted
-    peers: tuple = field(
-        default=("numpy", "pytorch", "onnxruntime", "jax", "openvino"))
+    peers: tuple = tuple(PEERS)
 
     @property
     def operations(self):
@@ -70,7 +74,7 @@ class Work:
             "key": normal(batch, kv_heads, key_len, head_dim),
             "value": normal(batch, kv_heads, key_len, head_dim),
         }
-        if self.mask:
+        if self.padding:
             lengths = random.integers(key_len // 2, key_len + 1, batch)
             arrays["mask"] = np.arange(key_len) < lengths[:, None, None, None]
         if self.bias:
@@ -81,12 +85,12 @@ class Work:
 def attention(batch, heads, length, head_dim, wanted, name="", query_len=0, **options):
     label = name or f"attention {batch}x{heads}x{length}x{head_dim}"
     shape = (batch, heads, query_len or length, length, head_dim)
-    return Work(label, "attention", shape, {**wanted}, **options)
+    return Work(label, "attention", shape, wanted, **options)
 
 
 def layer(batch, length, width, heads, wanted, name="", **options):
     label = name or f"layer ({batch}, {length}, {width}, {heads} heads)"
-    return Work(label, "layer", (batch, length, width, heads), {**wanted}, **options)
+    return Work(label, "layer", (batch, length, width, heads), wanted, **options)
 
 
 def with_torch(ratio, numpy=1.5):
@@ -107,12 +111,12 @@ WORKS = [
     attention(1, 12, 1024, 64, with_torch(1.8, 5), "causal 1x12x1024x64", causal=True),
     attention(1, 12, 300, 64, with_torch(1.8, 5), "causal 1x12x300x64", causal=True),
     attention(1, 8, 2048, 128, with_torch(1.4, 5), "causal 1x8x2048x128", causal=True),
-    attention(8, 12, 128, 64, with_torch(1.5), "padding mask 8x12x128x64", mask="padding"),
+    attention(8, 12, 128, 64, with_torch(1.5), "padding mask 8x12x128x64", padding=True),
     attention(1, 12, 512, 64, with_torch(1.5), "additive bias 1x12x512x64", bias=True),
     attention(1, 12, 4096, 64, with_torch(1.2), "decode 1 query, 12 heads x 4096 keys x 64",
-              query_len=1, reads=0.85),
+              query_len=1, reads=(0.85, 0.85)),
     attention(8, 12, 1024, 64, with_torch(1.2), "decode 1 query, 8x12 heads x 1024 keys x 64",
-              query_len=1, reads=0.85),
+              query_len=1, reads=(0.85, 0.85)),
     attention(1, 8, 4096, 128, with_torch(2.5), "decode 1 query, 8 on 2 heads x 4096 keys x 128",
               query_len=1, kv_heads=2, peers=("numpy", "pytorch", "jax")),
     attention(1, 12, 512, 64, with_torch(1.3), "float64 1x12x512x64", dtype="float64",
@@ -125,7 +129,7 @@ WORKS = [
     layer(8, 64, 512, 8, with_best(1.05)),
     layer(1, 32, 768, 12, with_best(1.4)),
     layer(1, 16, 384, 12, with_best(1.4)),
-    layer(1, 1, 768, 12, with_best(1.15), reads=0.85),
+    layer(1, 1, 768, 12, with_best(1.15), reads=(0.85, 0.70)),
     layer(2, 4, 100, 5, with_best(2.0, 2.0), "layer d2l toy (2, 4, 100, 5 heads, 6 keys)",
           key_len=6),
 ]

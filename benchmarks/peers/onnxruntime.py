@@ -45,7 +45,7 @@ def prepare_attention(work, arrays, threads):
     inputs = {name: np.ascontiguousarray(arrays[name].swapaxes(1, 2)).reshape(
         work.shape[0], arrays[name].shape[2], -1) for name in ("query", "key", "value")}
     names = ["query", "key", "value", "", "", ""]
-    if work.mask:
+    if work.padding:
         inputs["padding"] = arrays["mask"][:, 0, 0].astype(np.int32)
         names[4] = "padding"
     if work.bias:
@@ -90,5 +90,4 @@ def prepare(work, arrays, threads):
 
 
 def to_numpy(result):
-    array = result[0].numpy()
-    return array
+    return result[0].numpy()

@@ -87,3 +87,5 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+#include "simd_by_zip.h"

@@ -10,6 +10,7 @@
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_zip(a, b, &low, &high)   a0 b0 a1 b1 ...: the first half of the pairs, and the second
+ *   v_transpose(rows)          LANES vectors, in place
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
@@ -76,3 +77,4 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
 INLINE real r_fma(real a, real b, real c) { return a * b + c; }
 
 #include "simd_by_lane.h"
+#include "simd_by_zip.h"

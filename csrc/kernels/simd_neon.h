@@ -64,3 +64,4 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
 }
 
 #include "simd_by_lane.h"
+#include "simd_by_zip.h"

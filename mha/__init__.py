@@ -17,6 +17,7 @@ from mha.attention import (
     merge_attention,
     multi_head_attention,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
 )
 from mha.dropout import dropout_mask
 from mha.heads import merge_heads, split_heads
@@ -49,6 +50,7 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp",
     "set_num_threads",
     "show_config",
     "split_heads",

@@ -2,6 +2,7 @@
 argument, what came and what was wanted."""
 
 import operator
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,3 +37,15 @@ def as_int(value: Any, name: str) -> int:
 def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:
     """For what NumPy raises as ValueError, OverflowError or MemoryError by how large it is."""
     return MemoryError(f"{name}: got shape {shape}, wanted one that fits in memory")
+
+
+def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> int:
+    """Bit i is set where names[i] is in wrt; all of them for None."""
+    if wrt is None:
+        return (1 << len(names)) - 1
+    if isinstance(wrt, str) or not isinstance(wrt, Collection):
+        raise TypeError(f"wrt: got {wrt!r}, wanted a tuple of names out of {', '.join(names)}")
+    unknown = [name for name in wrt if name not in names]
+    if unknown:
+        raise ValueError(f"wrt: got {unknown[0]!r}, wanted names out of {', '.join(names)}")
+    return sum(1 << index for index, name in enumerate(names) if name in wrt)

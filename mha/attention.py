@@ -1,16 +1,17 @@
 """Scaled dot-product, additive and multi-head attention as functions (step 3, and all five)."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
+from mha.arguments import wanted_names
 from mha.dropout import seed_for
 
 __all__ = ["additive_attention", "merge_attention", "multi_head_attention",
-           "scaled_dot_product_attention"]
+           "scaled_dot_product_attention", "scaled_dot_product_attention_vjp"]
 
 
 def scaled_dot_product_attention(
@@ -74,7 +75,67 @@ def scaled_dot_product_attention(
     """
     return _core.scaled_dot_product_attention(
         query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out)
+        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out, False)
+
+
+class ScaledDotProductAttentionGradients(NamedTuple):
+    """What the pullback of `scaled_dot_product_attention_vjp` returns; None where not wanted."""
+
+    query: NDArray[Any] | None
+    key: NDArray[Any] | None
+    value: NDArray[Any] | None
+    bias: NDArray[Any] | None
+
+
+def scaled_dot_product_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
+        query_offset: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
+        rng: "int | np.random.Generator | None" = None, wrt: Collection[str] | None = None,
+        ) -> tuple[NDArray[Any], Callable[..., ScaledDotProductAttentionGradients]]:
+    """`scaled_dot_product_attention` and its gradients: the vector-Jacobian product.
+
+    Parameters
+    ----------
+    wrt : names out of "query", "key", "value", "bias", optional
+        Whose gradients are wanted; by default all of them.
+    The rest : as in `scaled_dot_product_attention`. The arrays are kept, not copied: they must
+        not change before the pullback is called.
+
+    Returns
+    -------
+    (output, pullback). pullback(grad_output, grad_lse=None) takes the gradients of a loss with
+    respect to the output (..., heads, query_len, value_head_dim) and, if it depends on it, the
+    log-sum-exp (..., heads, query_len); it returns those with respect to query, key, value and
+    bias, each shaped as the argument. It may be called again. Its memory is linear in the length:
+    the weights are computed again, block by block.
+
+    Raises
+    ------
+    ValueError, TypeError: as `scaled_dot_product_attention`; an unknown name in wrt.
+
+    Source: Dao et al. 2022, "FlashAttention", appendix B.4.
+
+    >>> q = np.ones((2, 8, 4, 64), np.float32)
+    >>> output, pullback = mha.scaled_dot_product_attention_vjp(q, q, q, causal=True)
+    >>> pullback(np.ones_like(output)).query.shape
+    (2, 8, 4, 64)
+    """
+    wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
+    arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
+                 softcap, empty_rows, dropout, seed_for(dropout, rng))
+    output, statistics = _core.scaled_dot_product_attention(
+        *arguments, False, False, None, True)
+    saved = output.copy()  # the caller may change the output
+
+    def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None,
+                 ) -> ScaledDotProductAttentionGradients:
+        return ScaledDotProductAttentionGradients(*_core.scaled_dot_product_attention_backward(
+            grad_output, grad_lse, saved, statistics, wanted, *arguments))
+
+    return output, pullback
 
 
 def additive_attention(

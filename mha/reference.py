@@ -9,6 +9,7 @@ query_len * key_len. Besides float32 and float64 it computes in complex128 and l
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,7 @@ def multi_head_attention(
     attended, weights, lse = scaled_dot_product_attention(
         query_heads, key_heads, value_heads, return_weights=True, return_lse=True, **options)
     if head_gate is not None:
-        attended = attended * np.asarray(head_gate).astype(attended.dtype)[:, None, None]
+        attended = attended * _cast(head_gate, attended.dtype)[:, None, None]
 
     # 4. Merge heads: (..., heads, query_len, d) -> (..., query_len, heads * d).
     merged = merge_heads(attended)
@@ -69,8 +70,8 @@ def multi_head_attention(
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
     """x (..., in) @ weight (in, out) + bias (out,)."""
     x = _floating(x)
-    output = x @ np.asarray(weight).astype(x.dtype, copy=False)
-    return output if bias is None else output + np.asarray(bias).astype(x.dtype)
+    output = x @ _cast(weight, x.dtype)
+    return output if bias is None else output + _cast(bias, x.dtype)
 
 
 def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
@@ -156,7 +157,7 @@ def additive_attention(
 
     # features: (..., heads, query_len, key_len, hidden)
     features = np.tanh(linear(query, W_q)[..., :, None, :] + linear(key, W_k)[..., None, :, :])
-    scores = features @ np.asarray(w_v).astype(query.dtype).reshape(-1)
+    scores = features @ _cast(w_v, query.dtype).reshape(-1)
     return _attend(scores, value, mask=mask, key_lengths=key_lengths, causal=causal,
                    query_offset=query_offset, empty_rows=empty_rows, dropout=dropout, rng=rng,
                    return_weights=return_weights)
@@ -188,7 +189,7 @@ def mask_scores(scores: NDArray[Any], *, bias: ArrayLike | None = None,
     """Add the bias and block with -inf what `visible_pairs` rules out: (scores, visible)."""
     visible = np.broadcast_to(visible_pairs(scores.shape, **conditions), scores.shape)
     if bias is not None:
-        bias = np.asarray(bias).astype(scores.dtype)
+        bias = _cast(bias, scores.dtype)
         scores = scores + bias
         visible = visible & (bias.real != -np.inf)
     return np.where(visible, scores, scores.dtype.type(-np.inf)), visible
@@ -308,12 +309,12 @@ def _dropout_factors(shape: tuple[int, ...], p: float, seed: int) -> NDArray[Any
 def _weighted_sum(weights: NDArray[Any], value: NDArray[Any],
                   visible: NDArray[np.bool_]) -> NDArray[Any]:
     """weights @ value, but what stands in value behind a blocked pair never counts."""
-    weights = weights.astype(value.dtype)
+    weights = _cast(weights, value.dtype)
     with np.errstate(invalid="ignore"):
         if np.isfinite(value).all():
             return weights @ value
         terms = weights[..., None] * value[..., None, :, :]
-        return np.where(visible[..., None], terms, 0).sum(axis=-2).astype(value.dtype)
+        return np.where(visible[..., None], terms, 0).sum(axis=-2).astype(terms.dtype)
 
 
 def _over_scores(per_batch: NDArray[Any], scores_shape: tuple[int, ...],
@@ -339,10 +340,23 @@ def _floating(x: ArrayLike) -> NDArray[Any]:
     return x if x.dtype.kind in "fc" else x.astype(np.float64)
 
 
+def _cast(array: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """In this type; complex stays complex, so that derivatives can be taken by complex steps."""
+    array = np.asarray(array)
+    return array if array.dtype.kind == "c" else array.astype(dtype, copy=False)
+
+
 def _same_type(*arrays: ArrayLike) -> list[NDArray[Any]]:
     floating = [_floating(array) for array in arrays]
     common = np.result_type(*floating)
     return [array.astype(common, copy=False) for array in floating]
+
+
+def __getattr__(name: str) -> Any:
+    """`reference.linear_vjp` and so on: the gradients are in a file of their own."""
+    if name.endswith("_vjp"):
+        return getattr(importlib.import_module("mha.reference_vjp"), name)
+    raise AttributeError(f"module 'mha.reference' has no attribute {name!r}")
 
 
 def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],

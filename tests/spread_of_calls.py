@@ -28,6 +28,13 @@ def calls():
                             {"softcap": 2.0}, {"dropout": 0.2, "rng": 4}, {"scale": -1.0}):
                 yield mha.scaled_dot_product_attention(query, key, value, return_weights=True,
                                                        return_lse=True, **options)
+            for options in ({"causal": True}, {"mask": mask}, {"bias": bias[0]}, {"softcap": 2.0},
+                            {"dropout": 0.2, "rng": 4, "scale": -1.0},
+                            {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"}):
+                output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value,
+                                                                        **options)
+                gradients = pullback(np.cos(output), np.sin(output[..., 0]))
+                yield tuple(gradient for gradient in gradients if gradient is not None)
         for rows, width, out in ((1, 5, 7), (9, 300, 65), (500, 130, 33)):
             yield mha.linear(draw(rows, width), draw(width, out), draw(out))
         yield mha.additive_attention(draw(3, 30, 6), draw(3, 200, 4), draw(3, 200, 5), draw(6, 70),

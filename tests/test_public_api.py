@@ -14,7 +14,8 @@ import mha
 
 NAMES = ["MultiHeadAttention", "__version__", "additive_attention", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "merge_attention", "merge_heads",
-         "multi_head_attention", "scaled_dot_product_attention", "set_num_threads", "show_config",
+         "multi_head_attention", "scaled_dot_product_attention",
+         "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "threads"]
 SUBMODULES = ["compat", "masks", "plot", "reference", "testing"]
 
@@ -23,6 +24,9 @@ SIGNATURES = {
         key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
         empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False,
         out=None""",
+    "scaled_dot_product_attention_vjp": """query, key, value, *, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', dropout=0.0, rng=None, wrt=None""",
     "additive_attention": """query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
         causal=False, query_offset=None, empty_rows='zeros', dropout=0.0, rng=None,
         return_weights=False""",

@@ -41,6 +41,27 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     *end = larger(*end, 0);
 }
 
+void mha_set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
+                        mha_attention_block *block) {
+    const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
+    const int axes = attention->batch_axes;
+    const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
+    for (int64_t i = 0; i < block->query_len; i++) {
+        mha_visible_range(attention, batch, block->first_query + i, &block->key_begin[i],
+                          &block->key_end[i]);
+    }
+    if (mask->data != NULL) {
+        block->mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, block->first_query);
+        block->mask_query_stride = mha_stride(mask, 2);
+        block->mask_key_stride = mha_stride(mask, 1);
+    }
+    if (bias->data != NULL) {
+        block->bias = mha_at_row(bias, axes, batch, head, block->first_query);
+        block->bias_query_stride = mha_stride(bias, 2) / item;
+        block->bias_key_stride = mha_stride(bias, 1) / item;
+    }
+}
+
 double mha_gate_of(const mha_attention *attention, int64_t head) {
     if (attention->options.head_gate == NULL) {
         return 1;

@@ -218,6 +218,8 @@ static void join_chunks(void *context, int64_t task, int worker) {
             .key_len = job->key_len,
             .weights = result_of(job, &rows, row, a->weights, job->key_len),
             .lse = result_of(job, &rows, row, a->lse, 1),
+            .row_largest = result_of(job, &rows, row, a->largest, 1),
+            .row_denominator = result_of(job, &rows, row, a->denominator, 1),
         };
         job->kernels->join_few_queries(&join);
     }

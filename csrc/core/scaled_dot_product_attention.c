@@ -16,23 +16,6 @@ typedef struct attention_job {
     size_t scratch_size;
 } attention_job;
 
-static void set_mask_and_bias(const mha_attention *attention, int64_t batch, int64_t head,
-                              mha_attention_block *block) {
-    const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
-    const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
-    if (mask->data != NULL) {
-        block->mask = (const uint8_t *)mha_at_row(mask, attention->batch_axes, batch, head,
-                                                  block->first_query);
-        block->mask_query_stride = mha_stride(mask, 2);
-        block->mask_key_stride = mha_stride(mask, 1);
-    }
-    if (bias->data != NULL) {
-        block->bias = mha_at_row(bias, attention->batch_axes, batch, head, block->first_query);
-        block->bias_query_stride = mha_stride(bias, 2) / item;
-        block->bias_key_stride = mha_stride(bias, 1) / item;
-    }
-}
-
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
  * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
 static int64_t first_query_of(const attention_job *job, int64_t query_len, int64_t query_block) {
@@ -78,11 +61,10 @@ static mha_attention_block block_of(const attention_job *job, int64_t batch_head
         .output_stride = mha_stride(&a->output, 2) / item,
         .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
         .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
+        .largest = a->largest == NULL ? NULL : (char *)a->largest + row * item,
+        .denominator = a->largest == NULL ? NULL : (char *)a->denominator + row * item,
     };
-    for (int64_t i = 0; i < block.query_len; i++) {
-        mha_visible_range(a, batch, first + i, &block.key_begin[i], &block.key_end[i]);
-    }
-    set_mask_and_bias(a, batch, head, &block);
+    mha_set_visibility(a, batch, head, &block);
     return block;
 }
 
@@ -145,7 +127,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
 /* An output without columns, and nothing else asked for, however many rows it has. */
 static bool nothing_to_compute(const mha_attention *attention) {
     return mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
-           attention->lse == NULL;
+           attention->lse == NULL && attention->largest == NULL;
 }
 
 mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,

@@ -18,6 +18,9 @@ enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 64, MHA_DEP
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
 
+/* Sums over queries, in the gradients of key and value, are chains of so many. */
+enum { MHA_QUERY_CHAIN = MHA_MAX_QUERY_BLOCK };
+
 /* The most blocks of queries that walk the keys of a head together. */
 enum { MHA_MAX_JOINT_BLOCKS = 4 };
 
@@ -53,9 +56,26 @@ typedef struct mha_attention_block {
 
     void *output; /* (query_len, value_head_dim) */
     int64_t output_stride;
-    void *weights; /* (query_len, key_len), contiguous, or NULL */
-    void *lse;     /* (query_len,) or NULL */
+    void *weights;               /* (query_len, key_len), contiguous, or NULL */
+    void *lse;                   /* (query_len,) or NULL */
+    void *largest, *denominator; /* (query_len,) both, or NULL: of softmax */
 } mha_attention_block;
+
+/* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
+ * `attention` has the output, largest and denominator of the forward pass; its gate is 1. Gradients
+ * that are NULL are not wanted; grad_query is written, the others are added to. */
+typedef struct mha_attention_backward_block {
+    mha_attention_block attention;
+    const void *grad_output; /* (query_len, value_head_dim) */
+    int64_t grad_output_stride;
+    const void *grad_lse; /* (query_len,) or NULL */
+    void *grad_query;     /* (query_len, head_dim) */
+    int64_t grad_query_stride;
+    void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim) */
+    int64_t grad_key_stride, grad_value_stride;
+    void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */
+    int64_t grad_bias_query_stride, grad_bias_key_stride;
+} mha_attention_backward_block;
 
 /* The most rows of one call of the few_queries kernel, and the most chunks of keys of one row. */
 enum { MHA_MAX_FEW_ROWS = 16, MHA_MAX_FEW_CHUNKS = 16 };
@@ -99,7 +119,8 @@ typedef struct mha_few_queries_join {
     double gate;
     void *output;
     int64_t begin, end, key_len;
-    void *weights, *lse; /* or NULL */
+    void *weights, *lse;                 /* or NULL */
+    void *row_largest, *row_denominator; /* of softmax, or NULL */
 } mha_few_queries_join;
 
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
@@ -129,6 +150,8 @@ typedef struct mha_kernels {
     size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
     /* `count` blocks of one head: a block of keys is read once for all of them. */
     void (*attention)(const mha_attention_block *blocks, int count, void *scratch);
+    size_t (*attention_backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
+    void (*attention_backward)(const mha_attention_backward_block *block, void *scratch);
     size_t (*few_queries_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*few_queries)(const mha_few_queries_block *block, void *scratch);
     void (*join_few_queries)(const mha_few_queries_join *join);

@@ -123,7 +123,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     attention->dtype = inputs.dtype;
     attention->batch_axes = inputs.scores.batch_axes;
     attention->weights = weights == NULL ? NULL : PyArray_DATA(weights);
-    attention->lse = NULL;
+    attention->lse = attention->largest = attention->denominator = NULL;
     mha_tensor_with_heads(inputs.query, &attention->query);
     mha_tensor_with_heads(inputs.key, &attention->key);
     mha_tensor_with_heads(inputs.value, &attention->value);

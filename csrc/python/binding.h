@@ -22,6 +22,8 @@ PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t
 PyObject *mha_py_merge_heads(PyObject *module, PyObject *x);
 PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *args,
                                               Py_ssize_t nargs);
+PyObject *mha_py_scaled_dot_product_attention_backward(PyObject *module, PyObject *const *args,
+                                                       Py_ssize_t nargs);
 PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);

@@ -8,6 +8,7 @@ static PyMethodDef methods[] = {
     FASTCALL(linear),
     FASTCALL(split_heads),
     FASTCALL(scaled_dot_product_attention),
+    FASTCALL(scaled_dot_product_attention_backward),
     FASTCALL(additive_attention),
     FASTCALL(multi_head_attention),
     FASTCALL(merge_attention),

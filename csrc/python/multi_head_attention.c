@@ -256,6 +256,7 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     layer->attention.dtype = a->dtype;
     layer->attention.batch_axes = a->scores.batch_axes;
     layer->attention.additive_w = NULL;
+    layer->attention.largest = layer->attention.denominator = NULL;
     layer->attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
     layer->attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
     mha_point_options(&a->options, &a->scores, &layer->attention.options);

@@ -44,7 +44,7 @@ static int check_broadcasts(PyArrayObject *array, const score_shape *scores, con
 
 /* An array checked to broadcast to the scores -> (batch..., heads, query_len, key_len), strides 0
  * where it is repeated. */
-static void broadcast(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor) {
+void mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor) {
     npy_intp shape[NPY_MAXDIMS];
     const int axes = user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
@@ -366,10 +366,10 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
                        mha_attention_options *options) {
     options->mask.data = options->bias.data = options->key_lengths.data = NULL;
     if (converted->mask != NULL) {
-        broadcast(converted->mask, scores, &options->mask);
+        mha_broadcast_to_scores(converted->mask, scores, &options->mask);
     }
     if (converted->bias != NULL) {
-        broadcast(converted->bias, scores, &options->bias);
+        mha_broadcast_to_scores(converted->bias, scores, &options->bias);
     }
     if (converted->key_lengths != NULL) {
         point_key_lengths(converted->key_lengths, scores, &options->key_lengths);
@@ -403,6 +403,38 @@ int mha_new_extras(const converted_options *converted, mha_dtype dtype, const sc
         }
     }
     return 0;
+}
+
+static int statistics_shape(const score_shape *scores, npy_intp *shape) {
+    shape[0] = 2;
+    return user_shape(scores, shape + 1); /* without key_len, with the 2 */
+}
+
+PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores) {
+    npy_intp shape[NPY_MAXDIMS + 1];
+    const int axes = statistics_shape(scores, shape);
+    return mha_new_array(axes, shape, mha_typenum(dtype), "statistics");
+}
+
+int mha_check_statistics(PyObject *object, mha_dtype dtype, const score_shape *scores) {
+    npy_intp shape[NPY_MAXDIMS + 1];
+    const int axes = statistics_shape(scores, shape);
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (!PyArray_Check(object) || PyArray_TYPE(array) != mha_typenum(dtype) ||
+        !PyArray_ISCARRAY_RO(array) || !has_shape(array, shape, axes)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "statistics: wanted those that the same call's forward pass returned");
+        return -1;
+    }
+    return 0;
+}
+
+void mha_point_statistics(PyArrayObject *statistics, mha_attention *attention) {
+    attention->largest = attention->denominator = NULL;
+    if (statistics != NULL) {
+        attention->largest = PyArray_DATA(statistics);
+        attention->denominator = (char *)attention->largest + PyArray_NBYTES(statistics) / 2;
+    }
 }
 
 PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse) {

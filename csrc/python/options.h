@@ -47,6 +47,18 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
 int mha_new_extras(const converted_options *converted, mha_dtype dtype, const score_shape *scores,
                    PyArrayObject **weights, PyArrayObject **lse);
 
+/* A new array (2, ..., heads, query_len): largest and denominator of each row's softmax. */
+PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
+
+/* 0 if the array is what mha_new_statistics makes, else -1 with the exception. */
+int mha_check_statistics(PyObject *object, mha_dtype dtype, const score_shape *scores);
+
+/* Takes the two pointers; NULL for none. */
+void mha_point_statistics(PyArrayObject *statistics, mha_attention *attention);
+
+/* As the options are: shape and strides of the scores, 0 where the array is repeated. */
+void mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor);
+
 /* The output alone, or a tuple with what else was asked for. Takes over all three references. */
 PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse);
 

@@ -21,6 +21,7 @@ enum argument {
     RETURN_WEIGHTS,
     RETURN_LSE,
     OUT,
+    RETURN_STATISTICS,
     NUM_ARGUMENTS
 };
 
@@ -154,7 +155,7 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     PyObject *args[NUM_ARGUMENTS] = {NULL};
     attention_inputs inputs = {0};
     converted_options options = {0};
-    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
+    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL, *statistics = NULL;
     PyObject *result = NULL;
     mha_attention attention;
     (void)module;
@@ -192,10 +193,17 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
         mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
         goto cleanup;
     }
+    if (args[RETURN_STATISTICS] == Py_True) {
+        statistics = mha_new_statistics(inputs.dtype, &inputs.scores);
+        if (statistics == NULL) {
+            goto cleanup;
+        }
+    }
     /* 2. Take the pointers. */
     attention.dtype = inputs.dtype;
     attention.batch_axes = inputs.scores.batch_axes;
     attention.additive_w = NULL;
+    mha_point_statistics(statistics, &attention);
     attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
     attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
     mha_tensor_with_heads(inputs.query, &attention.query);
@@ -209,6 +217,10 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     }
     result = mha_pack_results(output, weights, lse);
     output = weights = lse = NULL;
+    if (statistics != NULL && result != NULL) { /* (results, statistics) */
+        PyObject *pair = PyTuple_Pack(2, result, (PyObject *)statistics);
+        Py_SETREF(result, pair);
+    }
 cleanup:
     mha_clear_settled(NUM_ARGUMENTS, args);
     mha_clear_inputs(&inputs);
@@ -216,5 +228,6 @@ cleanup:
     Py_XDECREF(output);
     Py_XDECREF(weights);
     Py_XDECREF(lse);
+    Py_XDECREF(statistics);
     return result;
 }

@@ -37,6 +37,8 @@ typedef struct mha_attention_options {
  * output (batch..., heads, query_len, value_head_dim)    last axis contiguous
  * weights, if wanted: C-contiguous (batch..., heads, query_len, key_len)
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)
+ * largest, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
+ * scores and divided its exponentials by, for the gradients
  * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key). */
 typedef struct mha_attention {
     mha_dtype dtype;
@@ -44,6 +46,7 @@ typedef struct mha_attention {
     mha_tensor query, key, value, output;
     void *weights;
     void *lse;
+    void *largest, *denominator;
     const void *additive_w;
     mha_attention_options options;
 } mha_attention;
@@ -53,6 +56,27 @@ mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *atten
                                                       size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attention,
                                                     mha_execution *execution) MHA_MUST_CHECK;
+
+/* Gradients of scaled dot-product attention, by the chain rule backwards from grad_output and
+ * grad_lse. `attention` is that of the forward pass, with its output, largest and denominator, and
+ * without head_gate and additive_w. Tensors with data == NULL are not wanted.
+ * grad_output (batch..., heads, query_len, value_head_dim), last axis contiguous
+ * grad_lse    C-contiguous (batch..., heads, query_len), or NULL: zeros
+ * grad_query, grad_key, grad_value  shaped as query, key, value, last axes contiguous; written
+ * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; zeros
+ *             before, added to */
+typedef struct mha_attention_gradients {
+    const mha_attention *attention;
+    mha_tensor grad_output;
+    const void *grad_lse;
+    mha_tensor grad_query, grad_key, grad_value, grad_bias;
+} mha_attention_gradients;
+
+mha_status
+mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradients *gradients,
+                                                    int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
+                                                     mha_execution *execution) MHA_MUST_CHECK;
 
 /* A weight matrix (in, out): either strided as it lies, or packed by mha_pack_weight. */
 typedef struct mha_weight {

@@ -1,0 +1,209 @@
+"""The gradients of `mha.reference` in plain NumPy: each function is the chain rule, backwards.
+
+The same names, arguments and meanings as the public functions of `mha`; reachable as
+`mha.reference.linear_vjp` and so on. A function does the forward pass, keeps what the way back
+needs, and returns (output, pullback); the pullback takes the gradient of a loss with respect to the
+output and returns a dictionary of its gradients with respect to the arguments.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.dropout import seed_from
+from mha.reference import (
+    _dropout_factors,
+    _group_size,
+    _repeat_heads,
+    _same_type,
+    _weighted_sum,
+    dot_product_scores,
+    linear,
+    mask_scores,
+    merge_heads,
+    softmax,
+    split_heads,
+)
+
+Gradients = dict[str, NDArray[Any]]
+Pullback = Callable[..., Gradients]
+
+
+def linear_vjp(x: ArrayLike, weight: ArrayLike,
+               bias: ArrayLike | None = None) -> tuple[NDArray[Any], Pullback]:
+    """output = x @ weight + bias."""
+    output = linear(x, weight, bias)
+    rows = np.asarray(x).astype(output.dtype, copy=False)
+    matrix = np.asarray(weight).astype(output.dtype, copy=False)
+
+    def pullback(grad_output: NDArray[Any]) -> Gradients:
+        by_row = grad_output.reshape(-1, grad_output.shape[-1])
+        gradients = {"x": grad_output @ matrix.T,
+                     "weight": rows.reshape(-1, rows.shape[-1]).T @ by_row}
+        if bias is not None:
+            gradients["bias"] = by_row.sum(axis=0)
+        return gradients
+
+    return output, pullback
+
+
+def scaled_dot_product_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, bias: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, **options: Any,
+        ) -> tuple[NDArray[Any], Pullback]:
+    """The options are those of `mha.reference.scaled_dot_product_attention`."""
+    query, key, value = _same_type(query, key, value)
+    group = _group_size(query, key)
+    keys, values = _repeat_heads(key, group), _repeat_heads(value, group)
+    capped = dot_product_scores(query, keys, scale=scale, softcap=softcap)
+    output, attend_pullback = attend_vjp(capped, values, bias=bias, **options)
+    if scale is None:
+        scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
+
+    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
+        gradients = attend_pullback(grad_output, grad_lse)
+        grad_dots, visible = gradients.pop("scores"), gradients.pop("visible")
+        # scores = softcap * tanh(dots / softcap), dots = query @ key^T * scale
+        if softcap is not None:
+            grad_dots = grad_dots * (1 - (capped / softcap) ** 2)
+        grad_dots = grad_dots * query.dtype.type(scale)
+        gradients["query"] = _weighted_sum(grad_dots, keys, visible)
+        gradients["key"] = _sum_of_groups(
+            _weighted_sum(_transposed(grad_dots), query, _transposed(visible)), group)
+        gradients["value"] = _sum_of_groups(gradients["value"], group)
+        return gradients
+
+    return output, pullback
+
+
+def additive_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, **options: Any) -> tuple[NDArray[Any], Pullback]:
+    """The options are those of `mha.reference.additive_attention`."""
+    query, key, value = _same_type(query, key, value)
+    group = _group_size(query, key)
+    keys, values = _repeat_heads(key, group), _repeat_heads(value, group)
+    projected_query, query_pullback = linear_vjp(query, W_q)
+    projected_key, key_pullback = linear_vjp(keys, W_k)
+    vector = np.asarray(w_v).astype(query.dtype).reshape(-1)
+    # features: (..., heads, query_len, key_len, hidden)
+    features = np.tanh(projected_query[..., :, None, :] + projected_key[..., None, :, :])
+    output, attend_pullback = attend_vjp(features @ vector, values, **options)
+
+    def pullback(grad_output: NDArray[Any]) -> Gradients:
+        gradients = attend_pullback(grad_output, None)
+        grad_scores = gradients.pop("scores")
+        gradients.pop("visible")
+        grad_sums = grad_scores[..., None] * vector * (1 - features**2)
+        of_query = query_pullback(grad_sums.sum(axis=-2))
+        of_key = key_pullback(grad_sums.sum(axis=-3))
+        return {"query": of_query["x"], "key": _sum_of_groups(of_key["x"], group),
+                "value": _sum_of_groups(gradients["value"], group), "W_q": of_query["weight"],
+                "W_k": of_key["weight"],
+                "w_v": np.tensordot(grad_scores, features, grad_scores.ndim).reshape(
+                    np.shape(w_v))}
+
+    return output, pullback
+
+
+def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, bias: ArrayLike | None = None,
+               empty_rows: str = "zeros", dropout: float = 0.0, rng: Any = None,
+               **conditions: Any) -> tuple[NDArray[Any], Pullback]:
+    """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
+    masked, visible = mask_scores(scores, bias=bias, **conditions)
+    weights, lse = softmax(masked)
+    empty = (lse == -np.inf)[..., None]
+    seen = visible  # what stands in value at other pairs never counts
+    used = weights
+    if empty_rows == "uniform" and scores.shape[-1]:
+        used = np.where(empty, weights.dtype.type(1 / scores.shape[-1]), weights)
+        seen = visible | empty
+    factors = _dropout_factors(weights.shape, dropout, seed_from(rng)) if dropout else 1.0
+    kept = used * factors
+    output = _weighted_sum(kept, value, seen)
+
+    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None) -> Gradients:
+        # output = kept @ value
+        grad_value = _weighted_sum(_transposed(kept), grad_output, _transposed(seen))
+        with np.errstate(invalid="ignore"):
+            grad_weights = grad_output @ _transposed(value) * factors
+        grad_weights = np.where(weights == 0, 0, grad_weights)
+        # weights = softmax(scores): each row's gradients lose their weighted mean
+        mean = (weights * grad_weights).sum(axis=-1, keepdims=True)
+        if grad_lse is not None:
+            mean = mean - grad_lse[..., None]
+        grad_scores = np.where(weights == 0, 0, weights * (grad_weights - mean))
+        gradients = {"value": grad_value, "scores": grad_scores.astype(value.dtype),
+                     "visible": visible}
+        if bias is not None:
+            gradients["bias"] = _sum_to_shape(grad_scores, np.shape(bias))
+        return gradients
+
+    return output, pullback
+
+
+def multi_head_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        **options: Any) -> tuple[NDArray[Any], Pullback]:
+    """The whole figure; query (batch..., query_len, query_dim) with at least one batch axis."""
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+
+    # 1. Linear projections.
+    projected_query, pull_query = linear_vjp(query, W_q, b_q)
+    projected_key, pull_key = linear_vjp(key, W_k, b_k)
+    projected_value, pull_value = linear_vjp(value, W_v, b_v)
+    # 2. Split heads. 3. Scaled dot-product attention, every head on its own.
+    attended, pull_attention = scaled_dot_product_attention_vjp(
+        split_heads(projected_query, num_heads), split_heads(projected_key, kv_heads),
+        split_heads(projected_value, kv_heads), **options)
+    gate = 1.0 if head_gate is None else np.asarray(head_gate).astype(
+        attended.dtype)[:, None, None]
+    # 4. Merge heads. 5. Output projection.
+    output, pull_output = linear_vjp(merge_heads(attended * gate), W_o, b_o)
+
+    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
+        of_output = pull_output(grad_output)
+        grad_attended = split_heads(of_output["x"], num_heads)
+        of_heads = pull_attention(grad_attended * gate, grad_lse)
+        of_query = pull_query(merge_heads(of_heads["query"]))
+        of_key = pull_key(merge_heads(of_heads["key"]))
+        of_value = pull_value(merge_heads(of_heads["value"]))
+        gradients = {"query": of_query["x"], "key": of_key["x"], "value": of_value["x"],
+                     "W_q": of_query["weight"], "W_k": of_key["weight"],
+                     "W_v": of_value["weight"], "W_o": of_output["weight"]}
+        for name, bias, pulled in (("b_q", b_q, of_query), ("b_k", b_k, of_key),
+                                   ("b_v", b_v, of_value), ("b_o", b_o, of_output)):
+            if bias is not None:
+                gradients[name] = pulled["bias"]
+        if head_gate is not None:
+            products = np.moveaxis(grad_attended * attended, -3, 0)
+            gradients["head_gate"] = products.reshape(num_heads, -1).sum(axis=1)
+        if "bias" in of_heads:
+            gradients["bias"] = of_heads["bias"]
+        return gradients
+
+    return output, pullback
+
+
+def _transposed(x: NDArray[Any]) -> NDArray[Any]:
+    return np.swapaxes(x, -1, -2)
+
+
+def _sum_of_groups(gradient: NDArray[Any], group: int) -> NDArray[Any]:
+    """Heads that shared a key head add up in its gradient."""
+    if group <= 1:
+        return gradient
+    *batch, heads, length, width = gradient.shape
+    return gradient.reshape(*batch, heads // group, group, length, width).sum(axis=-3)
+
+
+def _sum_to_shape(gradient: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The sum over the axes along which an array of this shape was broadcast."""
+    summed = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    repeated = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return summed.sum(axis=repeated, keepdims=True)

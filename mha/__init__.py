@@ -16,13 +16,14 @@ from mha.attention import (
     additive_attention,
     merge_attention,
     multi_head_attention,
+    multi_head_attention_vjp,
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
 )
 from mha.dropout import dropout_mask
 from mha.heads import merge_heads, split_heads
 from mha.layer import MultiHeadAttention
-from mha.projection import linear
+from mha.projection import linear, linear_vjp
 from mha.runtime import (
     get_num_threads,
     instruction_set,
@@ -46,9 +47,11 @@ __all__ = [
     "get_num_threads",
     "instruction_set",
     "linear",
+    "linear_vjp",
     "merge_attention",
     "merge_heads",
     "multi_head_attention",
+    "multi_head_attention_vjp",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_vjp",
     "set_num_threads",

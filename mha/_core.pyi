@@ -45,7 +45,7 @@ def multi_head_attention(
     mask: ArrayLike | None, bias: ArrayLike | None, key_lengths: ArrayLike | None, causal: bool,
     query_offset: ArrayLike | None, window: tuple[int | None, int | None] | None,
     scale: float | None, softcap: float | None, empty_rows: str, dropout: float, seed: int,
-    return_weights: bool, return_lse: bool, dtype: DTypeLike | None, /
+    return_weights: bool, return_lse: bool, dtype: DTypeLike | None, keep_steps: bool, /
 ) -> Any: ...
 def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /

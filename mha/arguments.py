@@ -39,13 +39,19 @@ def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:
     return MemoryError(f"{name}: got shape {shape}, wanted one that fits in memory")
 
 
-def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> int:
-    """Bit i is set where names[i] is in wrt; all of them for None."""
+def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> set[str]:
+    """The names in wrt, all of `names` for None."""
     if wrt is None:
-        return (1 << len(names)) - 1
+        return set(names)
     if isinstance(wrt, str) or not isinstance(wrt, Collection):
         raise TypeError(f"wrt: got {wrt!r}, wanted a tuple of names out of {', '.join(names)}")
-    unknown = [name for name in wrt if name not in names]
-    if unknown:
-        raise ValueError(f"wrt: got {unknown[0]!r}, wanted names out of {', '.join(names)}")
-    return sum(1 << index for index, name in enumerate(names) if name in wrt)
+    for name in wrt:
+        if name not in names:
+            raise ValueError(f"wrt: got {name!r}, wanted names out of {', '.join(names)}")
+    return set(wrt)
+
+
+def wanted_bits(wrt: Collection[str] | None, names: Sequence[str]) -> int:
+    """Bit i is set where names[i] is wanted."""
+    wanted = wanted_names(wrt, names)
+    return sum(1 << index for index, name in enumerate(names) if name in wanted)

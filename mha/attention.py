@@ -1,16 +1,25 @@
 """Scaled dot-product, additive and multi-head attention as functions (step 3, and all five)."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import wanted_names
+from mha.arguments import as_array, wanted_bits, wanted_names
 from mha.dropout import seed_for
+from mha.gradients import (
+    FigureSteps,
+    MultiHeadAttentionGradients,
+    MultiHeadPullback,
+    ScaledDotProductAttentionGradients,
+    checked_gradient,
+    figure_gradients,
+)
 
 __all__ = ["additive_attention", "merge_attention", "multi_head_attention",
+           "multi_head_attention_vjp",
            "scaled_dot_product_attention", "scaled_dot_product_attention_vjp"]
 
 
@@ -78,15 +87,6 @@ def scaled_dot_product_attention(
         empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out, False)
 
 
-class ScaledDotProductAttentionGradients(NamedTuple):
-    """What the pullback of `scaled_dot_product_attention_vjp` returns; None where not wanted."""
-
-    query: NDArray[Any] | None
-    key: NDArray[Any] | None
-    value: NDArray[Any] | None
-    bias: NDArray[Any] | None
-
-
 def scaled_dot_product_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
@@ -123,7 +123,7 @@ def scaled_dot_product_attention_vjp(
     >>> pullback(np.ones_like(output)).query.shape
     (2, 8, 4, 64)
     """
-    wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
+    wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
     arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
                  softcap, empty_rows, dropout, seed_for(dropout, rng))
     output, statistics = _core.scaled_dot_product_attention(
@@ -223,7 +223,96 @@ def multi_head_attention(
     return _core.multi_head_attention(
         query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
         head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, None)
+        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, None, False)
+
+
+def multi_head_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        key_lengths: ArrayLike | None = None, causal: bool = False,
+        query_offset: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
+        rng: "int | np.random.Generator | None" = None, wrt: Collection[str] | None = None,
+        ) -> tuple[NDArray[Any], MultiHeadPullback]:
+    """`multi_head_attention` and its gradients: the vector-Jacobian product.
+
+    Parameters
+    ----------
+    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "head_gate", "bias", optional
+        Whose gradients are wanted; by default all of them.
+    The rest : as in `multi_head_attention`. The arrays are kept, not copied: they must not change
+        before the pullback is called.
+
+    Returns
+    -------
+    (output, pullback). pullback(grad_output, grad_lse=None) takes the gradients of a loss with
+    respect to the output (batch, query_len, output_dim) and, if it depends on it, the log-sum-exp
+    (batch, num_heads, query_len); it returns those with respect to the arguments by name, each
+    shaped as the argument. It may be called again.
+
+    Raises
+    ------
+    ValueError, TypeError: as `multi_head_attention`; an unknown name in wrt.
+
+    Source: Vaswani et al. 2017, section 3.2.2; attention backwards as in Dao et al. 2022.
+
+    >>> x, W = np.ones((2, 4, 512)), np.eye(512)
+    >>> output, pullback = mha.multi_head_attention_vjp(x, x, x, W, W, W, W, num_heads=8)
+    >>> pullback(np.ones_like(output)).W_q.shape
+    (512, 512)
+    """
+    options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap, empty_rows,
+               dropout, seed_for(dropout, rng))
+    return figure_vjp((query, key, value), (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o), num_heads,
+                      num_kv_heads, head_gate, options, wrt, None)
+
+
+def figure_vjp(
+        inputs: tuple[Any, ...], weights: tuple[Any, ...], biases: tuple[Any, ...],
+        num_heads: int, num_kv_heads: int | None, head_gate: Any, options: Any,
+        wrt: Collection[str] | None, dtype: Any) -> tuple[NDArray[Any], MultiHeadPullback]:
+    """`multi_head_attention_vjp` for functions and layers; options from mask to seed, as the core
+    takes them; dtype is a layer's, or None."""
+    wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
+    arguments: list[Any] = [*inputs, *weights, *biases, num_heads, num_kv_heads, head_gate,
+                            *options, False, False, dtype, True]
+    output, kept = _core.multi_head_attention(*arguments)
+    given = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
+    given |= {"head_gate": head_gate, "bias": options[1]}
+    wanted -= {name for name, array in given.items() if array is None}
+    one_sequence = output.ndim == 2
+    sequences = [as_array(array, "query").astype(output.dtype, copy=False) for array in inputs]
+    arrays = [*sequences, *kept[:5]]
+    steps = FigureSteps._make(
+        [*(array[None] for array in arrays), kept[5][:, None]] if one_sequence
+        else [*arrays, kept[5]])
+    matrices = tuple(as_array(array, "W").astype(output.dtype, copy=False) for array in weights)
+    gate = None if head_gate is None else as_array(head_gate, "head_gate").astype(output.dtype)
+    if one_sequence and options[2] is not None:  # key_lengths gets the batch axis too
+        options = (*options[:2], as_array(options[2], "key_lengths")[None], *options[3:])
+    result = output.view()
+
+    def pullback(grad_output: ArrayLike,
+                 grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
+        grad_output = checked_gradient(grad_output, result, "grad_output")
+        if grad_lse is not None:
+            grad_lse = checked_gradient(grad_lse, kept[5][0], "grad_lse")
+        found = figure_gradients(
+            steps, matrices, num_heads, num_kv_heads or num_heads, gate, options,
+            options[1] is not None, wanted, grad_output[None] if one_sequence else grad_output,
+            grad_lse if grad_lse is None or not one_sequence else grad_lse[None])
+        if one_sequence:
+            for name in ("query", "key", "value"):
+                gradient = found.get(name)
+                found[name] = None if gradient is None else gradient[0]
+        return MultiHeadAttentionGradients(
+            **{name: found.get(name) for name in MultiHeadAttentionGradients._fields})
+
+    return output, pullback
 
 
 def merge_attention(outputs: Sequence[ArrayLike],

@@ -2,15 +2,17 @@
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, as_bool, as_int, no_memory
+from mha.arguments import as_array, as_bool, as_int, no_memory, wanted_names
+from mha.attention import figure_vjp
 from mha.dropout import check_rng, seed_for
+from mha.gradients import MultiHeadAttentionGradients, MultiHeadPullback
 
 __all__ = ["MultiHeadAttention"]
 
@@ -177,7 +179,64 @@ class MultiHeadAttention:
             parameters.get("b_q"), parameters.get("b_k"), parameters.get("b_v"),
             parameters.get("b_o"), self.num_heads, self.num_kv_heads, head_gate, mask, bias,
             key_lengths, causal, query_offset, window, scale, softcap, empty_rows, dropout,
-            seed_for(dropout, rng), return_weights, return_lse, self.dtype)
+            seed_for(dropout, rng), return_weights, return_lse, self.dtype, False)
+
+    def vjp(self, query: ArrayLike, key: ArrayLike | None = None,
+            value: ArrayLike | None = None, *, mask: ArrayLike | None = None,
+            bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
+            causal: bool = False, query_offset: ArrayLike | None = None,
+            window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+            softcap: float | None = None, empty_rows: str = "zeros", training: bool = False,
+            rng: "int | np.random.Generator | None" = None, head_gate: ArrayLike | None = None,
+            wrt: Collection[str] | None = None) -> tuple[NDArray[Any], MultiHeadPullback]:
+        """The output and its gradients; arguments as in a call, and wrt.
+
+        wrt names the gradients that are wanted, out of "query", "key", "value", the names of
+        `parameters()`, "head_gate" and "bias"; by default all of them. Returns (output, pullback);
+        pullback(grad_output, grad_lse=None) returns the gradients by name, None for what was not
+        given. Where key or value defaulted to query, or value to key, the gradients are summed into
+        the one that was given. Nothing is stored on the layer.
+
+        Raises
+        ------
+        ValueError, TypeError: as a call; an unknown name in wrt.
+
+        >>> layer = mha.MultiHeadAttention(512, 8)
+        >>> output, pullback = layer.vjp(np.ones((2, 10, 512)), causal=True)
+        >>> pullback(np.ones_like(output)).W_o.shape
+        (512, 512)
+        """
+        asked = wanted_names(wrt, MultiHeadAttentionGradients._fields)
+        sources = {"key": "query" if key is None else "key"}
+        sources["value"] = sources["key"] if value is None else "value"
+        needed = asked - {"key", "value"}
+        needed |= {name for name, source in sources.items() if source in asked}
+        key = query if key is None else key
+        value = key if value is None else value
+        dropout = self.dropout if as_bool(training, "training") else 0.0
+        parameters = self._parameters
+        options = (_with_two_or_four_axes(mask, "mask", query),
+                   _with_two_or_four_axes(bias, "bias", query), key_lengths, causal, query_offset,
+                   window, scale, softcap, empty_rows, dropout, seed_for(dropout, rng))
+        output, whole_pullback = figure_vjp(
+            (query, key, value), tuple(parameters[name] for name in WEIGHTS),
+            tuple(parameters.get(name) for name in BIASES), self.num_heads, self.num_kv_heads,
+            head_gate, options, needed, self.dtype)
+        bias_shape = () if bias is None else np.shape(bias)
+
+        def pullback(grad_output: ArrayLike,
+                     grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
+            gradients = whole_pullback(grad_output, grad_lse)._asdict()
+            for name, source in (("value", sources["value"]), ("key", sources["key"])):
+                if source != name:
+                    if source in asked:
+                        gradients[source] = gradients[source] + gradients[name]
+                    gradients[name] = None
+            if gradients["bias"] is not None:
+                gradients["bias"] = gradients["bias"].reshape(bias_shape)
+            return MultiHeadAttentionGradients(**gradients)
+
+        return output, pullback
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """The live arrays by name: changing one in place changes the layer.

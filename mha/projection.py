@@ -1,12 +1,15 @@
 """The linear projections of the figure (steps 1 and 5)."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
+from mha.arguments import as_array, wanted_names
+from mha.gradients import LinearGradients, checked_gradient, linear_gradients
 
-__all__ = ["linear"]
+__all__ = ["linear", "linear_vjp"]
 
 
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
@@ -31,3 +34,45 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> ND
     (2, 4)
     """
     return _core.linear(x, weight, bias)
+
+
+def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *,
+               wrt: Collection[str] | None = None,
+               ) -> tuple[NDArray[Any], Callable[[ArrayLike], LinearGradients]]:
+    """`linear` and its gradients: the vector-Jacobian product.
+
+    Parameters
+    ----------
+    x, weight, bias : as in `linear`
+        Kept, not copied: they must not change before the pullback is called.
+    wrt : names out of "x", "weight", "bias", optional
+        Whose gradients are wanted; by default all of them.
+
+    Returns
+    -------
+    (output, pullback). pullback(grad_output) takes the gradient of a loss with respect to the
+    output (..., out) and returns those with respect to x, weight and bias, shaped as they are:
+    grad_output @ weight^T, x^T @ grad_output and the sum of the rows of grad_output.
+
+    Raises
+    ------
+    ValueError, TypeError: as `linear`; an unknown name in wrt.
+
+    Source: Goodfellow et al. 2016, "Deep Learning", section 6.5.
+
+    >>> output, pullback = mha.linear_vjp(np.ones((2, 3)), np.ones((3, 4)))
+    >>> pullback(np.ones_like(output)).weight.shape
+    (3, 4)
+    """
+    wanted = wanted_names(wrt, LinearGradients._fields)
+    output = _core.linear(x, weight, bias)
+    rows = as_array(x, "x").astype(output.dtype, copy=False)
+    matrix = as_array(weight, "weight").astype(output.dtype, copy=False)
+    result = output.view()
+
+    def pullback(grad_output: ArrayLike) -> LinearGradients:
+        gradient = checked_gradient(grad_output, result, "grad_output")
+        return linear_gradients(gradient, rows, matrix, "x" in wanted, "weight" in wanted,
+                                bias is not None and "bias" in wanted)
+
+    return output, pullback

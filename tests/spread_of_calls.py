@@ -43,6 +43,8 @@ def calls():
         layer = mha.MultiHeadAttention(96, 6, num_kv_heads=2, dtype=dtype, rng=1)
         x = draw(2, 150, 96)
         yield layer(x, causal=True, return_weights=True)
+        output, pullback = layer.vjp(x, causal=True, head_gate=[1, 0, 2, 1, 1, 1])
+        yield tuple(gradient for gradient in pullback(output) if gradient is not None)
         yield layer.freeze()(x, causal=True)
 
 

@@ -13,8 +13,9 @@ import pytest
 import mha
 
 NAMES = ["MultiHeadAttention", "__version__", "additive_attention", "dropout_mask",
-         "get_num_threads", "instruction_set", "linear", "merge_attention", "merge_heads",
-         "multi_head_attention", "scaled_dot_product_attention",
+         "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
+         "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
+         "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "threads"]
 SUBMODULES = ["compat", "masks", "plot", "reference", "testing"]
@@ -31,12 +32,17 @@ SIGNATURES = {
         causal=False, query_offset=None, empty_rows='zeros', dropout=0.0, rng=None,
         return_weights=False""",
     "linear": "x, weight, bias=None",
+    "linear_vjp": "x, weight, bias=None, *, wrt=None",
     "split_heads": "x, num_heads",
     "merge_heads": "x",
     "multi_head_attention": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
         b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None, bias=None,
         key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
         empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False""",
+    "multi_head_attention_vjp": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', dropout=0.0, rng=None, wrt=None""",
     "merge_attention": "outputs, lses",
     "dropout_mask": "shape, p, seed",
     "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
@@ -46,6 +52,9 @@ SIGNATURES = {
         key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
         empty_rows='zeros', training=False, rng=None, head_gate=None, return_weights=False,
         return_lse=False""",
+    "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, mask=None, bias=None,
+        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
+        empty_rows='zeros', training=False, rng=None, head_gate=None, wrt=None""",
     "MultiHeadAttention.parameters": "self",
     "MultiHeadAttention.load_parameters": "self, mapping",
     "MultiHeadAttention.num_parameters": "self",
@@ -124,7 +133,7 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     loaded = run("import sys, mha; print(*sys.modules)")
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
-        "mha.heads", "mha.layer", "mha.projection", "mha.runtime"}
+        "mha.gradients", "mha.heads", "mha.layer", "mha.projection", "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}

@@ -6,6 +6,8 @@
  * The projected arrays live in the workspace. Splitting and merging heads are strides. */
 #include "mha/attention.h"
 
+#include "attention_rows.h"
+
 /* The sizes that follow from the weights' shapes. */
 typedef struct widths {
     int64_t query;  /* num_heads * head_dim */
@@ -116,15 +118,43 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
     return mha_workspace_reserve(bytes, scratch, 1);
 }
 
+/* A kept array, or a piece of the workspace. */
+static mha_status keep_or_take(void *kept, mha_workspace *workspace, size_t bytes, void **piece) {
+    *piece = kept;
+    return kept == NULL ? mha_workspace_take(workspace, bytes, piece) : MHA_OK;
+}
+
+/* merged (rows, heads * d) = attended * each head's gate. */
+static void gate_heads(const mha_multi_head_attention *layer, int64_t rows, const void *attended,
+                       void *merged) {
+    const int64_t heads = layer->num_heads, width = layer->W_o.in / heads;
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            const double gate = mha_gate_of(&layer->attention, head);
+            const int64_t first = (row * heads + head) * width;
+            for (int64_t at = first; at < first + width; at++) {
+                if (layer->attention.dtype == MHA_FLOAT32) {
+                    ((float *)merged)[at] = ((const float *)attended)[at] * (float)gate;
+                } else {
+                    ((double *)merged)[at] = ((const double *)attended)[at] * gate;
+                }
+            }
+        }
+    }
+}
+
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
     void *projected_query, *projected_key, *projected_value, *merged;
     sizes s;
     MHA_TRY(sizes_of(layer, &s));
-    MHA_TRY(mha_workspace_take(workspace, s.query, &projected_query));
-    MHA_TRY(mha_workspace_take(workspace, s.key, &projected_key));
-    MHA_TRY(mha_workspace_take(workspace, s.value, &projected_value));
-    MHA_TRY(mha_workspace_take(workspace, s.merged, &merged));
+    const mha_kept_steps *kept = &layer->kept;
+    MHA_TRY(keep_or_take(kept->projected_query, workspace, s.query, &projected_query));
+    MHA_TRY(keep_or_take(kept->projected_key, workspace, s.key, &projected_key));
+    MHA_TRY(keep_or_take(kept->projected_value, workspace, s.value, &projected_value));
+    MHA_TRY(keep_or_take(kept->merged, workspace, s.merged, &merged));
+    const bool gates_apart = kept->attended != kept->merged;
+    void *attended = gates_apart ? kept->attended : merged;
 
     /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
     mha_linear_projection inputs[3];
@@ -135,9 +165,15 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
      * 3. Scaled dot-product attention.
      * 4. Merge heads: each head's output goes straight to its columns of merged (batch, query_len,
      *    heads * value_head_dim). */
-    const mha_attention attention =
-        attention_of(layer, projected_query, projected_key, projected_value, merged);
+    mha_attention attention =
+        attention_of(layer, projected_query, projected_key, projected_value, attended);
+    if (gates_apart) {
+        attention.options.head_gate = NULL;
+    }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
+    if (gates_apart) {
+        gate_heads(layer, s.batch * layer->query_len, attended, merged);
+    }
 
     /* 5. Output projection: (batch, query_len, output_dim). */
     const mha_linear_projection output = output_projection(layer, s.batch, merged);

@@ -33,6 +33,7 @@ enum argument {
     RETURN_WEIGHTS,
     RETURN_LSE,
     DTYPE,
+    KEEP_STEPS,
     NUM_ARGUMENTS
 };
 
@@ -62,6 +63,17 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [DROPOUT] = {"dropout", AS_NUMBER},
 };
 
+/* What the gradients need of the forward pass. */
+enum kept_step {
+    PROJECTED_QUERY,
+    PROJECTED_KEY,
+    PROJECTED_VALUE,
+    ATTENDED,
+    MERGED,
+    STATISTICS,
+    NUM_KEPT
+};
+
 /* Everything of a call that owns memory; cleared in one place. */
 typedef struct layer_arguments {
     PyArrayObject *sequences[3]; /* query, key, value: C-contiguous (batch..., len, dim) */
@@ -72,6 +84,7 @@ typedef struct layer_arguments {
     int64_t num_heads, num_kv_heads;
     score_shape scores;
     converted_options options;
+    PyArrayObject *kept[NUM_KEPT]; /* NULL: not kept */
 } layer_arguments;
 
 static const char *const SEQUENCE_NAMES[] = {"query", "key", "value"};
@@ -83,6 +96,9 @@ static void clear(layer_arguments *a) {
     for (int i = 0; i < 4; i++) {
         Py_CLEAR(a->weights[i].owner);
         Py_CLEAR(a->biases[i]);
+    }
+    for (int i = 0; i < NUM_KEPT; i++) {
+        Py_CLEAR(a->kept[i]);
     }
     Py_CLEAR(a->head_gate);
     mha_clear_options(&a->options);
@@ -245,6 +261,37 @@ static int convert(PyObject *const *args, layer_arguments *a) {
     return mha_convert_options(&given, a->dtype, &a->scores, &a->options);
 }
 
+/* (batch..., length, width), uninitialised. */
+static PyArrayObject *new_step(const layer_arguments *a, int64_t length, int64_t width,
+                               const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = a->scores.batch_axes;
+    memcpy(shape, a->scores.batch, (size_t)axes * sizeof *shape);
+    shape[axes] = (npy_intp)length;
+    shape[axes + 1] = (npy_intp)width;
+    return mha_new_array(axes + 2, shape, mha_typenum(a->dtype), name);
+}
+
+static int new_kept_steps(layer_arguments *a) {
+    const int64_t query_len = a->scores.query_len, key_len = a->scores.key_len;
+    const converted_weight *w = a->weights;
+    PyArrayObject **kept = a->kept;
+    kept[PROJECTED_QUERY] = new_step(a, query_len, w[0].out, "projected query");
+    kept[PROJECTED_KEY] =
+        kept[PROJECTED_QUERY] == NULL ? NULL : new_step(a, key_len, w[1].out, "projected key");
+    kept[PROJECTED_VALUE] =
+        kept[PROJECTED_KEY] == NULL ? NULL : new_step(a, key_len, w[2].out, "projected value");
+    kept[ATTENDED] =
+        kept[PROJECTED_VALUE] == NULL ? NULL : new_step(a, query_len, w[3].in, "attended values");
+    if (kept[ATTENDED] != NULL) {
+        kept[MERGED] = a->head_gate != NULL
+                           ? new_step(a, query_len, w[3].in, "merged heads")
+                           : (PyArrayObject *)Py_NewRef((PyObject *)kept[ATTENDED]);
+    }
+    kept[STATISTICS] = kept[MERGED] == NULL ? NULL : mha_new_statistics(a->dtype, &a->scores);
+    return kept[STATISTICS] == NULL ? -1 : 0;
+}
+
 static const void *data_or_null(PyArrayObject *array) {
     return array == NULL ? NULL : PyArray_DATA(array);
 }
@@ -256,7 +303,13 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     layer->attention.dtype = a->dtype;
     layer->attention.batch_axes = a->scores.batch_axes;
     layer->attention.additive_w = NULL;
-    layer->attention.largest = layer->attention.denominator = NULL;
+    mha_point_statistics(a->kept[STATISTICS], &layer->attention);
+    void **const steps[] = {&layer->kept.projected_query, &layer->kept.projected_key,
+                            &layer->kept.projected_value, &layer->kept.attended,
+                            &layer->kept.merged};
+    for (int i = 0; i < STATISTICS; i++) {
+        *steps[i] = a->kept[i] == NULL ? NULL : PyArray_DATA(a->kept[i]);
+    }
     layer->attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
     layer->attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
     mha_point_options(&a->options, &a->scores, &layer->attention.options);
@@ -315,6 +368,9 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
                                          &weights, &lse) < 0) {
         goto cleanup;
     }
+    if (args[KEEP_STEPS] == Py_True && new_kept_steps(&arguments) < 0) {
+        goto cleanup;
+    }
     /* 2. Take the pointers, 3. compute. */
     point(&arguments, output, weights, lse, &layer);
     if (mha_call_run(workspace_of, forward, &layer, num_threads) < 0) {
@@ -322,6 +378,11 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     }
     result = mha_pack_results(output, weights, lse);
     output = weights = lse = NULL;
+    if (args[KEEP_STEPS] == Py_True && result != NULL) { /* (results, steps) */
+        PyArrayObject *const *kept = arguments.kept;
+        Py_SETREF(result, Py_BuildValue("O(OOOOOO)", result, kept[0], kept[1], kept[2], kept[3],
+                                        kept[4], kept[5]));
+    }
 cleanup:
     mha_clear_settled(NUM_ARGUMENTS, args);
     clear(&arguments);

@@ -107,7 +107,10 @@ static int convert(PyObject *const *args, backward_arguments *a) {
     const int axes = mha_output_shape(&a->inputs, shape);
     PyArrayObject *output = (PyArrayObject *)args[OUTPUT];
     if (!PyArray_Check(args[OUTPUT]) || PyArray_TYPE(output) != mha_typenum(a->inputs.dtype) ||
-        !PyArray_ISCARRAY_RO(output) || PyArray_NDIM(output) != axes ||
+        !PyArray_ISALIGNED(output) || !PyArray_ISNOTSWAPPED(output) ||
+        PyArray_NDIM(output) != axes ||
+        (PyArray_DIM(output, axes - 1) > 1 &&
+         PyArray_STRIDE(output, axes - 1) != PyArray_ITEMSIZE(output)) ||
         !PyArray_CompareLists(PyArray_DIMS(output), shape, axes)) {
         PyErr_SetString(PyExc_ValueError,
                         "output: wanted that which the same call's forward pass returned");

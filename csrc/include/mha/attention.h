@@ -122,6 +122,12 @@ void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
 mha_status mha_merge_heads_forward(mha_dtype dtype, const mha_tensor *heads,
                                    void *merged) MHA_MUST_CHECK;
 
+/* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
+ * for none. `attended` and `merged` are before and after head_gate, the same array without. */
+typedef struct mha_kept_steps {
+    void *projected_query, *projected_key, *projected_value, *attended, *merged;
+} mha_kept_steps;
+
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
  * too. `attention` gives dtype, batch_axes, options, weights and lse; its query, key, value and
@@ -134,6 +140,7 @@ typedef struct mha_multi_head_attention {
     mha_weight W_q, W_k, W_v, W_o;
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
     void *output;
+    mha_kept_steps kept;
 } mha_multi_head_attention;
 
 mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,

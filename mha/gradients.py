@@ -1,0 +1,155 @@
+"""What the pullbacks return, and the way back through the whole figure, step by step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha import _core
+from mha.arguments import as_array
+
+Gradient = NDArray[Any] | None
+
+
+class LinearGradients(NamedTuple):
+    """What the pullback of `mha.linear_vjp` returns; None where not wanted or not given."""
+
+    x: Gradient
+    weight: Gradient
+    bias: Gradient
+
+
+class ScaledDotProductAttentionGradients(NamedTuple):
+    """What the pullback of `mha.scaled_dot_product_attention_vjp` returns; None where not wanted
+    or not given."""
+
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    bias: Gradient
+
+
+class MultiHeadAttentionGradients(NamedTuple):
+    """What the pullbacks of `mha.multi_head_attention_vjp` and of a layer's `vjp` return; None
+    where not wanted or not given."""
+
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    W_q: Gradient
+    W_k: Gradient
+    W_v: Gradient
+    W_o: Gradient
+    b_q: Gradient
+    b_k: Gradient
+    b_v: Gradient
+    b_o: Gradient
+    head_gate: Gradient
+    bias: Gradient
+
+
+def checked_gradient(gradient: ArrayLike, result: NDArray[Any], name: str) -> NDArray[Any]:
+    """The gradient with respect to a result: of its shape, in its type."""
+    array = as_array(gradient, name)
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted {result.dtype}")
+    if array.shape != result.shape:
+        raise ValueError(f"{name}: got shape {array.shape}, wanted {result.shape}")
+    return array.astype(result.dtype, copy=False)
+
+
+def linear_gradients(grad_output: NDArray[Any], x: NDArray[Any], weight: NDArray[Any],
+                     of_x: bool, of_weight: bool, of_bias: bool) -> LinearGradients:
+    """output = x @ weight + bias, backwards: each gradient is a product of matrices too.
+
+    grad_output (..., out), x (..., in), weight (in, out), all of one type.
+    """
+    by_row = grad_output.reshape(-1, grad_output.shape[-1])  # (rows, out)
+    rows = x.reshape(-1, x.shape[-1])  # (rows, in)
+    ones = np.ones((1, len(rows)), x.dtype)
+    return LinearGradients(
+        _core.linear(grad_output, weight.T, None) if of_x else None,
+        _core.linear(rows.T, by_row, None) if of_weight else None,
+        _core.linear(ones, by_row, None)[0] if of_bias else None)
+
+
+class FigureSteps(NamedTuple):
+    """What the forward pass of the figure leaves for the way back. Arrays are (batch, len, ...);
+    one sequence is a batch of one."""
+
+    query: NDArray[Any]
+    key: NDArray[Any]
+    value: NDArray[Any]
+    projected_query: NDArray[Any]
+    projected_key: NDArray[Any]
+    projected_value: NDArray[Any]
+    attended: NDArray[Any]  # before head_gate
+    merged: NDArray[Any]    # after it
+    statistics: NDArray[Any]
+
+
+def figure_gradients(
+        steps: FigureSteps, weights: tuple[NDArray[Any], ...], num_heads: int, num_kv_heads: int,
+        head_gate: NDArray[Any] | None, options: tuple[Any, ...], has_bias: bool, wanted: set[str],
+        grad_output: NDArray[Any], grad_lse: NDArray[Any] | None) -> dict[str, Gradient]:
+    """The figure backwards, from the output projection to the input projections.
+
+    options: those of attention from mask to seed, as the core takes them.
+    """
+    W_q, W_k, W_v, W_o = weights
+    found: dict[str, Gradient] = {}
+    before = {"query", "key", "value", "W_q", "W_k", "W_v", "b_q", "b_k", "b_v"} & wanted
+
+    # 5. Output projection.
+    of_output = linear_gradients(
+        grad_output, steps.merged, W_o, bool(before) or bool({"head_gate", "bias"} & wanted),
+        "W_o" in wanted, "b_o" in wanted)
+    found["W_o"], found["b_o"] = of_output.weight, of_output.bias
+    if of_output.x is None:
+        return found
+
+    # 4. Merge heads: back to (batch, heads, query_len, value_head_dim), a view.
+    grad_heads = _core.split_heads(of_output.x, num_heads)
+    attended = _core.split_heads(steps.attended, num_heads)
+    if head_gate is not None:
+        if "head_gate" in wanted:
+            found["head_gate"] = _sum_by_head(grad_heads * attended)
+        grad_heads = grad_heads * head_gate[:, None, None]
+
+    # 3. Scaled dot-product attention.
+    asked = [bool({name, f"W_{name[0]}", f"b_{name[0]}"} & wanted)
+             for name in ("query", "key", "value")] + [has_bias and "bias" in wanted]
+    gradients = _core.scaled_dot_product_attention_backward(
+        grad_heads, grad_lse, attended, steps.statistics,
+        sum(1 << index for index, is_asked in enumerate(asked) if is_asked),
+        _core.split_heads(steps.projected_query, num_heads),
+        _core.split_heads(steps.projected_key, num_kv_heads),
+        _core.split_heads(steps.projected_value, num_kv_heads), *options)
+    found["bias"] = gradients[3]
+
+    # 2. Split heads: the gradients lie as the projections do. 1. Linear projections.
+    for index, (name, weight) in enumerate((("query", W_q), ("key", W_k), ("value", W_v))):
+        gradient = gradients[index]
+        if gradient is not None:
+            letter = name[0]
+            of_input = linear_gradients(
+                _merged_view(gradient), getattr(steps, name), weight, name in wanted,
+                f"W_{letter}" in wanted, f"b_{letter}" in wanted)
+            found[name], found[f"W_{letter}"], found[f"b_{letter}"] = of_input
+    return found
+
+
+def _merged_view(heads: NDArray[Any]) -> NDArray[Any]:
+    """(batch, heads, len, d) in the memory order of (batch, len, heads * d)."""
+    by_token = np.swapaxes(heads, -2, -3)
+    return by_token.reshape(*by_token.shape[:-2], by_token.shape[-2] * by_token.shape[-1])
+
+
+def _sum_by_head(products: NDArray[Any]) -> NDArray[Any]:
+    """(batch..., heads, query_len, d) -> (heads,)."""
+    by_head = np.moveaxis(products, -3, 0).reshape(products.shape[-3], -1)
+    return _core.linear(by_head, np.ones((by_head.shape[1], 1), products.dtype), None)[:, 0]
+
+
+MultiHeadPullback = Callable[..., MultiHeadAttentionGradients]

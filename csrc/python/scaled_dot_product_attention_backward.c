@@ -109,7 +109,7 @@ static int convert(PyObject *const *args, backward_arguments *a) {
     if (!PyArray_Check(args[OUTPUT]) || PyArray_TYPE(output) != mha_typenum(a->inputs.dtype) ||
         !PyArray_ISALIGNED(output) || !PyArray_ISNOTSWAPPED(output) ||
         PyArray_NDIM(output) != axes ||
-        (PyArray_DIM(output, axes - 1) > 1 &&
+        (PyArray_SIZE(output) > 0 && PyArray_DIM(output, axes - 1) > 1 &&
          PyArray_STRIDE(output, axes - 1) != PyArray_ITEMSIZE(output)) ||
         !PyArray_CompareLists(PyArray_DIMS(output), shape, axes)) {
         PyErr_SetString(PyExc_ValueError,

@@ -4,8 +4,6 @@
 #include "kernels.h"
 #include "mha/attention.h"
 
-enum { PHILOX_ROUNDS = 7 };
-
 uint32_t mha_dropout_threshold(double p) { return (uint32_t)(65536.0 * p + 0.5); }
 
 uint32_t mha_dropout_kept(const mha_dropout *dropout, int64_t query, int64_t group) {

@@ -126,14 +126,13 @@ def scaled_dot_product_attention_vjp(
     wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
     arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
                  softcap, empty_rows, dropout, seed_for(dropout, rng))
-    output, statistics = _core.scaled_dot_product_attention(
+    output, kept_output, statistics = _core.scaled_dot_product_attention(
         *arguments, False, False, None, True)
-    saved = output.copy()  # the caller may change the output
 
     def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None,
                  ) -> ScaledDotProductAttentionGradients:
         return ScaledDotProductAttentionGradients(*_core.scaled_dot_product_attention_backward(
-            grad_output, grad_lse, saved, statistics, wanted, *arguments))
+            grad_output, grad_lse, kept_output, statistics, wanted, *arguments))
 
     return output, pullback
 

@@ -1,5 +1,7 @@
 #include "convert.h"
 
+#include "results.h"
+
 #include <stdio.h>
 
 int mha_typenum(mha_dtype dtype) { return dtype == MHA_FLOAT32 ? NPY_FLOAT32 : NPY_FLOAT64; }
@@ -69,7 +71,7 @@ void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) 
 }
 
 PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name) {
-    PyArrayObject *array = (PyArrayObject *)PyArray_SimpleNew(axes, shape, typenum);
+    PyArrayObject *array = mha_new_result(axes, shape, typenum);
     if (array == NULL) {
         mha_name_missing_memory(shape, axes, name);
     }

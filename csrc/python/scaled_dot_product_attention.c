@@ -155,7 +155,7 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     PyObject *args[NUM_ARGUMENTS] = {NULL};
     attention_inputs inputs = {0};
     converted_options options = {0};
-    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL, *statistics = NULL;
+    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL, *statistics = NULL, *kept = NULL;
     PyObject *result = NULL;
     mha_attention attention;
     (void)module;
@@ -195,7 +195,9 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     }
     if (args[RETURN_STATISTICS] == Py_True) {
         statistics = mha_new_statistics(inputs.dtype, &inputs.scores);
-        if (statistics == NULL) {
+        kept = mha_new_array(PyArray_NDIM(output), PyArray_DIMS(output), PyArray_TYPE(output),
+                             "output");
+        if (statistics == NULL || kept == NULL) {
             goto cleanup;
         }
     }
@@ -215,11 +217,14 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     if (mha_call_run(workspace_of, forward, &attention, num_threads) < 0) {
         goto cleanup;
     }
+    if (kept != NULL && PyArray_CopyInto(kept, output) < 0) {
+        goto cleanup;
+    }
     result = mha_pack_results(output, weights, lse);
     output = weights = lse = NULL;
-    if (statistics != NULL && result != NULL) { /* (results, statistics) */
-        PyObject *pair = PyTuple_Pack(2, result, (PyObject *)statistics);
-        Py_SETREF(result, pair);
+    if (statistics != NULL && result != NULL) { /* the caller may change the output */
+        PyObject *all = PyTuple_Pack(3, result, (PyObject *)kept, (PyObject *)statistics);
+        Py_SETREF(result, all);
     }
 cleanup:
     mha_clear_settled(NUM_ARGUMENTS, args);
@@ -229,5 +234,6 @@ cleanup:
     Py_XDECREF(weights);
     Py_XDECREF(lse);
     Py_XDECREF(statistics);
+    Py_XDECREF(kept);
     return result;
 }

@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention_backward: the gradients of step 3 of the figure. */
 #include "call.h"
 #include "inputs.h"
+#include "results.h"
 #include "settle.h"
 
 enum argument {
@@ -136,8 +137,7 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
         if ((wrt >> i & 1) == 0 || like[i] == NULL) {
             continue;
         }
-        PyArrayObject *gradient =
-            (PyArrayObject *)PyArray_NewLikeArray(like[i], NPY_KEEPORDER, NULL, 0);
+        PyArrayObject *gradient = mha_new_result_like(like[i]);
         if (gradient == NULL) {
             mha_name_missing_memory(PyArray_DIMS(like[i]), PyArray_NDIM(like[i]),
                                     GRADIENT_NAMES[i]);

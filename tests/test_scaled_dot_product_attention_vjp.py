@@ -133,6 +133,23 @@ def test_every_option_and_pairs(dtype):
             check(rng, dtype, inputs, **{first: one, second: other})
 
 
+@pytest.mark.parametrize("bias_shape", [None, (1,), (2, 1, 1), (900,), (5000, 1)])
+def test_keys_in_chunks(bias_shape):
+    """Long sequences are cut along the keys, and chunks add to the queries' gradients in turn."""
+    rng = np.random.default_rng(0)
+    inputs = random_inputs(rng, np.float32, (1,), (2,), (1,), 5000, 900, 5, 4)
+    options = {"causal": True, "dropout": 0.3}
+    if bias_shape is not None:
+        options["bias"] = rng.standard_normal(bias_shape).astype(np.float32)
+    check(rng, np.float32, inputs, **options)
+    output, pullback = mha.scaled_dot_product_attention_vjp(*inputs, **options, rng=1)
+    by_two = pullback(output)
+    for num_threads in (1, 5):
+        with mha.threads(num_threads):
+            for one, other in zip(pullback(output), by_two, strict=True):
+                assert one is other is None or np.array_equal(one, other)
+
+
 def test_accuracy_gate():
     """No larger errors than plain NumPy's in the median, also with 300 added to all logits."""
     ratios = []

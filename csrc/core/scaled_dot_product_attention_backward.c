@@ -1,10 +1,14 @@
-/* The gradients of step 3 of the figure. A task is one key head of a batch item: all queries of the
- * heads that share it pass by in order, and add to the gradients of its keys and values, which are
- * thus summed in one order whatever the threads. */
+/* The gradients of step 3 of the figure. A task is one chunk of the keys of one key head: all
+ * queries of the heads that share it pass by in order, and add to the gradients of its keys and
+ * values. What a block of queries gets from the chunks is added up in their order, too: the next
+ * chunk takes a block when the one before is done with it. So every sum has one order, whatever the
+ * threads, and no thread needs a gradient of its own. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "../threads/partition.h"
 #include "../threads/pool.h"
+#include "../threads/system.h"
 #include "attention_rows.h"
 
 typedef struct gradient_job {
@@ -13,12 +17,19 @@ typedef struct gradient_job {
     const mha_kernels *kernels;
     int64_t batch, heads, kv_heads, group; /* group: heads on one key head */
     int64_t query_blocks;
-    bool bias_has_own_pass; /* repeated over batch items or heads */
+    int64_t chunks, chunk_keys;
+    /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
+    _Atomic uint64_t *done;
+    bool bias_has_own_pass; /* tasks share it */
     char *scratch;          /* scratch_size bytes for each worker */
     size_t scratch_size;
 } gradient_job;
 
-static bool is_repeated_over_heads(const mha_tensor *bias, int batch_axes) {
+/* Whether tasks would add to the same numbers of grad bias, in any order. */
+static bool is_shared_by_tasks(const mha_tensor *bias, int batch_axes, int64_t chunks) {
+    if (chunks > 1 && mha_stride(bias, 2) == 0 && mha_stride(bias, 1) == 0) {
+        return true;
+    }
     for (int axis = 0; axis <= batch_axes; axis++) {
         if (bias->strides[axis] == 0 && bias->shape[axis] > 1) {
             return true;
@@ -70,6 +81,7 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
                 .largest = (char *)a->largest + row * item,
                 .denominator = (char *)a->denominator + row * item,
             },
+        .end_key = mha_extent(&a->key, 2),
         .grad_lse = job->gradients->grad_lse == NULL
                         ? NULL
                         : (const char *)job->gradients->grad_lse + row * item,
@@ -88,30 +100,69 @@ static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int6
     block->grad_bias_key_stride = block->grad_bias == NULL ? 0 : mha_stride(bias, 1) / item;
 }
 
-static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void *rows) {
+static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void *rows,
+                       int64_t first, int64_t end) {
     if (rows == NULL) {
         return;
     }
     const size_t width = (size_t)mha_extent(gradient, 1) * mha_dtype_size(job->attention->dtype);
-    for (int64_t row = 0; row < mha_extent(gradient, 2); row++) {
+    for (int64_t row = first; row < end; row++) {
         memset((char *)rows + row * mha_stride(gradient, 2), 0, width);
     }
 }
 
-/* Task: one key head of one batch item, with all heads that share it. */
-static void differentiate_key_head(void *context, int64_t task, int worker) {
+/* Waits until the chunks before this one are done with a block of queries. They were begun before.
+ */
+static void await_turn(const _Atomic uint64_t *done, int chunk) {
+    enum { SPINS_BEFORE_YIELDING = 1000 };
+    const uint64_t before = ((uint64_t)1 << chunk) - 1;
+    for (int spin = 0; (atomic_load(done) & before) != before; spin++) {
+        if (spin < SPINS_BEFORE_YIELDING) {
+            mha_system_pause();
+        } else {
+            mha_system_yield();
+        }
+    }
+}
+
+/* Whether a query of the block sees a key of the chunk, as far as ranges tell. */
+static bool sees_chunk(const mha_attention_backward_block *block) {
+    const mha_attention_block *a = &block->attention;
+    for (int64_t i = 0; i < a->query_len; i++) {
+        if (a->key_begin[i] < block->end_key && a->key_end[i] > block->first_key &&
+            a->key_begin[i] < a->key_end[i]) {
+            return true;
+        }
+    }
+    return block->first_key == 0; /* the first one writes zeros */
+}
+
+/* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
+ * last block of queries first: where the attention is causal all chunks have work there. */
+static void differentiate_chunk(void *context, int64_t task, int worker) {
     const gradient_job *job = context;
     const mha_attention_gradients *g = job->gradients;
-    const int64_t batch = task / job->kv_heads, kv_head = task % job->kv_heads;
+    const int64_t key_heads = job->batch * job->kv_heads;
+    const int chunk = (int)(task / key_heads); /* other heads lie between two of one head */
+    const int64_t batch = task % key_heads / job->kv_heads;
+    const int64_t kv_head = task % key_heads % job->kv_heads;
+    const int64_t first_key = chunk * job->chunk_keys;
+    const int64_t end_key =
+        mha_smaller(first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
     int64_t key_stride = 0, value_stride = 0;
     void *grad_key = rows_of(job, &g->grad_key, batch, kv_head, 0, &key_stride);
     void *grad_value = rows_of(job, &g->grad_value, batch, kv_head, 0, &value_stride);
-    clear_rows(job, &g->grad_key, grad_key);
-    clear_rows(job, &g->grad_value, grad_value);
+    clear_rows(job, &g->grad_key, grad_key, first_key, end_key);
+    clear_rows(job, &g->grad_value, grad_value, first_key, end_key);
     for (int64_t head = kv_head * job->group; head < (kv_head + 1) * job->group; head++) {
-        for (int64_t query_block = 0; query_block < job->query_blocks; query_block++) {
+        for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
             mha_attention_backward_block block = block_of(job, batch, head, query_block);
+            _Atomic uint64_t *done =
+                job->done + (batch * job->heads + head) * job->query_blocks + query_block;
             const int64_t first = block.attention.first_query;
+            block.first_key = first_key;
+            block.end_key = end_key;
+            block.adds_to_query = chunk > 0;
             block.grad_key = grad_key;
             block.grad_key_stride = key_stride;
             block.grad_value = grad_value;
@@ -121,8 +172,12 @@ static void differentiate_key_head(void *context, int64_t task, int worker) {
             if (!job->bias_has_own_pass) {
                 want_bias(job, batch, head, first, &block);
             }
-            job->kernels->attention_backward(&block,
-                                             job->scratch + (size_t)worker * job->scratch_size);
+            if (sees_chunk(&block)) {
+                await_turn(done, chunk);
+                job->kernels->attention_backward(&block,
+                                                 job->scratch + (size_t)worker * job->scratch_size);
+            }
+            atomic_fetch_or(done, (uint64_t)1 << chunk);
         }
     }
 }
@@ -149,6 +204,21 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
     }
 }
 
+/* Keys of a chunk: few enough that a task takes some tens of milliseconds, by the shapes alone; at
+ * most MOST_CHUNKS, a bit each. */
+static int64_t chunk_keys_of(const gradient_job *job) {
+    enum { PAIRS_OF_A_TASK = 4 << 20, FEWEST_KEYS = 2 * MHA_KEY_BLOCK, MOST_CHUNKS = 63 };
+    const int64_t key_len = mha_extent(&job->attention->key, 2);
+    const double queries = (double)job->group * (double)mha_extent(&job->attention->query, 2) + 1;
+    const double keys = PAIRS_OF_A_TASK / queries;
+    const int64_t fewest = mha_divide_up(key_len, (int64_t)MOST_CHUNKS);
+    int64_t wanted = keys > FEWEST_KEYS ? (int64_t)keys : FEWEST_KEYS;
+    wanted = wanted > fewest ? wanted : fewest;
+    const int64_t chunks = mha_divide_up(key_len, wanted);
+    const int64_t equal = chunks == 0 ? 0 : mha_divide_up(key_len, chunks);
+    return mha_divide_up(equal, MHA_KEY_BLOCK) * MHA_KEY_BLOCK;
+}
+
 static mha_status plan(const mha_attention_gradients *gradients, gradient_job *job) {
     const mha_attention *a = gradients->attention;
     job->gradients = gradients;
@@ -159,8 +229,10 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->kv_heads = mha_extent(&a->key, 3);
     job->group = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads;
     job->query_blocks = mha_divide_up(mha_extent(&a->query, 2), MHA_QUERY_CHAIN);
+    job->chunk_keys = chunk_keys_of(job);
+    job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
-                             is_repeated_over_heads(&gradients->grad_bias, a->batch_axes);
+                             is_shared_by_tasks(&gradients->grad_bias, a->batch_axes, job->chunks);
     return mha_workspace_piece_size(job->kernels->attention_backward_scratch_size(
                                         mha_extent(&a->query, 1), mha_extent(&a->value, 1)),
                                     &job->scratch_size);
@@ -176,17 +248,27 @@ static int threads_of(const gradient_job *job, int64_t num_tasks, int num_thread
     return mha_threads_for(num_tasks, operations, num_threads);
 }
 
-static mha_status count_key_heads(const gradient_job *job, int64_t *count) {
-    const int64_t shape[] = {job->batch, job->kv_heads};
-    return mha_count_elements(shape, 2, count);
+static mha_status count_tasks(const gradient_job *job, int64_t *count) {
+    const int64_t shape[] = {job->batch, job->kv_heads, job->chunks};
+    return mha_count_elements(shape, 3, count);
+}
+
+static mha_status count_query_blocks(const gradient_job *job, int64_t *count) {
+    const int64_t shape[] = {job->batch, job->heads, job->query_blocks};
+    return mha_count_elements(shape, 3, count);
 }
 
 mha_status
 mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradients *gradients,
                                                     int num_threads, size_t *bytes) {
     gradient_job job;
+    int64_t query_blocks;
+    size_t counters;
     *bytes = 0;
     MHA_TRY(plan(gradients, &job));
+    MHA_TRY(count_query_blocks(&job, &query_blocks));
+    MHA_TRY(mha_multiply_sizes(sizeof *job.done, (size_t)query_blocks, &counters));
+    MHA_TRY(mha_workspace_reserve(bytes, counters, 1));
     return mha_workspace_reserve(bytes, job.scratch_size,
                                  (size_t)threads_of(&job, INT64_MAX, num_threads));
 }
@@ -197,24 +279,36 @@ static bool wants_more_than_bias(const gradient_job *job) {
            (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 
-static mha_status run_passes(gradient_job *job, mha_execution *execution) {
-    int64_t key_heads;
-    size_t all;
-    void *scratch;
+static mha_status take_memory(gradient_job *job, mha_execution *execution) {
     const int most = threads_of(job, INT64_MAX, execution->num_threads);
-    MHA_TRY(count_key_heads(job, &key_heads));
+    int64_t query_blocks;
+    size_t all;
+    void *piece;
+    MHA_TRY(count_query_blocks(job, &query_blocks));
+    MHA_TRY(mha_multiply_sizes(sizeof *job->done, (size_t)query_blocks, &all));
+    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
+    job->done = piece;
+    for (int64_t i = 0; i < query_blocks; i++) {
+        atomic_init(&job->done[i], 0);
+    }
     MHA_TRY(mha_multiply_sizes(job->scratch_size, (size_t)most, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
-    job->scratch = scratch;
+    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
+    job->scratch = piece;
+    return MHA_OK;
+}
+
+static mha_status run_passes(gradient_job *job, mha_execution *execution) {
+    int64_t tasks;
+    MHA_TRY(take_memory(job, execution));
+    MHA_TRY(count_tasks(job, &tasks));
     if (wants_more_than_bias(job)) {
-        MHA_TRY(mha_pool_run(key_heads, threads_of(job, key_heads, execution->num_threads),
-                             differentiate_key_head, job, &execution->cancel));
+        MHA_TRY(mha_pool_run(tasks, threads_of(job, tasks, execution->num_threads),
+                             differentiate_chunk, job, &execution->cancel));
     }
     if (!job->bias_has_own_pass) {
         return MHA_OK;
     }
-    const int64_t tasks =
-        job->query_blocks == 0 || !bias_is_shared_by_queries(job) ? job->query_blocks : 1;
+    tasks = job->query_blocks == 0 || !bias_is_shared_by_queries(job) ? job->query_blocks : 1;
     return mha_pool_run(tasks, threads_of(job, tasks, execution->num_threads), differentiate_bias,
                         job, &execution->cancel);
 }

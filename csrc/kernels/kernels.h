@@ -63,9 +63,13 @@ typedef struct mha_attention_block {
 
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
  * `attention` has the output, largest and denominator of the forward pass; its gate is 1. Gradients
- * that are NULL are not wanted; grad_query is written, the others are added to. */
+ * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
+ * of MHA_KEY_CHAIN. grad_query is written, or added to where adds_to_query; the others are added
+ * to. */
 typedef struct mha_attention_backward_block {
     mha_attention_block attention;
+    int64_t first_key, end_key;
+    bool adds_to_query;
     const void *grad_output; /* (query_len, value_head_dim) */
     int64_t grad_output_stride;
     const void *grad_lse; /* (query_len,) or NULL */

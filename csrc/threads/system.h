@@ -10,6 +10,9 @@ int mha_system_usable_cpus(void);
 /* Tells the core that this is a spin loop. */
 void mha_system_pause(void);
 
+/* Lets another thread have the CPU. */
+void mha_system_yield(void);
+
 /* Nanoseconds of a clock that never goes back. */
 int64_t mha_system_nanoseconds(void);
 

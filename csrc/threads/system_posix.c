@@ -68,6 +68,8 @@ void mha_system_pause(void) {
 #endif
 }
 
+void mha_system_yield(void) { sched_yield(); }
+
 int64_t mha_system_nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

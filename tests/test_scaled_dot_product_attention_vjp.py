@@ -90,15 +90,20 @@ def check(rng, dtype, inputs, **options):
     wide = np.float64 if dtype == np.float32 else np.longdouble
     errors = []
     widened = {name: array.astype(wide) for name, array in arguments.items()}
-    exact = reference.scaled_dot_product_attention_vjp(**widened, **options)[1](
-        grad_output.astype(wide), grad_lse.astype(wide))
+    exact_pullback = reference.scaled_dot_product_attention_vjp(**widened, **options)[1]
+    exact = exact_pullback(grad_output.astype(wide), grad_lse.astype(wide))
+    # Where terms of both signs leave next to nothing, rounding is measured by the terms.
+    terms = exact_pullback(np.abs(grad_output.astype(wide)))["value"]
     plain = reference.scaled_dot_product_attention_vjp(**arguments, **options)[1](
         grad_output, grad_lse)
     for name in arguments:
         ours, numpys = (relative_error(gradients, exact[name])
                         for gradients in (getattr(got, name), plain[name]))
         assert getattr(got, name).dtype == dtype
-        assert ours <= max(2 * numpys, 2 * FLOOR[np.dtype(dtype)]), (name, ours, numpys, options)
+        floor = 2 * FLOOR[np.dtype(dtype)]
+        if name == "value" and terms.size and not np.isnan(terms).any():
+            floor *= max(1, 0.1 * terms.max() / (np.abs(exact["value"]).max() or 1))
+        assert ours <= max(2 * numpys, floor), (name, ours, numpys, options)
         errors.append((ours, numpys))
     return errors
 

@@ -1,6 +1,7 @@
 /* Steps 1 and 5 of the figure: output = x @ weight + bias, by tasks of one weight panel times a
- * block of rows. A weight that is not packed yet is packed panel by panel into the worker's own
- * scratch; where few rows would not repay that, a full panel is read as it lies. */
+ * block of rows. A weight that is not packed yet is packed first where many blocks of rows read
+ * it, else panel by panel into the worker's own scratch; where few rows would not repay that, a
+ * full panel is read as it lies. */
 #include "../threads/partition.h"
 #include "../threads/pool.h"
 #include "matmul.h"
@@ -84,11 +85,73 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
     return projection;
 }
 
+/* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
+enum { MOST_SIDE_BY_SIDE = 4, MOST_PACKED_BYTES = 64 << 20 };
+
+typedef struct packing_job {
+    const mha_linear_projection *projections; /* as they came */
+    char *packed[MOST_SIDE_BY_SIDE];          /* their panels, or NULL */
+} packing_job;
+
+/* Bytes of the packed weight, 0 where packing it as a whole does not repay. */
+static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
+    size_t packed;
+    *bytes = 0;
+    if (!p->weight.packed && p->rows > UNPACKED_ROW_BLOCK) {
+        MHA_TRY(mha_packed_weight_size(p->dtype, p->weight.in, p->weight.out, &packed));
+        *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
+    }
+    return MHA_OK;
+}
+
+/* The projections with their weights packed into a workspace, or without addresses. */
+static mha_status with_packed_weights(const mha_linear_projection *projections, int count,
+                                      mha_workspace *workspace, size_t *bytes,
+                                      mha_linear_projection *with_packed, packing_job *job) {
+    *bytes = 0;
+    job->projections = projections;
+    for (int i = 0; i < count; i++) {
+        size_t size;
+        void *piece = NULL;
+        with_packed[i] = projections[i];
+        job->packed[i] = NULL;
+        MHA_TRY(whole_size(&projections[i], &size));
+        if (size == 0) {
+            continue;
+        }
+        MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+        if (workspace != NULL) {
+            MHA_TRY(mha_workspace_take(workspace, size, &piece));
+        }
+        job->packed[i] = piece;
+        with_packed[i].weight.data = piece;
+        with_packed[i].weight.packed = true;
+    }
+    return MHA_OK;
+}
+
+/* Task: one panel of one of the weights. */
+static void pack_task(void *context, int64_t task, int worker) {
+    const packing_job *job = context;
+    const mha_linear_projection *p = job->projections;
+    (void)worker;
+    int i = 0;
+    for (; task >= num_panels(&p[i]); i++) {
+        task -= num_panels(&p[i]);
+    }
+    if (job->packed[i] != NULL) {
+        mha_pack_panel(p[i].dtype, &p[i].weight, task * mha_panel_columns(p[i].dtype),
+                       job->packed[i] + task * p[i].weight.in * MHA_PANEL_BYTES);
+    }
+}
+
 mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
                                            int num_threads, size_t *bytes) {
+    mha_linear_projection with_packed[MOST_SIDE_BY_SIDE];
+    packing_job packing;
     projection_job job;
-    *bytes = 0;
-    MHA_TRY(plan(projections, count, &job));
+    MHA_TRY(with_packed_weights(projections, count, NULL, bytes, with_packed, &packing));
+    MHA_TRY(plan(with_packed, count, &job));
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
 }
 
@@ -140,19 +203,31 @@ static void run_task(void *context, int64_t task, int worker) {
     }
 }
 
-mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
-                                         mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
+static mha_status run_steps(const mha_linear_projection *projections, int count,
+                            mha_execution *execution) {
+    mha_linear_projection with_packed[MOST_SIDE_BY_SIDE];
+    packing_job packing;
     projection_job job;
     size_t all;
     void *scratch;
-    MHA_TRY(plan(projections, count, &job));
+    MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &all, with_packed,
+                                &packing));
+    MHA_TRY(plan(with_packed, count, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
+    if (all > 0) {
+        MHA_TRY(mha_pool_run(job.panels, num_threads, pack_task, &packing, &execution->cancel));
+    }
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;
-    const mha_status status =
-        mha_pool_run(job.panels * job.row_blocks, num_threads, run_task, &job, &execution->cancel);
+    return mha_pool_run(job.panels * job.row_blocks, num_threads, run_task, &job,
+                        &execution->cancel);
+}
+
+mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
+                                         mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(projections, count, execution);
     execution->workspace.used = used_before;
     return status;
 }

@@ -26,6 +26,8 @@ class Work:
     kv_heads: int = 0  # 0: as many as heads
     weights: bool = False  # returned too
     key_len: int = 0  # of a layer: 0 is self-attention
+    gradients: bool = False  # forward and backward, all gradients
+    dropout: float = 0.0
     reads: tuple = ()  # of the read rate: the least fractions wanted at 1 and at more threads;
     # empty where multiply-adds are the bound
     of_peak: float = 0  # of the FMA rate: the least fraction wanted
@@ -33,14 +35,19 @@ class Work:
 
     @property
     def operations(self):
-        """Floating-point operations that the figure needs (half the scores where causal)."""
+        """Floating-point operations that the figure needs (half the scores where causal). On the
+        way back each product of projections has two, the two of attention have five."""
+        visible = 0.5 if self.causal else 1
+        attention_factor, projection_factor = (3.5, 3) if self.gradients else (1, 1)
         if self.kind == "attention":
             batch, heads, query_len, key_len, head_dim = self.shape
-            return 4 * batch * heads * query_len * key_len * head_dim * (0.5 if self.causal else 1)
+            forward = 4 * batch * heads * query_len * key_len * head_dim * visible
+            return forward * attention_factor
         batch, length, width, _ = self.shape
         key_len = self.key_len or length
         projections = 2 * batch * (2 * length + 2 * key_len) * width * width
-        return projections + 4 * batch * length * key_len * width * (0.5 if self.causal else 1)
+        attention = 4 * batch * length * key_len * width * visible
+        return projections * projection_factor + attention * attention_factor
 
     @property
     def bytes_read(self):
@@ -66,6 +73,8 @@ class Work:
                 arrays[name] = normal(width, width) * np.dtype(self.dtype).type(scale)
             if self.key_len:
                 arrays["memory"] = normal(batch, self.key_len, width)
+            if self.gradients:
+                arrays["grad_output"] = normal(batch, length, width)
             return arrays
         batch, heads, query_len, key_len, head_dim = self.shape
         kv_heads = self.kv_heads or heads
@@ -77,6 +86,8 @@ class Work:
         if self.padding:
             lengths = random.integers(key_len // 2, key_len + 1, batch)
             arrays["mask"] = np.arange(key_len) < lengths[:, None, None, None]
+        if self.gradients:
+            arrays["grad_output"] = normal(batch, heads, query_len, head_dim)
         if self.bias:
             arrays["bias"] = normal(1, heads, query_len, key_len)
         return arrays
@@ -91,6 +102,14 @@ def attention(batch, heads, length, head_dim, wanted, name="", query_len=0, **op
 def layer(batch, length, width, heads, wanted, name="", **options):
     label = name or f"layer ({batch}, {length}, {width}, {heads} heads)"
     return Work(label, "layer", (batch, length, width, heads), wanted, **options)
+
+
+def gradients(shape, ratio, dropout=0.0, causal=False):
+    """Attention forward and backward."""
+    sizes = "x".join(str(size) for size in shape)
+    name = f"gradients {'causal ' if causal else ''}{sizes}" + (", dropout" if dropout else "")
+    options = {"gradients": True, "dropout": dropout, "causal": causal, "peers": ("pytorch",)}
+    return attention(*shape, {"pytorch": ratio}, name, **options)
 
 
 def with_torch(ratio, numpy=1.5):
@@ -130,6 +149,15 @@ WORKS = [
     layer(1, 32, 768, 12, with_best(1.4)),
     layer(1, 16, 384, 12, with_best(1.4)),
     layer(1, 1, 768, 12, with_best(1.15), reads=(0.85, 0.70)),
+    gradients((8, 12, 128, 64), 1.6),
+    gradients((1, 12, 1024, 64), 1.6, causal=True),
+    gradients((1, 4, 4096, 64), 1.3),
+    gradients((1, 4, 2048, 128), 1.3, causal=True),
+    gradients((8, 12, 128, 64), 2.0, dropout=0.1),
+    gradients((1, 12, 1024, 64), 6.0, dropout=0.1, causal=True),
+    gradients((1, 4, 4096, 64), 6.0, dropout=0.1),
+    layer(8, 128, 768, 12, {"pytorch": 1.3}, "training step of a layer (8, 128, 768, 12 heads)",
+          gradients=True, dropout=0.1, peers=("pytorch",)),
     layer(2, 4, 100, 5, with_best(2.0, 2.0), "layer d2l toy (2, 4, 100, 5 heads, 6 keys)",
           key_len=6),
 ]

@@ -11,6 +11,10 @@ def prepare(work, arrays, threads):
         width, heads = work.shape[2:]
         layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))
         layer.load_parameters({name: arrays[name] for name in ("W_q", "W_k", "W_v", "W_o")})
+        if work.gradients:
+            layer.dropout = work.dropout
+            return {"": lambda: step(layer.vjp, arrays["x"], grad_output=arrays["grad_output"],
+                                     training=True, rng=1)}
         layer.freeze()
         x, memory = arrays["x"], arrays.get("memory")
         if memory is not None:
@@ -21,9 +25,19 @@ def prepare(work, arrays, threads):
     for name in ("mask", "bias"):
         if name in arrays:
             options[name] = arrays[name]
+    if work.gradients:
+        return {"": lambda: step(mha.scaled_dot_product_attention_vjp, query, key, value,
+                                 grad_output=arrays["grad_output"], dropout=work.dropout, rng=1,
+                                 **options)}
     if work.weights:
         options["return_weights"] = True
     return {"": lambda: mha.scaled_dot_product_attention(query, key, value, **options)}
+
+
+def step(vjp, *inputs, grad_output, **options):
+    """The gradients of a step, that of the query first."""
+    _, pullback = vjp(*inputs, **options)
+    return tuple(pullback(grad_output))
 
 
 def to_numpy(result):

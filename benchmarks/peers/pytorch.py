@@ -24,6 +24,25 @@ def prepare_attention(work, arrays):
     return {"SDPA": fused}
 
 
+def prepare_gradients(work, arrays):
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    grad_output = tensors.pop("grad_output")
+    inputs = [tensor.requires_grad_() for tensor in tensors.values()]
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=work.causal,
+                                              dropout_p=work.dropout)
+
+    def layer(x, *weights):
+        heads = work.shape[3]
+        split = [F.linear(x, weight.T).unflatten(-1, (heads, -1)).transpose(1, 2)
+                 for weight in weights[:3]]
+        return F.linear(attend(*split).transpose(1, 2).flatten(-2), weights[3].T)
+
+    forward = layer if work.kind == "layer" else attend
+    return {"autograd": lambda: torch.autograd.grad(forward(*inputs), inputs, grad_output)}
+
+
 def module_of(work, tensors):
     width, heads = work.shape[2:]
     module = torch.nn.MultiheadAttention(width, heads, bias=False, batch_first=True).eval()
@@ -66,6 +85,8 @@ def prepare_layer(work, arrays):
 
 def prepare(work, arrays, threads):
     torch.set_num_threads(threads)
+    if work.gradients:
+        return prepare_gradients(work, arrays)
     prepared = prepare_layer if work.kind == "layer" else prepare_attention
     calls = prepared(work, arrays)
 

@@ -43,10 +43,10 @@ def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> set[str]:
     """The names in wrt, all of `names` for None."""
     if wrt is None:
         return set(names)
-    if isinstance(wrt, str) or not isinstance(wrt, Collection):
+    if isinstance(wrt, (str, np.ndarray)) or not isinstance(wrt, Collection):
         raise TypeError(f"wrt: got {wrt!r}, wanted a tuple of names out of {', '.join(names)}")
     for name in wrt:
-        if name not in names:
+        if not isinstance(name, str) or name not in names:
             raise ValueError(f"wrt: got {name!r}, wanted names out of {', '.join(names)}")
     return set(wrt)
 

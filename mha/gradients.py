@@ -1,5 +1,6 @@
 """What the pullbacks return, and the way back through the whole figure, step by step."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class MultiHeadAttentionGradients(NamedTuple):
 def checked_gradient(gradient: ArrayLike, result: NDArray[Any], name: str) -> NDArray[Any]:
     """The gradient with respect to a result: of its shape, in its type."""
     array = as_array(gradient, name)
-    if array.dtype.kind not in "iufb":
+    if array.dtype.kind not in "iub" and array.dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted {result.dtype}")
     if array.shape != result.shape:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {result.shape}")
@@ -65,9 +66,10 @@ def linear_gradients(grad_output: NDArray[Any], x: NDArray[Any], weight: NDArray
 
     grad_output (..., out), x (..., in), weight (in, out), all of one type.
     """
-    by_row = grad_output.reshape(-1, grad_output.shape[-1])  # (rows, out)
-    rows = x.reshape(-1, x.shape[-1])  # (rows, in)
-    ones = np.ones((1, len(rows)), x.dtype)
+    num_rows = math.prod(x.shape[:-1])
+    by_row = grad_output.reshape(num_rows, grad_output.shape[-1])  # (rows, out)
+    rows = x.reshape(num_rows, x.shape[-1])  # (rows, in)
+    ones = np.ones((1, num_rows), x.dtype)
     return LinearGradients(
         _core.linear(grad_output, weight.T, None) if of_x else None,
         _core.linear(rows.T, by_row, None) if of_weight else None,
@@ -148,7 +150,8 @@ def _merged_view(heads: NDArray[Any]) -> NDArray[Any]:
 
 def _sum_by_head(products: NDArray[Any]) -> NDArray[Any]:
     """(batch..., heads, query_len, d) -> (heads,)."""
-    by_head = np.moveaxis(products, -3, 0).reshape(products.shape[-3], -1)
+    heads = products.shape[-3]
+    by_head = np.moveaxis(products, -3, 0).reshape(heads, products.size // max(heads, 1))
     return _core.linear(by_head, np.ones((by_head.shape[1], 1), products.dtype), None)[:, 0]
 
 

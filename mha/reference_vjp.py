@@ -6,6 +6,7 @@ needs, and returns (output, pullback); the pullback takes the gradient of a loss
 output and returns a dictionary of its gradients with respect to the arguments.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,12 +37,13 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike,
     """output = x @ weight + bias."""
     output = linear(x, weight, bias)
     rows = np.asarray(x).astype(output.dtype, copy=False)
+    num_rows = math.prod(rows.shape[:-1])
     matrix = np.asarray(weight).astype(output.dtype, copy=False)
 
     def pullback(grad_output: NDArray[Any]) -> Gradients:
-        by_row = grad_output.reshape(-1, grad_output.shape[-1])
+        by_row = grad_output.reshape(num_rows, grad_output.shape[-1])
         gradients = {"x": grad_output @ matrix.T,
-                     "weight": rows.reshape(-1, rows.shape[-1]).T @ by_row}
+                     "weight": rows.reshape(num_rows, rows.shape[-1]).T @ by_row}
         if bias is not None:
             gradients["bias"] = by_row.sum(axis=0)
         return gradients
@@ -67,7 +69,7 @@ def scaled_dot_product_attention_vjp(
         grad_dots, visible = gradients.pop("scores"), gradients.pop("visible")
         # scores = softcap * tanh(dots / softcap), dots = query @ key^T * scale
         if softcap is not None:
-            grad_dots = grad_dots * (1 - (capped / softcap) ** 2)
+            grad_dots = np.where(visible, grad_dots * (1 - (capped / softcap) ** 2), 0)
         grad_dots = grad_dots * query.dtype.type(scale)
         gradients["query"] = _weighted_sum(grad_dots, keys, visible)
         gradients["key"] = _sum_of_groups(

@@ -1,6 +1,9 @@
 """Gradients of step 3: the reference against complex steps, the C core against the reference."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -205,6 +208,32 @@ def test_what_stands_behind_a_mask_never_counts(poison):
         assert one is other is None or np.array_equal(one, other)
 
 
+def test_the_child_of_a_signal_handler_that_forks_has_the_gradients():
+    """All tasks run again in the child; what they add to must begin at zero again."""
+    code = """
+import os, signal, numpy as np, mha
+rng = np.random.default_rng(0)
+query = rng.standard_normal((2, 8, 700, 64)).astype("f4")
+me, children = os.getpid(), []
+for shape in ((2, 8, 700, 700), (700, 700)):
+    bias = rng.standard_normal(shape).astype("f4")
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, query, query, bias=bias)
+    expected = pullback(output)
+    def fork(*_):
+        if os.getpid() == me and not children:
+            children.append(os.fork())
+    signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.03)
+    got = pullback(output)
+    same = all(np.array_equal(one, other) for one, other in zip(got, expected))
+    if os.getpid() != me:
+        os._exit(not same)
+    assert children and same and os.waitpid(children.pop(), 0)[1] == 0, shape
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100,
+                   env={**os.environ, "MHA_NUM_THREADS": "2"})
+
+
 def test_a_visible_nan_reaches_the_gradients():
     query = np.ones((3, 4), np.float32)
     value = query.copy()
@@ -257,8 +286,9 @@ def test_errors_of_the_pullback(arguments, message):
         mha.scaled_dot_product_attention_vjp(x, x, x)[1](*arguments)
 
 
-@pytest.mark.parametrize(("wrt", "error"), [("query", TypeError), (3, TypeError),
-                                           (["W_q"], ValueError)])
+@pytest.mark.parametrize(("wrt", "error"), [
+    ("query", TypeError), (3, TypeError), (np.array("query"), TypeError),
+    ((["query"],), ValueError), (["W_q"], ValueError)])
 def test_errors_of_wrt(wrt, error):
     x = np.ones((3, 4))
     with pytest.raises(error, match="wrt: got"):

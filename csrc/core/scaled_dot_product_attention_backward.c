@@ -111,6 +111,27 @@ static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void
     }
 }
 
+/* Zeros in a head's grad bias for the queries first..end. Tasks that add to it do so themselves:
+ * all tasks may run again, in the child of a signal handler that forks. */
+static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first,
+                       int64_t end) {
+    const mha_tensor *bias = &job->gradients->grad_bias;
+    const size_t item = mha_dtype_size(job->attention->dtype);
+    if (bias->data == NULL) {
+        return;
+    }
+    const int64_t keys = mha_stride(bias, 1) == 0 ? 1 : mha_extent(bias, 1);
+    for (int64_t query = first; query < end; query++) {
+        char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
+        for (int64_t key = 0; key < keys; key++) {
+            memset(row + key * mha_stride(bias, 1), 0, item);
+        }
+        if (mha_stride(bias, 2) == 0) {
+            return;
+        }
+    }
+}
+
 /* Waits until the chunks before this one are done with a block of queries. They were begun before.
  */
 static void await_turn(const _Atomic uint64_t *done, int chunk) {
@@ -155,6 +176,9 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
     clear_rows(job, &g->grad_key, grad_key, first_key, end_key);
     clear_rows(job, &g->grad_value, grad_value, first_key, end_key);
     for (int64_t head = kv_head * job->group; head < (kv_head + 1) * job->group; head++) {
+        if (chunk == 0 && !job->bias_has_own_pass) {
+            clear_bias(job, batch, head, 0, mha_extent(&job->attention->query, 2));
+        }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
             mha_attention_backward_block block = block_of(job, batch, head, query_block);
             _Atomic uint64_t *done =
@@ -192,6 +216,11 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
     const gradient_job *job = context;
     const bool all = bias_is_shared_by_queries(job);
     const int64_t first = all ? 0 : task, end = all ? job->query_blocks : task + 1;
+    const int64_t end_query =
+        mha_smaller(end * MHA_QUERY_CHAIN, mha_extent(&job->attention->query, 2));
+    for (int64_t item = 0; item < job->batch * job->heads; item++) {
+        clear_bias(job, item / job->heads, item % job->heads, first * MHA_QUERY_CHAIN, end_query);
+    }
     for (int64_t batch = 0; batch < job->batch; batch++) {
         for (int64_t head = 0; head < job->heads; head++) {
             for (int64_t query_block = first; query_block < end; query_block++) {

@@ -128,3 +128,13 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+enum { WORD_LANES = 8 };
+typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));
+INLINE void words_multiply(words a, uint32_t b, words *low, words *high) {
+    const __m256i factor = _mm256_set1_epi64x((int64_t)b);
+    const __m256i even = _mm256_mul_epu32((__m256i)a, factor);
+    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), factor);
+    *low = (words)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    *high = (words)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}

@@ -88,4 +88,14 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
 
+enum { WORD_LANES = 16 };
+typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));
+INLINE void words_multiply(words a, uint32_t b, words *low, words *high) {
+    const __m512i factor = _mm512_set1_epi64((int64_t)b);
+    const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
+    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
+    *low = (words)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+    *high = (words)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+}
+
 #include "simd_by_zip.h"

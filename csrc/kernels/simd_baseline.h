@@ -13,6 +13,8 @@
  *   v_transpose(rows)          LANES vectors, in place
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
+ *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
+ *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>
 

@@ -14,3 +14,13 @@ INLINE vector v_from_bytes(const uint8_t *p) {
     }
     return v_load(lanes);
 }
+
+enum { WORD_LANES = 4 };
+typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));
+INLINE void words_multiply(words a, uint32_t b, words *low, words *high) {
+    for (int lane = 0; lane < WORD_LANES; lane++) {
+        const uint64_t product = (uint64_t)a[lane] * b;
+        (*low)[lane] = (uint32_t)product;
+        (*high)[lane] = (uint32_t)(product >> 32);
+    }
+}

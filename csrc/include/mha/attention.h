@@ -63,8 +63,8 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
  * grad_output (batch..., heads, query_len, value_head_dim), last axis contiguous
  * grad_lse    C-contiguous (batch..., heads, query_len), or NULL: zeros
  * grad_query, grad_key, grad_value  shaped as query, key, value, last axes contiguous; written
- * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; zeros
- *             before, added to */
+ * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; written
+ *             where there are scores */
 typedef struct mha_attention_gradients {
     const mha_attention *attention;
     mha_tensor grad_output;

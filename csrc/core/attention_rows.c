@@ -41,8 +41,18 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     *end = larger(*end, 0);
 }
 
-void mha_set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
-                        mha_attention_block *block) {
+double mha_gate_of(const mha_attention *attention, int64_t head) {
+    if (attention->options.head_gate == NULL) {
+        return 1;
+    }
+    return attention->dtype == MHA_FLOAT32
+               ? (double)((const float *)attention->options.head_gate)[head]
+               : ((const double *)attention->options.head_gate)[head];
+}
+
+/* Which keys the block's queries see: ranges, mask and bias. */
+static void set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
+                           mha_attention_block *block) {
     const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
     const int axes = attention->batch_axes;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
@@ -62,11 +72,43 @@ void mha_set_visibility(const mha_attention *attention, int64_t batch, int64_t h
     }
 }
 
-double mha_gate_of(const mha_attention *attention, int64_t head) {
-    if (attention->options.head_gate == NULL) {
-        return 1;
-    }
-    return attention->dtype == MHA_FLOAT32
-               ? (double)((const float *)attention->options.head_gate)[head]
-               : ((const double *)attention->options.head_gate)[head];
+mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64_t head,
+                                    int64_t first, int64_t count) {
+    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
+    const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
+    const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
+    const int64_t row = (batch * heads + head) * mha_extent(&a->query, 2) + first; /* of results */
+    mha_attention_block block = {
+        .query_len = count,
+        .key_len = key_len,
+        .head_dim = mha_extent(&a->query, 1),
+        .value_head_dim = mha_extent(&a->value, 1),
+        .first_query = first,
+        .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
+        .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
+        .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
+        .query_stride = mha_stride(&a->query, 2) / item,
+        .key_stride = mha_stride(&a->key, 2) / item,
+        .value_stride = mha_stride(&a->value, 2) / item,
+        .additive_w = a->additive_w,
+        .scale = a->options.scale,
+        .softcap = a->options.softcap,
+        .uniform_empty_rows = a->options.uniform_empty_rows,
+        .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},
+        .gate = mha_gate_of(a, head),
+        .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
+        .output_stride = mha_stride(&a->output, 2) / item,
+        .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
+        .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
+        .largest = a->largest == NULL ? NULL : (char *)a->largest + row * item,
+        .denominator = a->largest == NULL ? NULL : (char *)a->denominator + row * item,
+    };
+    set_visibility(a, batch, head, &block);
+    return block;
+}
+
+double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {
+    const double widths = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1) + 16;
+    return (double)batch_heads * (double)mha_extent(&a->query, 2) * (double)mha_extent(&a->key, 2) *
+           widths;
 }

@@ -15,10 +15,12 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
                        int64_t *end);
 
-/* Sets which keys the block's queries see: ranges, mask and bias. query_len and first_query stand.
- */
-void mha_set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
-                        mha_attention_block *block);
+/* The queries first..first+count of a head, with everything that the problem says of them. */
+mha_attention_block mha_query_block(const mha_attention *attention, int64_t batch, int64_t head,
+                                    int64_t first, int64_t count);
+
+/* Multiply-adds of the forward pass over so many heads of all batch items. */
+double mha_attention_operations(const mha_attention *attention, int64_t batch_heads);
 
 /* The head's factor of the output: 1 without gates. */
 double mha_gate_of(const mha_attention *attention, int64_t head);

@@ -29,43 +29,11 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
 /* A block of queries of (batch, head), numbered over both. */
 static mha_attention_block block_of(const attention_job *job, int64_t batch_head,
                                     int64_t query_block) {
-    const mha_attention *a = job->attention;
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
-    const int64_t heads = mha_extent(&a->query, 3);
-    const int64_t query_len = mha_extent(&a->query, 2);
-    const int64_t key_len = mha_extent(&a->key, 2);
-    const int64_t batch = batch_head / heads, head = batch_head % heads;
-    const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
+    const int64_t heads = mha_extent(&job->attention->query, 3);
+    const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = first_query_of(job, query_len, query_block);
-    const int64_t row = batch_head * query_len + first; /* of weights and lse */
-
-    mha_attention_block block = {
-        .query_len = first_query_of(job, query_len, query_block + 1) - first,
-        .key_len = key_len,
-        .head_dim = mha_extent(&a->query, 1),
-        .value_head_dim = mha_extent(&a->value, 1),
-        .first_query = first,
-        .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
-        .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
-        .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
-        .query_stride = mha_stride(&a->query, 2) / item,
-        .key_stride = mha_stride(&a->key, 2) / item,
-        .value_stride = mha_stride(&a->value, 2) / item,
-        .additive_w = a->additive_w,
-        .scale = a->options.scale,
-        .softcap = a->options.softcap,
-        .uniform_empty_rows = a->options.uniform_empty_rows,
-        .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},
-        .gate = mha_gate_of(a, head),
-        .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
-        .output_stride = mha_stride(&a->output, 2) / item,
-        .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
-        .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
-        .largest = a->largest == NULL ? NULL : (char *)a->largest + row * item,
-        .denominator = a->largest == NULL ? NULL : (char *)a->denominator + row * item,
-    };
-    mha_set_visibility(a, batch, head, &block);
-    return block;
+    const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
+    return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count);
 }
 
 /* Task: some consecutive blocks of one head. One head after the other, so that its keys and values
@@ -114,10 +82,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     if (__builtin_mul_overflow(job->batch_heads, job->tasks_of_a_head, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
-    const double widths =
-        (double)mha_extent(&attention->query, 1) + (double)mha_extent(&attention->value, 1) + 16;
-    const double operations = (double)job->batch_heads * (double)mha_extent(&attention->query, 2) *
-                              (double)mha_extent(&attention->key, 2) * widths;
+    const double operations = mha_attention_operations(attention, job->batch_heads);
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
     const size_t scratch_size = job->kernels->attention_scratch_size(
         mha_extent(&attention->query, 1), mha_extent(&attention->value, 1), job->joint_blocks);

@@ -48,48 +48,28 @@ static void *rows_of(const gradient_job *job, const mha_tensor *gradient, int64_
     return mha_at_row(gradient, job->attention->batch_axes, batch, head, row);
 }
 
-/* One block of queries of one head, without any gradient. */
+/* One block of queries of one head, over all keys, without any gradient. */
 static mha_attention_backward_block block_of(const gradient_job *job, int64_t batch, int64_t head,
                                              int64_t query_block) {
-    const mha_attention *a = job->attention;
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
-    const int64_t query_len = mha_extent(&a->query, 2);
+    const mha_attention_gradients *g = job->gradients;
+    const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = query_block * MHA_QUERY_CHAIN;
+    const int64_t count = mha_smaller(query_len - first, MHA_QUERY_CHAIN);
     const int64_t row = (batch * job->heads + head) * query_len + first;
-    const int64_t kv_head = head / job->group;
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     mha_attention_backward_block block = {
-        .attention =
-            {
-                .query_len = mha_smaller(query_len - first, MHA_QUERY_CHAIN),
-                .key_len = mha_extent(&a->key, 2),
-                .head_dim = mha_extent(&a->query, 1),
-                .value_head_dim = mha_extent(&a->value, 1),
-                .first_query = first,
-                .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
-                .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
-                .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
-                .query_stride = mha_stride(&a->query, 2) / item,
-                .key_stride = mha_stride(&a->key, 2) / item,
-                .value_stride = mha_stride(&a->value, 2) / item,
-                .scale = a->options.scale,
-                .softcap = a->options.softcap,
-                .uniform_empty_rows = a->options.uniform_empty_rows,
-                .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},
-                .gate = 1,
-                .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
-                .output_stride = mha_stride(&a->output, 2) / item,
-                .largest = (char *)a->largest + row * item,
-                .denominator = (char *)a->denominator + row * item,
-            },
-        .end_key = mha_extent(&a->key, 2),
-        .grad_lse = job->gradients->grad_lse == NULL
-                        ? NULL
-                        : (const char *)job->gradients->grad_lse + row * item,
+        .attention = mha_query_block(job->attention, batch, head, first, count),
+        .end_key = mha_extent(&job->attention->key, 2),
+        .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
     block.grad_output =
-        rows_of(job, &job->gradients->grad_output, batch, head, first, &block.grad_output_stride);
-    mha_set_visibility(a, batch, head, &block.attention);
+        rows_of(job, &g->grad_output, batch, head, first, &block.grad_output_stride);
     return block;
+}
+
+static void run_block(const gradient_job *job, const mha_attention_backward_block *block,
+                      int worker) {
+    job->kernels->attention_backward(block, job->scratch + (size_t)worker * job->scratch_size);
 }
 
 static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first_query,
@@ -198,8 +178,7 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
             }
             if (sees_chunk(&block)) {
                 await_turn(done, chunk);
-                job->kernels->attention_backward(&block,
-                                                 job->scratch + (size_t)worker * job->scratch_size);
+                run_block(job, &block, worker);
             }
             atomic_fetch_or(done, (uint64_t)1 << chunk);
         }
@@ -226,8 +205,7 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
             for (int64_t query_block = first; query_block < end; query_block++) {
                 mha_attention_backward_block block = block_of(job, batch, head, query_block);
                 want_bias(job, batch, head, block.attention.first_query, &block);
-                job->kernels->attention_backward(&block,
-                                                 job->scratch + (size_t)worker * job->scratch_size);
+                run_block(job, &block, worker);
             }
         }
     }
@@ -269,12 +247,8 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
 
 /* A multiply-add of the forward pass is two and a half here. */
 static int threads_of(const gradient_job *job, int64_t num_tasks, int num_threads) {
-    const mha_attention *a = job->attention;
-    const double widths = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1) + 16;
-    const double operations = 2.5 * (double)job->batch * (double)job->heads *
-                              (double)mha_extent(&a->query, 2) * (double)mha_extent(&a->key, 2) *
-                              widths;
-    return mha_threads_for(num_tasks, operations, num_threads);
+    const double forward = mha_attention_operations(job->attention, job->batch * job->heads);
+    return mha_threads_for(num_tasks, 2.5 * forward, num_threads);
 }
 
 static mha_status count_tasks(const gradient_job *job, int64_t *count) {

@@ -6,7 +6,8 @@
 
 uint32_t mha_dropout_threshold(double p) { return (uint32_t)(65536.0 * p + 0.5); }
 
-uint32_t mha_dropout_kept(const mha_dropout *dropout, int64_t query, int64_t group) {
+/* The eight kept bits of keys 8*group .. 8*group+7 of one query: bit i set = kept. */
+static uint32_t kept_of_group(const mha_dropout *dropout, int64_t query, int64_t group) {
     const philox_words counter = {
         {(uint32_t)group, (uint32_t)query, (uint32_t)dropout->head, (uint32_t)dropout->batch}};
     const philox_words random = philox4x32(counter, dropout->seed, PHILOX_ROUNDS);
@@ -26,7 +27,7 @@ void mha_dropout_mask(uint32_t threshold, uint64_t seed, int64_t batch, int64_t 
                                      .head = row / query_len % heads,
                                      .batch = row / query_len / heads};
         for (int64_t key = 0; key < key_len; key += 8) {
-            const uint32_t eight = mha_dropout_kept(&dropout, row % query_len, key / 8);
+            const uint32_t eight = kept_of_group(&dropout, row % query_len, key / 8);
             for (int64_t bit = 0; bit < 8 && key + bit < key_len; bit++) {
                 *kept++ = eight >> bit & 1;
             }

@@ -171,7 +171,4 @@ typedef struct mha_kernels {
 /* The kernels in use, chosen at the first call. */
 const mha_kernels *mha_kernels_for(mha_dtype dtype);
 
-/* The eight kept bits of keys 8*group .. 8*group+7 of one query: bit i set = kept. */
-uint32_t mha_dropout_kept(const mha_dropout *dropout, int64_t query, int64_t group);
-
 #endif

@@ -34,9 +34,10 @@ def scaled_dot_product_attention_backward(
 ) -> tuple[NDArray[Any] | None, ...]: ...
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
-    w_v: ArrayLike, mask: ArrayLike | None, key_lengths: ArrayLike | None, causal: bool,
-    query_offset: ArrayLike | None, empty_rows: str, dropout: float, seed: int,
-    return_weights: bool, /
+    w_v: ArrayLike, mask: ArrayLike | None, bias: ArrayLike | None,
+    key_lengths: ArrayLike | None, causal: bool, query_offset: ArrayLike | None,
+    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
+    empty_rows: str, dropout: float, seed: int, return_weights: bool, /
 ) -> Any: ...
 def multi_head_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object, W_v: object,

@@ -169,8 +169,8 @@ def additive_attention(
     (2, 1, 4)
     """
     return _core.additive_attention(
-        query, key, value, W_q, W_k, w_v, mask, key_lengths, causal, query_offset, empty_rows,
-        dropout, seed_for(dropout, rng), return_weights)
+        query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
+        None, None, empty_rows, dropout, seed_for(dropout, rng), return_weights)
 
 
 def multi_head_attention(
@@ -279,16 +279,16 @@ def figure_vjp(
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
     arguments: list[Any] = [*inputs, *weights, *biases, num_heads, num_kv_heads, head_gate,
                             *options, False, False, dtype, True]
-    output, kept = _core.multi_head_attention(*arguments)
+    output, (*kept, statistics) = _core.multi_head_attention(*arguments)
     given = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
     given |= {"head_gate": head_gate, "bias": options[1]}
     wanted -= {name for name, array in given.items() if array is None}
     one_sequence = output.ndim == 2
     sequences = [as_array(array, "query").astype(output.dtype, copy=False) for array in inputs]
-    arrays = [*sequences, *kept[:5]]
+    arrays = [*sequences, *kept]
     steps = FigureSteps._make(
-        [*(array[None] for array in arrays), kept[5][:, None]] if one_sequence
-        else [*arrays, kept[5]])
+        [*(array[None] for array in arrays), statistics[:, None]] if one_sequence
+        else [*arrays, statistics])
     matrices = tuple(as_array(array, "W").astype(output.dtype, copy=False) for array in weights)
     gate = None if head_gate is None else as_array(head_gate, "head_gate").astype(output.dtype)
     if one_sequence and options[2] is not None:  # key_lengths gets the batch axis too
@@ -299,10 +299,10 @@ def figure_vjp(
                  grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
         grad_output = checked_gradient(grad_output, result, "grad_output")
         if grad_lse is not None:
-            grad_lse = checked_gradient(grad_lse, kept[5][0], "grad_lse")
+            grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
         found = figure_gradients(
-            steps, matrices, num_heads, num_kv_heads or num_heads, gate, options,
-            options[1] is not None, wanted, grad_output[None] if one_sequence else grad_output,
+            steps, matrices, num_heads, num_kv_heads or num_heads, gate, options, wanted,
+            grad_output[None] if one_sequence else grad_output,
             grad_lse if grad_lse is None or not one_sequence else grad_lse[None])
         if one_sequence:
             for name in ("query", "key", "value"):

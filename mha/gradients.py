@@ -93,20 +93,20 @@ class FigureSteps(NamedTuple):
 
 def figure_gradients(
         steps: FigureSteps, weights: tuple[NDArray[Any], ...], num_heads: int, num_kv_heads: int,
-        head_gate: NDArray[Any] | None, options: tuple[Any, ...], has_bias: bool, wanted: set[str],
+        head_gate: NDArray[Any] | None, options: tuple[Any, ...], wanted: set[str],
         grad_output: NDArray[Any], grad_lse: NDArray[Any] | None) -> dict[str, Gradient]:
     """The figure backwards, from the output projection to the input projections.
 
-    options: those of attention from mask to seed, as the core takes them.
+    options: those of attention from mask to seed, as the core takes them. wanted: names of
+    arguments, without those that were not given.
     """
     W_q, W_k, W_v, W_o = weights
     found: dict[str, Gradient] = {}
-    before = {"query", "key", "value", "W_q", "W_k", "W_v", "b_q", "b_k", "b_v"} & wanted
 
     # 5. Output projection.
     of_output = linear_gradients(
-        grad_output, steps.merged, W_o, bool(before) or bool({"head_gate", "bias"} & wanted),
-        "W_o" in wanted, "b_o" in wanted)
+        grad_output, steps.merged, W_o, bool(wanted - {"W_o", "b_o"}), "W_o" in wanted,
+        "b_o" in wanted)
     found["W_o"], found["b_o"] = of_output.weight, of_output.bias
     if of_output.x is None:
         return found
@@ -121,7 +121,7 @@ def figure_gradients(
 
     # 3. Scaled dot-product attention.
     asked = [bool({name, f"W_{name[0]}", f"b_{name[0]}"} & wanted)
-             for name in ("query", "key", "value")] + [has_bias and "bias" in wanted]
+             for name in ("query", "key", "value")] + ["bias" in wanted]
     gradients = _core.scaled_dot_product_attention_backward(
         grad_heads, grad_lse, attended, steps.statistics,
         sum(1 << index for index, is_asked in enumerate(asked) if is_asked),

@@ -134,14 +134,18 @@ def test_lists_that_empty_themselves():
 def attention_arguments():
     """A good call of each function of the core, by position."""
     a = bad_input.fresh_arrays()
-    plain = [None, None, None, False, None, None, None, None, "zeros", 0.0, 0, False, False]
+    options = [None, None, None, False, None, None, None, None, "zeros", 0.0, 0]
     packed = _core.pack_weight(a.W)
+    inputs = [a.query, a.key, a.value]
+    _, output, statistics = _core.scaled_dot_product_attention(
+        *inputs, *options, False, False, None, True)
     return {
-        "scaled_dot_product_attention": [a.query, a.key, a.value, *plain, None],
-        "additive_attention": [a.query, a.key, a.value, a.W_q, a.W_k, a.w_v, None, None, False,
-                               None, "zeros", 0.0, 0, False],
+        "scaled_dot_product_attention": [*inputs, *options, False, False, None, False],
+        "scaled_dot_product_attention_backward": [output, None, output, statistics, 15, *inputs,
+                                                  *options],
+        "additive_attention": [*inputs, a.W_q, a.W_k, a.w_v, *options, False],
         "multi_head_attention": [a.x, a.x, a.x, a.W, packed, a.W, packed, a.b, None, a.b, None,
-                                 4, None, None, *plain, None],
+                                 4, None, None, *options, False, False, None, False],
         "linear": [a.x, packed, a.b],
         "pack_weight": [a.W],
         "split_heads": [a.x, 4],
@@ -177,6 +181,7 @@ def test_random_arguments(name):
     generator = random.Random(name)
     function = getattr(_core, name)
     strange = strange_objects()
+    function(*attention_arguments()[name])
     raised = 0
     for _ in range(2000):
         arguments = attention_arguments()[name]

@@ -1,7 +1,6 @@
 /* additive_attention: scores w_v . tanh(query W_q + key W_k). */
 #include "call.h"
 #include "inputs.h"
-#include "settle.h"
 #include "weight.h"
 
 enum argument {
@@ -11,29 +10,16 @@ enum argument {
     W_Q,
     W_K,
     W_V,
-    MASK,
-    KEY_LENGTHS,
-    CAUSAL,
-    QUERY_OFFSET,
-    EMPTY_ROWS,
-    DROPOUT,
-    SEED,
-    RETURN_WEIGHTS,
+    OPTIONS, /* NUM_OPTIONS arguments */
+    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
     NUM_ARGUMENTS
 };
 
 /* How each argument is settled; the others are taken as they are. */
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},
-    [KEY] = {"key", AS_REAL},
-    [VALUE] = {"value", AS_REAL},
-    [W_Q] = {"W_q", AS_REAL},
-    [W_K] = {"W_k", AS_REAL},
-    [W_V] = {"w_v", AS_REAL},
-    [MASK] = {"mask", AS_ARRAY},
-    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
-    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
-    [DROPOUT] = {"dropout", AS_NUMBER},
+    [QUERY] = {"query", AS_REAL}, [KEY] = {"key", AS_REAL}, [VALUE] = {"value", AS_REAL},
+    [W_Q] = {"W_q", AS_REAL},     [W_K] = {"W_k", AS_REAL}, [W_V] = {"w_v", AS_REAL},
+    MHA_OPTION_FORMS(OPTIONS),
 };
 
 static mha_status workspace_of(const void *additive, int num_threads, size_t *bytes) {
@@ -98,25 +84,17 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
         goto cleanup;
     }
-    const option_arguments given = {.mask = args[MASK],
-                                    .key_lengths = args[KEY_LENGTHS],
-                                    .causal = args[CAUSAL],
-                                    .query_offset = args[QUERY_OFFSET],
-                                    .empty_rows = args[EMPTY_ROWS],
-                                    .dropout = args[DROPOUT],
-                                    .seed = args[SEED],
-                                    .return_weights = args[RETURN_WEIGHTS]};
     if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], true, &inputs) < 0 ||
         convert_weights(args, &inputs, &W_q, &W_k, &w_v) < 0 ||
         make_contiguous(&inputs.query, inputs.dtype, "query") < 0 ||
         make_contiguous(&inputs.key, inputs.dtype, "key") < 0 ||
-        mha_convert_options(&given, inputs.dtype, &inputs.scores, &options) < 0) {
+        mha_convert_options(args + OPTIONS, inputs.dtype, &inputs.scores, &options) < 0) {
         goto cleanup;
     }
     const int axes = mha_output_shape(&inputs, shape);
     output = mha_new_array(axes, shape, mha_typenum(inputs.dtype), "output");
-    if (output == NULL ||
-        mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
+    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], Py_False, inputs.dtype,
+                                         &inputs.scores, &weights, &lse) < 0) {
         goto cleanup;
     }
     /* 2. Take the pointers. */

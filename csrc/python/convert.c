@@ -137,18 +137,20 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
     return as_real(array, dtype, name, NPY_ARRAY_C_CONTIGUOUS);
 }
 
+bool mha_last_axis_is_contiguous(PyArrayObject *array) {
+    const int last = PyArray_NDIM(array) - 1;
+    return last < 0 || PyArray_DIM(array, last) <= 1 ||
+           PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
+}
+
 PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
     PyArrayObject *real = as_real(array, dtype, name, 0);
-    if (real == NULL || PyArray_NDIM(real) == 0) {
-        return real;
-    }
-    const int last = PyArray_NDIM(real) - 1;
-    if (PyArray_DIM(real, last) <= 1 || PyArray_STRIDE(real, last) == PyArray_ITEMSIZE(real)) {
+    if (real == NULL || mha_last_axis_is_contiguous(real)) {
         return real;
     }
     PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(real, NPY_CORDER);
     if (copy == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(real), last + 1, name);
+        mha_name_missing_memory(PyArray_DIMS(real), PyArray_NDIM(real), name);
     }
     Py_DECREF(real);
     return copy;

@@ -21,6 +21,9 @@ int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count
  * New reference; `array` stays the caller's. */
 PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* Whether the elements of the last axis lie side by side. */
+bool mha_last_axis_is_contiguous(PyArrayObject *array);
+
 /* As mha_as_real, and C-contiguous as a whole. */
 PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, const char *name);
 

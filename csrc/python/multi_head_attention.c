@@ -1,7 +1,6 @@
 /* multi_head_attention: the whole figure. */
 #include "call.h"
 #include "inputs.h"
-#include "settle.h"
 #include "weight.h"
 
 enum argument {
@@ -19,18 +18,8 @@ enum argument {
     NUM_HEADS,
     NUM_KV_HEADS,
     HEAD_GATE,
-    MASK,
-    BIAS,
-    KEY_LENGTHS,
-    CAUSAL,
-    QUERY_OFFSET,
-    WINDOW,
-    SCALE,
-    SOFTCAP,
-    EMPTY_ROWS,
-    DROPOUT,
-    SEED,
-    RETURN_WEIGHTS,
+    OPTIONS, /* NUM_OPTIONS arguments */
+    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
     RETURN_LSE,
     DTYPE,
     KEEP_STEPS,
@@ -53,14 +42,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [NUM_HEADS] = {"num_heads", AS_INT},
     [NUM_KV_HEADS] = {"num_kv_heads", AS_INT},
     [HEAD_GATE] = {"head_gate", AS_REAL},
-    [MASK] = {"mask", AS_ARRAY},
-    [BIAS] = {"bias", AS_REAL},
-    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
-    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
-    [WINDOW] = {"window", AS_PAIR},
-    [SCALE] = {"scale", AS_NUMBER},
-    [SOFTCAP] = {"softcap", AS_NUMBER},
-    [DROPOUT] = {"dropout", AS_NUMBER},
+    MHA_OPTION_FORMS(OPTIONS),
 };
 
 /* What the gradients need of the forward pass. */
@@ -240,25 +222,12 @@ static void set_scores(layer_arguments *a) {
 }
 
 static int convert(PyObject *const *args, layer_arguments *a) {
-    const option_arguments given = {.mask = args[MASK],
-                                    .bias = args[BIAS],
-                                    .key_lengths = args[KEY_LENGTHS],
-                                    .causal = args[CAUSAL],
-                                    .query_offset = args[QUERY_OFFSET],
-                                    .window = args[WINDOW],
-                                    .scale = args[SCALE],
-                                    .softcap = args[SOFTCAP],
-                                    .empty_rows = args[EMPTY_ROWS],
-                                    .dropout = args[DROPOUT],
-                                    .seed = args[SEED],
-                                    .return_weights = args[RETURN_WEIGHTS],
-                                    .return_lse = args[RETURN_LSE]};
     if (convert_sequences(args, args[DTYPE], a) < 0 || convert_heads(args, a) < 0 ||
         convert_parameters(args, a) < 0) {
         return -1;
     }
     set_scores(a);
-    return mha_convert_options(&given, a->dtype, &a->scores, &a->options);
+    return mha_convert_options(args + OPTIONS, a->dtype, &a->scores, &a->options);
 }
 
 /* (batch..., length, width), uninitialised. */
@@ -272,24 +241,30 @@ static PyArrayObject *new_step(const layer_arguments *a, int64_t length, int64_t
     return mha_new_array(axes + 2, shape, mha_typenum(a->dtype), name);
 }
 
+/* Without gates the merged heads are what attention wrote: one array for both. */
 static int new_kept_steps(layer_arguments *a) {
     const int64_t query_len = a->scores.query_len, key_len = a->scores.key_len;
     const converted_weight *w = a->weights;
-    PyArrayObject **kept = a->kept;
-    kept[PROJECTED_QUERY] = new_step(a, query_len, w[0].out, "projected query");
-    kept[PROJECTED_KEY] =
-        kept[PROJECTED_QUERY] == NULL ? NULL : new_step(a, key_len, w[1].out, "projected key");
-    kept[PROJECTED_VALUE] =
-        kept[PROJECTED_KEY] == NULL ? NULL : new_step(a, key_len, w[2].out, "projected value");
-    kept[ATTENDED] =
-        kept[PROJECTED_VALUE] == NULL ? NULL : new_step(a, query_len, w[3].in, "attended values");
-    if (kept[ATTENDED] != NULL) {
-        kept[MERGED] = a->head_gate != NULL
-                           ? new_step(a, query_len, w[3].in, "merged heads")
-                           : (PyArrayObject *)Py_NewRef((PyObject *)kept[ATTENDED]);
+    const struct {
+        int64_t length, width;
+        const char *name;
+    } steps[] = {
+        [PROJECTED_QUERY] = {query_len, w[0].out, "projected query"},
+        [PROJECTED_KEY] = {key_len, w[1].out, "projected key"},
+        [PROJECTED_VALUE] = {key_len, w[2].out, "projected value"},
+        [ATTENDED] = {query_len, w[3].in, "attended values"},
+        [MERGED] = {query_len, w[3].in, "merged heads"},
+    };
+    for (int i = 0; i < STATISTICS; i++) {
+        a->kept[i] = i == MERGED && a->head_gate == NULL
+                         ? (PyArrayObject *)Py_NewRef((PyObject *)a->kept[ATTENDED])
+                         : new_step(a, steps[i].length, steps[i].width, steps[i].name);
+        if (a->kept[i] == NULL) {
+            return -1;
+        }
     }
-    kept[STATISTICS] = kept[MERGED] == NULL ? NULL : mha_new_statistics(a->dtype, &a->scores);
-    return kept[STATISTICS] == NULL ? -1 : 0;
+    a->kept[STATISTICS] = mha_new_statistics(a->dtype, &a->scores);
+    return a->kept[STATISTICS] == NULL ? -1 : 0;
 }
 
 static const void *data_or_null(PyArrayObject *array) {
@@ -364,8 +339,8 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     memcpy(shape, PyArray_DIMS(arguments.sequences[0]), (size_t)axes * sizeof *shape);
     shape[axes - 1] = (npy_intp)arguments.weights[3].out;
     output = mha_new_array(axes, shape, mha_typenum(arguments.dtype), "output");
-    if (output == NULL || mha_new_extras(&arguments.options, arguments.dtype, &arguments.scores,
-                                         &weights, &lse) < 0) {
+    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], args[RETURN_LSE], arguments.dtype,
+                                         &arguments.scores, &weights, &lse) < 0) {
         goto cleanup;
     }
     if (args[KEEP_STEPS] == Py_True && new_kept_steps(&arguments) < 0) {

@@ -237,7 +237,7 @@ static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
 
 /* Finite, also in the element type and times log2 e. */
 static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, double *scale) {
-    if (object == NULL || object == Py_None) {
+    if (object == Py_None) {
         *scale = head_dim > 0 ? 1 / sqrt((double)head_dim) : 1;
         return 0;
     }
@@ -254,7 +254,7 @@ static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, do
 
 static int convert_softcap(PyObject *object, double *softcap) {
     *softcap = 0;
-    if (object == NULL || object == Py_None) {
+    if (object == Py_None) {
         return 0;
     }
     if (mha_convert_number(object, "softcap", softcap) < 0) {
@@ -308,29 +308,23 @@ static int check_offset_given(const converted_options *converted, const score_sh
     return -1;
 }
 
-static PyObject *or_none(PyObject *object) { return object == NULL ? Py_None : object; }
-
-int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
+int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
                         const score_shape *scores, converted_options *c) {
-    const option_arguments *a = arguments;
-    if (convert_mask(or_none(a->mask), scores, &c->mask) < 0 ||
-        convert_bias(or_none(a->bias), dtype, scores, &c->bias) < 0 ||
-        convert_key_lengths(or_none(a->key_lengths), scores, &c->key_lengths) < 0 ||
-        mha_convert_bool(a->causal, "causal", &c->causal) < 0 ||
-        convert_query_offset(or_none(a->query_offset), scores, &c->query_offset) < 0 ||
-        convert_window(or_none(a->window), &c->window_left, &c->window_right) < 0 ||
-        convert_scale(a->scale, dtype, scores->head_dim, &c->scale) < 0 ||
-        convert_softcap(a->softcap, &c->softcap) < 0 ||
-        convert_empty_rows(a->empty_rows, &c->uniform_empty_rows) < 0 ||
-        mha_convert_dropout(a->dropout, "dropout", &c->dropout) < 0 ||
-        mha_convert_bool(a->return_weights, "return_weights", &c->return_weights) < 0 ||
-        (a->return_lse != NULL &&
-         mha_convert_bool(a->return_lse, "return_lse", &c->return_lse) < 0) ||
+    if (convert_mask(options[MASK], scores, &c->mask) < 0 ||
+        convert_bias(options[BIAS], dtype, scores, &c->bias) < 0 ||
+        convert_key_lengths(options[KEY_LENGTHS], scores, &c->key_lengths) < 0 ||
+        mha_convert_bool(options[CAUSAL], "causal", &c->causal) < 0 ||
+        convert_query_offset(options[QUERY_OFFSET], scores, &c->query_offset) < 0 ||
+        convert_window(options[WINDOW], &c->window_left, &c->window_right) < 0 ||
+        convert_scale(options[SCALE], dtype, scores->head_dim, &c->scale) < 0 ||
+        convert_softcap(options[SOFTCAP], &c->softcap) < 0 ||
+        convert_empty_rows(options[EMPTY_ROWS], &c->uniform_empty_rows) < 0 ||
+        mha_convert_dropout(options[DROPOUT], "dropout", &c->dropout) < 0 ||
         check_offset_given(c, scores) < 0) {
         return -1;
     }
     c->default_offset = scores->key_len - scores->query_len;
-    return mha_convert_seed(a->seed, &c->seed);
+    return mha_convert_seed(options[SEED], &c->seed);
 }
 
 void mha_clear_options(converted_options *converted) {
@@ -386,23 +380,22 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
     options->head_gate = NULL;
 }
 
-int mha_new_extras(const converted_options *converted, mha_dtype dtype, const score_shape *scores,
-                   PyArrayObject **weights, PyArrayObject **lse) {
+int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
+                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse) {
     npy_intp shape[NPY_MAXDIMS];
+    bool wants_weights, wants_lse;
     const int axes = user_shape(scores, shape);
-    if (converted->return_weights) {
+    if (mha_convert_bool(return_weights, "return_weights", &wants_weights) < 0 ||
+        mha_convert_bool(return_lse, "return_lse", &wants_lse) < 0) {
+        return -1;
+    }
+    if (wants_weights) {
         *weights = mha_new_array(axes, shape, mha_typenum(dtype), "weights");
-        if (*weights == NULL) {
-            return -1;
-        }
     }
-    if (converted->return_lse) {
+    if (wants_lse) {
         *lse = mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
-        if (*lse == NULL) {
-            return -1;
-        }
     }
-    return 0;
+    return (wants_weights && *weights == NULL) || (wants_lse && *lse == NULL) ? -1 : 0;
 }
 
 static int statistics_shape(const score_shape *scores, npy_intp *shape) {

@@ -5,6 +5,36 @@
 #define MHA_OPTIONS_H
 
 #include "convert.h"
+#include "settle.h"
+
+/* The options as every attention function takes them: one after the other, in this order. */
+enum option {
+    MASK,
+    BIAS,
+    KEY_LENGTHS,
+    CAUSAL,
+    QUERY_OFFSET,
+    WINDOW,
+    SCALE,
+    SOFTCAP,
+    EMPTY_ROWS,
+    DROPOUT,
+    SEED,
+    NUM_OPTIONS
+};
+
+/* How the options from argument `first` on are settled; the others are taken as they are. */
+/* clang-format off */
+#define MHA_OPTION_FORMS(first)                            \
+    [(first) + MASK] = {"mask", AS_ARRAY},                 \
+    [(first) + BIAS] = {"bias", AS_REAL},                  \
+    [(first) + KEY_LENGTHS] = {"key_lengths", AS_ARRAY},   \
+    [(first) + QUERY_OFFSET] = {"query_offset", AS_ARRAY}, \
+    [(first) + WINDOW] = {"window", AS_PAIR},              \
+    [(first) + SCALE] = {"scale", AS_NUMBER},              \
+    [(first) + SOFTCAP] = {"softcap", AS_NUMBER},          \
+    [(first) + DROPOUT] = {"dropout", AS_NUMBER}
+/* clang-format on */
 
 /* The sizes that options are checked against. */
 typedef struct score_shape {
@@ -14,12 +44,6 @@ typedef struct score_shape {
     int64_t heads, query_len, key_len, head_dim;
 } score_shape;
 
-/* Borrowed arguments, NULL where a function does not have the option. */
-typedef struct option_arguments {
-    PyObject *mask, *bias, *key_lengths, *causal, *query_offset, *window, *scale, *softcap,
-        *empty_rows, *dropout, *seed, *return_weights, *return_lse;
-} option_arguments;
-
 /* Owned arrays and plain values. */
 typedef struct converted_options {
     PyArrayObject *mask;         /* bool */
@@ -27,14 +51,14 @@ typedef struct converted_options {
     PyArrayObject *key_lengths;  /* int64 */
     PyArrayObject *query_offset; /* int64, within +-MHA_FARTHEST */
     int64_t default_offset;      /* used where query_offset is NULL */
-    bool causal, uniform_empty_rows, return_weights, return_lse;
+    bool causal, uniform_empty_rows;
     int64_t window_left, window_right;
     double scale, softcap, dropout;
     uint64_t seed;
 } converted_options;
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
-int mha_convert_options(const option_arguments *arguments, mha_dtype dtype,
+int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
                         const score_shape *scores, converted_options *converted);
 void mha_clear_options(converted_options *converted);
 
@@ -43,9 +67,9 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
                        mha_attention_options *options);
 
 /* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
- * were asked for, else NULL. */
-int mha_new_extras(const converted_options *converted, mha_dtype dtype, const score_shape *scores,
-                   PyArrayObject **weights, PyArrayObject **lse);
+ * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */
+int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
+                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse);
 
 /* A new array (2, ..., heads, query_len): largest and denominator of each row's softmax. */
 PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);

@@ -1,24 +1,13 @@
 /* scaled_dot_product_attention: step 3 of the figure. */
 #include "call.h"
 #include "inputs.h"
-#include "settle.h"
 
 enum argument {
     QUERY,
     KEY,
     VALUE,
-    MASK,
-    BIAS,
-    KEY_LENGTHS,
-    CAUSAL,
-    QUERY_OFFSET,
-    WINDOW,
-    SCALE,
-    SOFTCAP,
-    EMPTY_ROWS,
-    DROPOUT,
-    SEED,
-    RETURN_WEIGHTS,
+    OPTIONS, /* NUM_OPTIONS arguments */
+    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
     RETURN_LSE,
     OUT,
     RETURN_STATISTICS,
@@ -30,14 +19,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [QUERY] = {"query", AS_REAL},
     [KEY] = {"key", AS_REAL},
     [VALUE] = {"value", AS_REAL},
-    [MASK] = {"mask", AS_ARRAY},
-    [BIAS] = {"bias", AS_REAL},
-    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
-    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
-    [WINDOW] = {"window", AS_PAIR},
-    [SCALE] = {"scale", AS_NUMBER},
-    [SOFTCAP] = {"softcap", AS_NUMBER},
-    [DROPOUT] = {"dropout", AS_NUMBER},
+    MHA_OPTION_FORMS(OPTIONS),
 };
 
 /* Whether each axis steps over all that the smaller ones reach: no element is met twice. */
@@ -114,9 +96,7 @@ static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, i
                         "out: got a read-only array, wanted one that can be written to");
         return -1;
     }
-    if (!PyArray_ISALIGNED(out) || overlaps_itself(out) ||
-        (PyArray_DIM(out, axes - 1) > 1 &&
-         PyArray_STRIDE(out, axes - 1) != PyArray_ITEMSIZE(out))) {
+    if (!PyArray_ISALIGNED(out) || overlaps_itself(out) || !mha_last_axis_is_contiguous(out)) {
         PyErr_Format(PyExc_ValueError,
                      "out: got strides %s, wanted aligned memory with a contiguous last axis, each "
                      "element its own",
@@ -171,26 +151,13 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
         goto cleanup;
     }
-    const option_arguments given = {.mask = args[MASK],
-                                    .bias = args[BIAS],
-                                    .key_lengths = args[KEY_LENGTHS],
-                                    .causal = args[CAUSAL],
-                                    .query_offset = args[QUERY_OFFSET],
-                                    .window = args[WINDOW],
-                                    .scale = args[SCALE],
-                                    .softcap = args[SOFTCAP],
-                                    .empty_rows = args[EMPTY_ROWS],
-                                    .dropout = args[DROPOUT],
-                                    .seed = args[SEED],
-                                    .return_weights = args[RETURN_WEIGHTS],
-                                    .return_lse = args[RETURN_LSE]};
     if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &inputs) < 0 ||
-        mha_convert_options(&given, inputs.dtype, &inputs.scores, &options) < 0) {
+        mha_convert_options(args + OPTIONS, inputs.dtype, &inputs.scores, &options) < 0) {
         goto cleanup;
     }
     output = output_array(args[OUT], args, &inputs);
-    if (output == NULL ||
-        mha_new_extras(&options, inputs.dtype, &inputs.scores, &weights, &lse) < 0) {
+    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], args[RETURN_LSE], inputs.dtype,
+                                         &inputs.scores, &weights, &lse) < 0) {
         goto cleanup;
     }
     if (args[RETURN_STATISTICS] == Py_True) {

@@ -2,7 +2,6 @@
 #include "call.h"
 #include "inputs.h"
 #include "results.h"
-#include "settle.h"
 
 enum argument {
     GRAD_OUTPUT,
@@ -13,18 +12,8 @@ enum argument {
     QUERY,
     KEY,
     VALUE,
-    MASK,
-    BIAS,
-    KEY_LENGTHS,
-    CAUSAL,
-    QUERY_OFFSET,
-    WINDOW,
-    SCALE,
-    SOFTCAP,
-    EMPTY_ROWS,
-    DROPOUT,
-    SEED,
-    NUM_ARGUMENTS
+    OPTIONS, /* NUM_OPTIONS arguments */
+    NUM_ARGUMENTS = OPTIONS + NUM_OPTIONS
 };
 
 /* How each argument is settled; the others are taken as they are. */
@@ -34,14 +23,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [QUERY] = {"query", AS_REAL},
     [KEY] = {"key", AS_REAL},
     [VALUE] = {"value", AS_REAL},
-    [MASK] = {"mask", AS_ARRAY},
-    [BIAS] = {"bias", AS_REAL},
-    [KEY_LENGTHS] = {"key_lengths", AS_ARRAY},
-    [QUERY_OFFSET] = {"query_offset", AS_ARRAY},
-    [WINDOW] = {"window", AS_PAIR},
-    [SCALE] = {"scale", AS_NUMBER},
-    [SOFTCAP] = {"softcap", AS_NUMBER},
-    [DROPOUT] = {"dropout", AS_NUMBER},
+    MHA_OPTION_FORMS(OPTIONS),
 };
 
 /* query, key, value, bias: bit i of wrt asks for gradient i. */
@@ -66,8 +48,11 @@ static void clear(backward_arguments *a) {
     }
 }
 
+/* How the gradient of a result is converted: mha_as_real or mha_as_contiguous_real. */
+typedef PyArrayObject *(*conversion)(PyArrayObject *array, mha_dtype dtype, const char *name);
+
 /* The gradient of a result of this shape, in the element type; NULL with an exception. */
-static PyArrayObject *convert_gradient(PyObject *object, const attention_inputs *inputs,
+static PyArrayObject *convert_gradient(PyObject *object, conversion as_wanted, mha_dtype dtype,
                                        const npy_intp *shape, int axes, const char *name) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     PyArrayObject *array = mha_as_array(object, name), *converted = NULL;
@@ -77,59 +62,66 @@ static PyArrayObject *convert_gradient(PyObject *object, const attention_inputs 
     if (PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes)) {
         PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s", name,
                      mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted));
-    } else if (mha_check_real(array, name) == 0) {
-        converted = axes == 0 || strcmp(name, "grad_lse") == 0
-                        ? mha_as_contiguous_real(array, inputs->dtype, name)
-                        : mha_as_real(array, inputs->dtype, name);
+    } else {
+        converted = as_wanted(array, dtype, name);
     }
     Py_DECREF(array);
     return converted;
 }
 
-static int convert(PyObject *const *args, backward_arguments *a) {
-    npy_intp shape[NPY_MAXDIMS];
-    const option_arguments given = {.mask = args[MASK],
-                                    .bias = args[BIAS],
-                                    .key_lengths = args[KEY_LENGTHS],
-                                    .causal = args[CAUSAL],
-                                    .query_offset = args[QUERY_OFFSET],
-                                    .window = args[WINDOW],
-                                    .scale = args[SCALE],
-                                    .softcap = args[SOFTCAP],
-                                    .empty_rows = args[EMPTY_ROWS],
-                                    .dropout = args[DROPOUT],
-                                    .seed = args[SEED],
-                                    .return_weights = Py_False};
-    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &a->inputs) < 0 ||
-        mha_convert_options(&given, a->inputs.dtype, &a->inputs.scores, &a->options) < 0 ||
-        mha_check_statistics(args[STATISTICS], a->inputs.dtype, &a->inputs.scores) < 0) {
-        return -1;
-    }
-    const int axes = mha_output_shape(&a->inputs, shape);
-    PyArrayObject *output = (PyArrayObject *)args[OUTPUT];
-    if (!PyArray_Check(args[OUTPUT]) || PyArray_TYPE(output) != mha_typenum(a->inputs.dtype) ||
+/* 0 if the array is a forward pass's output of this shape, else -1 with the exception. */
+static int check_output(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes) {
+    PyArrayObject *output = (PyArrayObject *)object;
+    if (!PyArray_Check(object) || PyArray_TYPE(output) != mha_typenum(dtype) ||
         !PyArray_ISALIGNED(output) || !PyArray_ISNOTSWAPPED(output) ||
-        PyArray_NDIM(output) != axes ||
-        (PyArray_SIZE(output) > 0 && PyArray_DIM(output, axes - 1) > 1 &&
-         PyArray_STRIDE(output, axes - 1) != PyArray_ITEMSIZE(output)) ||
-        !PyArray_CompareLists(PyArray_DIMS(output), shape, axes)) {
+        PyArray_NDIM(output) != axes || !PyArray_CompareLists(PyArray_DIMS(output), shape, axes) ||
+        (PyArray_SIZE(output) > 0 && !mha_last_axis_is_contiguous(output))) {
         PyErr_SetString(PyExc_ValueError,
                         "output: wanted that which the same call's forward pass returned");
         return -1;
     }
-    a->grad_output = convert_gradient(args[GRAD_OUTPUT], &a->inputs, shape, axes, "grad_output");
+    return 0;
+}
+
+static int convert(PyObject *const *args, backward_arguments *a) {
+    npy_intp shape[NPY_MAXDIMS];
+    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &a->inputs) < 0 ||
+        mha_convert_options(args + OPTIONS, a->inputs.dtype, &a->inputs.scores, &a->options) < 0 ||
+        mha_check_statistics(args[STATISTICS], a->inputs.dtype, &a->inputs.scores) < 0) {
+        return -1;
+    }
+    const mha_dtype dtype = a->inputs.dtype;
+    const int axes = mha_output_shape(&a->inputs, shape);
+    if (check_output(args[OUTPUT], dtype, shape, axes) < 0) {
+        return -1;
+    }
+    a->grad_output =
+        convert_gradient(args[GRAD_OUTPUT], mha_as_real, dtype, shape, axes, "grad_output");
     if (a->grad_output == NULL) {
         return -1;
     }
     if (args[GRAD_LSE] != Py_None) {
-        a->grad_lse = convert_gradient(args[GRAD_LSE], &a->inputs, shape, axes - 1, "grad_lse");
+        a->grad_lse = convert_gradient(args[GRAD_LSE], mha_as_contiguous_real, dtype, shape,
+                                       axes - 1, "grad_lse");
         return a->grad_lse == NULL ? -1 : 0;
     }
     return 0;
 }
 
-/* New arrays for the gradients that are wanted: in the memory order of query, key and value, so
- * that heads that are a view of merged columns give such a view; zeros for bias. */
+/* A new array for the gradient of `like`: in its memory order, so that heads that are a view of
+ * merged columns give such a view; in plain order where another axis would come last. */
+static PyArrayObject *new_gradient(PyArrayObject *like, const char *name) {
+    PyArrayObject *gradient = mha_new_result_like(like);
+    if (gradient == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(like), PyArray_NDIM(like), name);
+    } else if (!mha_last_axis_is_contiguous(gradient)) {
+        Py_SETREF(gradient,
+                  mha_new_array(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_TYPE(like), name));
+    }
+    return gradient;
+}
+
+/* New arrays for the gradients that are wanted; zeros for bias, whose parts are added up. */
 static int new_gradients(int64_t wrt, backward_arguments *a) {
     PyArrayObject *const like[] = {a->inputs.query, a->inputs.key, a->inputs.value,
                                    a->options.bias};
@@ -137,27 +129,13 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
         if ((wrt >> i & 1) == 0 || like[i] == NULL) {
             continue;
         }
-        PyArrayObject *gradient = mha_new_result_like(like[i]);
-        if (gradient == NULL) {
-            mha_name_missing_memory(PyArray_DIMS(like[i]), PyArray_NDIM(like[i]),
-                                    GRADIENT_NAMES[i]);
+        a->gradients[i] = new_gradient(like[i], GRADIENT_NAMES[i]);
+        if (a->gradients[i] == NULL) {
             return -1;
         }
-        a->gradients[i] = gradient;
-        if (like[i] == a->options.bias) {
-            memset(PyArray_DATA(gradient), 0, (size_t)PyArray_NBYTES(gradient));
-        } else if (PyArray_NDIM(gradient) > 0 &&
-                   PyArray_DIM(gradient, PyArray_NDIM(gradient) - 1) > 1 &&
-                   PyArray_STRIDE(gradient, PyArray_NDIM(gradient) - 1) !=
-                       PyArray_ITEMSIZE(gradient)) {
-            /* KEEPORDER put another axis last: plain order then. */
-            Py_SETREF(a->gradients[i],
-                      mha_new_array(PyArray_NDIM(like[i]), PyArray_DIMS(like[i]),
-                                    mha_typenum(a->inputs.dtype), GRADIENT_NAMES[i]));
-            if (a->gradients[i] == NULL) {
-                return -1;
-            }
-        }
+    }
+    if (a->gradients[3] != NULL) {
+        memset(PyArray_DATA(a->gradients[3]), 0, (size_t)PyArray_NBYTES(a->gradients[3]));
     }
     return 0;
 }

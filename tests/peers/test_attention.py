@@ -101,19 +101,25 @@ def torch_visible(shape, batch_axes, options):
     return visible
 
 
-def torch_attention(query, key, value, options):
-    """(output, weights, lse) with torch's matmul, softmax and logsumexp."""
+def torch_scores(query, key, value, options):
+    """(scores before bias, those the positions and mask show, a value head for each query head)."""
     batch_axes = max(query.ndim - 3, 1 if query.ndim == 3 else 0)
-    query, key, value = (torch.from_numpy(array) for array in (query, key, value))
     if query.ndim > 3:
         group = query.shape[-3] // key.shape[-3]
         key, value = (tensor.repeat_interleave(group, dim=-3) for tensor in (key, value))
     scores = query @ key.mT * options.get("scale", 1 / math.sqrt(query.shape[-1]))
     if "softcap" in options:
         scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    return scores, torch_visible(scores.shape, batch_axes, options), value
+
+
+def torch_attention(query, key, value, options):
+    """(output, weights, lse) with torch's matmul, softmax and logsumexp."""
+    tensors = [torch.from_numpy(array) for array in (query, key, value)]
+    scores, visible, value = torch_scores(*tensors, options)
     if "bias" in options:
         scores = scores + torch.from_numpy(options["bias"])
-    visible = torch_visible(scores.shape, batch_axes, options) & (scores != -math.inf)
+    visible = visible & (scores != -math.inf)
     scores = scores.masked_fill(~visible, -math.inf)
     empty = ~visible.any(-1, keepdim=True)
     rest = 1 / scores.shape[-1] if options["empty_rows"] == "uniform" else 0.0
@@ -236,15 +242,8 @@ def sdpa_gradients(arrays, causal, grad_output, dtype):
 
 def differentiable_attention(tensors, options):
     """torch_attention's output for tensors that require gradients; -inf never meets a softmax."""
-    query, key, value = (tensors[name] for name in ("query", "key", "value"))
-    batch_axes = max(query.ndim - 3, 1 if query.ndim == 3 else 0)
-    if query.ndim > 3:
-        group = query.shape[-3] // key.shape[-3]
-        key, value = (tensor.repeat_interleave(group, dim=-3) for tensor in (key, value))
-    scores = query @ key.mT * options.get("scale", 1 / math.sqrt(query.shape[-1]))
-    if "softcap" in options:
-        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
-    visible = torch_visible(scores.shape, batch_axes, options)
+    scores, visible, value = torch_scores(
+        *(tensors[name] for name in ("query", "key", "value")), options)
     if "bias" in tensors:
         bias = tensors["bias"].expand(scores.shape)
         visible = visible & (bias != -math.inf)

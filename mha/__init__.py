@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mha._version import __version__
 from mha.attention import (
     additive_attention,
+    additive_attention_vjp,
     merge_attention,
     multi_head_attention,
     multi_head_attention_vjp,
@@ -43,6 +44,7 @@ __all__ = [
     "MultiHeadAttention",
     "__version__",
     "additive_attention",
+    "additive_attention_vjp",
     "dropout_mask",
     "get_num_threads",
     "instruction_set",

@@ -27,17 +27,18 @@ def scaled_dot_product_attention(
 ) -> Any: ...
 def scaled_dot_product_attention_backward(
     grad_output: ArrayLike, grad_lse: ArrayLike | None, output: NDArray[Any],
-    statistics: NDArray[Any], wrt: int, query: ArrayLike, key: ArrayLike, value: ArrayLike,
-    mask: ArrayLike | None, bias: ArrayLike | None, key_lengths: ArrayLike | None, causal: bool,
-    query_offset: ArrayLike | None, window: tuple[int | None, int | None] | None,
-    scale: float | None, softcap: float | None, empty_rows: str, dropout: float, seed: int, /
+    statistics: NDArray[Any], wrt: int, additive_w: ArrayLike | None, query: ArrayLike,
+    key: ArrayLike, value: ArrayLike, mask: ArrayLike | None, bias: ArrayLike | None,
+    key_lengths: ArrayLike | None, causal: bool, query_offset: ArrayLike | None,
+    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
+    empty_rows: str, dropout: float, seed: int, /
 ) -> tuple[NDArray[Any] | None, ...]: ...
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
     w_v: ArrayLike, mask: ArrayLike | None, bias: ArrayLike | None,
     key_lengths: ArrayLike | None, causal: bool, query_offset: ArrayLike | None,
     window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
-    empty_rows: str, dropout: float, seed: int, return_weights: bool, /
+    empty_rows: str, dropout: float, seed: int, return_weights: bool, keep_steps: bool, /
 ) -> Any: ...
 def multi_head_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object, W_v: object,

@@ -54,4 +54,9 @@ def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> set[str]:
 def wanted_bits(wrt: Collection[str] | None, names: Sequence[str]) -> int:
     """Bit i is set where names[i] is wanted."""
     wanted = wanted_names(wrt, names)
-    return sum(1 << index for index, name in enumerate(names) if name in wanted)
+    return bits([name in wanted for name in names])
+
+
+def bits(flags: Sequence[bool]) -> int:
+    """Bit i is set where flags[i] is true."""
+    return sum(1 << index for index, flag in enumerate(flags) if flag)

@@ -10,17 +10,20 @@ from mha import _core
 from mha.arguments import as_array, wanted_bits, wanted_names
 from mha.dropout import seed_for
 from mha.gradients import (
+    AdditiveAttentionGradients,
+    AdditiveSteps,
     FigureSteps,
     MultiHeadAttentionGradients,
     MultiHeadPullback,
     ScaledDotProductAttentionGradients,
+    additive_gradients,
     checked_gradient,
     figure_gradients,
 )
 
-__all__ = ["additive_attention", "merge_attention", "multi_head_attention",
-           "multi_head_attention_vjp",
-           "scaled_dot_product_attention", "scaled_dot_product_attention_vjp"]
+__all__ = ["additive_attention", "additive_attention_vjp", "merge_attention",
+           "multi_head_attention", "multi_head_attention_vjp", "scaled_dot_product_attention",
+           "scaled_dot_product_attention_vjp"]
 
 
 def scaled_dot_product_attention(
@@ -132,7 +135,7 @@ def scaled_dot_product_attention_vjp(
     def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None,
                  ) -> ScaledDotProductAttentionGradients:
         return ScaledDotProductAttentionGradients(*_core.scaled_dot_product_attention_backward(
-            grad_output, grad_lse, kept_output, statistics, wanted, *arguments))
+            grad_output, grad_lse, kept_output, statistics, wanted, None, *arguments)[:4])
 
     return output, pullback
 
@@ -170,7 +173,64 @@ def additive_attention(
     """
     return _core.additive_attention(
         query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
-        None, None, empty_rows, dropout, seed_for(dropout, rng), return_weights)
+        None, None, empty_rows, dropout, seed_for(dropout, rng), return_weights, False)
+
+
+def additive_attention_vjp(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
+        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
+        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
+        wrt: Collection[str] | None = None,
+        ) -> tuple[NDArray[Any], Callable[..., AdditiveAttentionGradients]]:
+    """`additive_attention` and its gradients: the vector-Jacobian product.
+
+    Parameters
+    ----------
+    wrt : names out of "query", "key", "value", "W_q", "W_k", "w_v", optional
+        Whose gradients are wanted; by default all of them.
+    The rest : as in `additive_attention`. The arrays are kept, not copied: they must not change
+        before the pullback is called.
+
+    Returns
+    -------
+    (output, pullback). pullback(grad_output, grad_lse=None) takes the gradients of a loss with
+    respect to the output (..., heads, query_len, value_dim) and, if it depends on it, the
+    log-sum-exp (..., heads, query_len); it returns those with respect to the arguments by name,
+    each shaped as the argument. It may be called again. Its memory is linear in the length.
+
+    Raises
+    ------
+    ValueError, TypeError: as `additive_attention`; an unknown name in wrt.
+
+    Source: Bahdanau, Cho & Bengio 2015, appendix A.1.2; recomputation as in Dao et al. 2022.
+
+    >>> q, k, v = np.ones((2, 1, 20)), np.ones((2, 10, 2)), np.ones((2, 10, 4))
+    >>> output, pullback = mha.additive_attention_vjp(
+    ...     q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8))
+    >>> pullback(np.ones_like(output)).w_v.shape
+    (8,)
+    """
+    wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
+    options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
+               dropout, seed_for(dropout, rng))
+    output, kept = _core.additive_attention(
+        query, key, value, W_q, W_k, w_v, *options, False, True)
+    query, key, value, *weights = (
+        as_array(array, name).astype(output.dtype, copy=False) for name, array in zip(
+            AdditiveAttentionGradients._fields, (query, key, value, W_q, W_k, w_v), strict=True))
+    projected_query, projected_key, statistics = kept
+    steps = AdditiveSteps(query, key, value, projected_query, projected_key, output.copy(),
+                          statistics)
+
+    def pullback(grad_output: ArrayLike,
+                 grad_lse: ArrayLike | None = None) -> AdditiveAttentionGradients:
+        grad_output = checked_gradient(grad_output, steps.output, "grad_output")
+        if grad_lse is not None:
+            grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
+        return additive_gradients(steps, tuple(weights), options, wanted, grad_output, grad_lse)
+
+    return output, pullback
 
 
 def multi_head_attention(

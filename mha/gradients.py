@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array
+from mha.arguments import as_array, bits
 
 Gradient = NDArray[Any] | None
 
@@ -29,6 +29,17 @@ class ScaledDotProductAttentionGradients(NamedTuple):
     key: Gradient
     value: Gradient
     bias: Gradient
+
+
+class AdditiveAttentionGradients(NamedTuple):
+    """What the pullback of `mha.additive_attention_vjp` returns; None where not wanted."""
+
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    W_q: Gradient
+    W_k: Gradient
+    w_v: Gradient
 
 
 class MultiHeadAttentionGradients(NamedTuple):
@@ -69,11 +80,58 @@ def linear_gradients(grad_output: NDArray[Any], x: NDArray[Any], weight: NDArray
     num_rows = math.prod(x.shape[:-1])
     by_row = grad_output.reshape(num_rows, grad_output.shape[-1])  # (rows, out)
     rows = x.reshape(num_rows, x.shape[-1])  # (rows, in)
-    ones = np.ones((1, num_rows), x.dtype)
     return LinearGradients(
         _core.linear(grad_output, weight.T, None) if of_x else None,
         _core.linear(rows.T, by_row, None) if of_weight else None,
-        _core.linear(ones, by_row, None)[0] if of_bias else None)
+        _sum_of_rows(by_row) if of_bias else None)
+
+
+def _sum_of_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """(rows, columns) -> (columns,)."""
+    return _core.linear(np.ones((1, rows.shape[0]), rows.dtype), rows, None)[0]
+
+
+class AdditiveSteps(NamedTuple):
+    """What the forward pass of additive attention leaves for the way back."""
+
+    query: NDArray[Any]
+    key: NDArray[Any]
+    value: NDArray[Any]
+    projected_query: NDArray[Any]
+    projected_key: NDArray[Any]
+    output: NDArray[Any]
+    statistics: NDArray[Any]
+
+
+def additive_gradients(
+        steps: AdditiveSteps, weights: tuple[NDArray[Any], ...], options: tuple[Any, ...],
+        wanted: set[str], grad_output: NDArray[Any], grad_lse: NDArray[Any] | None,
+        ) -> AdditiveAttentionGradients:
+    """Additive attention backwards. weights: W_q, W_k, w_v; options: from mask to seed."""
+    W_q, W_k, w_v = weights
+
+    # 2. Attention with the scores w_v . tanh(projected query + projected key).
+    asked = [bool({"query", "W_q"} & wanted), bool({"key", "W_k"} & wanted), "value" in wanted,
+             False, "w_v" in wanted]
+    grad_query, grad_key, grad_value, _, w_v_by_query = (
+        _core.scaled_dot_product_attention_backward(
+            grad_output, grad_lse, steps.output, steps.statistics, bits(asked), w_v,
+            steps.projected_query, steps.projected_key, steps.value, *options))
+    grad_w_v = None
+    if w_v_by_query is not None:
+        rows = w_v_by_query.reshape(math.prod(w_v_by_query.shape[:-1]), w_v.size)
+        grad_w_v = _sum_of_rows(rows)
+
+    # 1. Projections to the hidden width.
+    of_query = of_key = LinearGradients(None, None, None)
+    if grad_query is not None:
+        of_query = linear_gradients(grad_query, steps.query, W_q, "query" in wanted,
+                                    "W_q" in wanted, False)
+    if grad_key is not None:
+        of_key = linear_gradients(grad_key, steps.key, W_k, "key" in wanted, "W_k" in wanted,
+                                  False)
+    return AdditiveAttentionGradients(
+        of_query.x, of_key.x, grad_value, of_query.weight, of_key.weight, grad_w_v)
 
 
 class FigureSteps(NamedTuple):
@@ -124,8 +182,8 @@ def figure_gradients(
              for name in ("query", "key", "value")] + ["bias" in wanted]
     gradients = _core.scaled_dot_product_attention_backward(
         grad_heads, grad_lse, attended, steps.statistics,
-        sum(1 << index for index, is_asked in enumerate(asked) if is_asked),
-        _core.split_heads(steps.projected_query, num_heads),
+        bits(asked),
+        None, _core.split_heads(steps.projected_query, num_heads),
         _core.split_heads(steps.projected_key, num_kv_heads),
         _core.split_heads(steps.projected_value, num_kv_heads), *options)
     found["bias"] = gradients[3]

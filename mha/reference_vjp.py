@@ -94,18 +94,19 @@ def additive_attention_vjp(
     features = np.tanh(projected_query[..., :, None, :] + projected_key[..., None, :, :])
     output, attend_pullback = attend_vjp(features @ vector, values, **options)
 
-    def pullback(grad_output: NDArray[Any]) -> Gradients:
-        gradients = attend_pullback(grad_output, None)
+    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
+        gradients = attend_pullback(grad_output, grad_lse)
         grad_scores = gradients.pop("scores")
-        gradients.pop("visible")
-        grad_sums = grad_scores[..., None] * vector * (1 - features**2)
+        visible = gradients.pop("visible")
+        grad_sums = np.where(visible[..., None],
+                             grad_scores[..., None] * vector * (1 - features**2), 0)
         of_query = query_pullback(grad_sums.sum(axis=-2))
         of_key = key_pullback(grad_sums.sum(axis=-3))
         return {"query": of_query["x"], "key": _sum_of_groups(of_key["x"], group),
                 "value": _sum_of_groups(gradients["value"], group), "W_q": of_query["weight"],
                 "W_k": of_key["weight"],
-                "w_v": np.tensordot(grad_scores, features, grad_scores.ndim).reshape(
-                    np.shape(w_v))}
+                "w_v": np.where(visible[..., None], grad_scores[..., None] * features, 0).sum(
+                    axis=tuple(range(grad_scores.ndim)))}
 
     return output, pullback
 

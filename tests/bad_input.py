@@ -34,8 +34,8 @@ def fresh_arrays():
         out=random(2, 4, 5, 3), lse=random(2, 4, 5), row=random(5, 8),
         readonly=np.frombuffer(bytes(480), np.float32).reshape(2, 4, 5, 3),
         x=random(2, 5, 12), W=random(12, 12), b=random(12),
-        W_q=random(8, 7), W_k=random(8, 7), w_v=random(7), layer=layer,
-        frozen=mha.MultiHeadAttention(12, 4, rng=0).freeze())
+        W_q=random(8, 7), W_k=random(8, 7), w_v=random(7), w_k=random(8),
+        layer=layer, frozen=mha.MultiHeadAttention(12, 4, rng=0).freeze())
 
 
 def contents(a):

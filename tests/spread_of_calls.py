@@ -29,6 +29,7 @@ def calls():
                 yield mha.scaled_dot_product_attention(query, key, value, return_weights=True,
                                                        return_lse=True, **options)
             for options in ({"causal": True}, {"mask": mask}, {"bias": bias[0]}, {"softcap": 2.0},
+                            {"bias": bias[:, :1]}, {"bias": bias[:, :, :1]},
                             {"dropout": 0.2, "rng": 4, "scale": -1.0},
                             {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"}):
                 output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value,
@@ -43,6 +44,11 @@ def calls():
             yield mha.linear(draw(rows, width), draw(width, out), draw(out))
         yield mha.additive_attention(draw(3, 30, 6), draw(3, 200, 4), draw(3, 200, 5), draw(6, 70),
                                      draw(4, 70), draw(70), return_weights=True)
+        for queries, options in ((30, {}), (3000, {"dropout": 0.1, "rng": 1, "causal": True})):
+            output, pullback = mha.additive_attention_vjp(
+                draw(1, 2, queries, 6), draw(1, 1, 700, 4), draw(1, 1, 700, 5), draw(6, 20),
+                draw(4, 20), draw(20), **options)
+            yield tuple(pullback(np.cos(output), output[..., 0]))
         yield mha.merge_attention([draw(40, 6), draw(40, 6)], [draw(40), draw(40)])
         layer = mha.MultiHeadAttention(96, 6, num_kv_heads=2, dtype=dtype, rng=1)
         x = draw(2, 150, 96)

@@ -141,9 +141,9 @@ def attention_arguments():
         *inputs, *options, False, False, None, True)
     return {
         "scaled_dot_product_attention": [*inputs, *options, False, False, None, False],
-        "scaled_dot_product_attention_backward": [output, None, output, statistics, 15, *inputs,
-                                                  *options],
-        "additive_attention": [*inputs, a.W_q, a.W_k, a.w_v, *options, False],
+        "scaled_dot_product_attention_backward": [
+            output, None, output, statistics, 31, a.w_k, *inputs, *options],
+        "additive_attention": [*inputs, a.W_q, a.W_k, a.w_v, *options, False, False],
         "multi_head_attention": [a.x, a.x, a.x, a.W, packed, a.W, packed, a.b, None, a.b, None,
                                  4, None, None, *options, False, False, None, False],
         "linear": [a.x, packed, a.b],

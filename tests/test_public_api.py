@@ -12,7 +12,8 @@ import pytest
 
 import mha
 
-NAMES = ["MultiHeadAttention", "__version__", "additive_attention", "dropout_mask",
+NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
+         "additive_attention_vjp", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
          "scaled_dot_product_attention",
@@ -31,6 +32,9 @@ SIGNATURES = {
     "additive_attention": """query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
         causal=False, query_offset=None, empty_rows='zeros', dropout=0.0, rng=None,
         return_weights=False""",
+    "additive_attention_vjp": """query, key, value, W_q, W_k, w_v, *, mask=None,
+        key_lengths=None, causal=False, query_offset=None, empty_rows='zeros', dropout=0.0,
+        rng=None, wrt=None""",
     "linear": "x, weight, bias=None",
     "linear_vjp": "x, weight, bias=None, *, wrt=None",
     "split_heads": "x, num_heads",

@@ -58,6 +58,8 @@ static mha_status run_steps(const mha_additive_attention *additive, mha_executio
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_query));
     MHA_TRY(projected_size(additive, additive->key_rows, &size));
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_key));
+    projected_query = additive->kept_query == NULL ? projected_query : additive->kept_query;
+    projected_key = additive->kept_key == NULL ? projected_key : additive->kept_key;
 
     /* 1. Project to the hidden width: (..., heads, len, hidden). */
     mha_linear_projection projections[2];

@@ -173,6 +173,8 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
             block.grad_value_stride = value_stride;
             block.grad_query =
                 rows_of(job, &g->grad_query, batch, head, first, &block.grad_query_stride);
+            block.grad_additive_w = rows_of(job, &g->grad_additive_w, batch, head, first,
+                                            &block.grad_additive_w_stride);
             if (!job->bias_has_own_pass) {
                 want_bias(job, batch, head, first, &block);
             }
@@ -279,6 +281,7 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
 static bool wants_more_than_bias(const gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
+           g->grad_additive_w.data != NULL ||
            (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 

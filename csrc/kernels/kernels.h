@@ -64,8 +64,8 @@ typedef struct mha_attention_block {
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
  * `attention` has the output, largest and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
- * of MHA_KEY_CHAIN. grad_query is written, or added to where adds_to_query; the others are added
- * to. */
+ * of MHA_KEY_CHAIN. grad_query and grad_additive_w are written, or added to where
+ * adds_to_query; the others are added to. */
 typedef struct mha_attention_backward_block {
     mha_attention_block attention;
     int64_t first_key, end_key;
@@ -75,6 +75,8 @@ typedef struct mha_attention_backward_block {
     const void *grad_lse; /* (query_len,) or NULL */
     void *grad_query;     /* (query_len, head_dim) */
     int64_t grad_query_stride;
+    void *grad_additive_w; /* (query_len, head_dim): each query's part of grad additive_w */
+    int64_t grad_additive_w_stride;
     void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim) */
     int64_t grad_key_stride, grad_value_stride;
     void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */

@@ -12,6 +12,7 @@ enum argument {
     W_V,
     OPTIONS, /* NUM_OPTIONS arguments */
     RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
+    KEEP_STEPS,
     NUM_ARGUMENTS
 };
 
@@ -60,6 +61,32 @@ static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *n
     return 0;
 }
 
+/* What the gradients need: the projected rows (..., len, hidden) and the softmax's statistics. */
+typedef struct kept_steps {
+    PyArrayObject *projected_query, *projected_key, *statistics;
+} kept_steps;
+
+static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(rows);
+    memcpy(shape, PyArray_DIMS(rows), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = (npy_intp)hidden;
+    return mha_new_array(axes, shape, PyArray_TYPE(rows), name);
+}
+
+static int new_kept_steps(const attention_inputs *inputs, int64_t hidden, kept_steps *kept) {
+    kept->projected_query = new_projected(inputs->query, hidden, "projected query");
+    if (kept->projected_query == NULL) {
+        return -1;
+    }
+    kept->projected_key = new_projected(inputs->key, hidden, "projected key");
+    if (kept->projected_key == NULL) {
+        return -1;
+    }
+    kept->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
+    return kept->statistics == NULL ? -1 : 0;
+}
+
 PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_args,
                                     Py_ssize_t nargs) {
     PyObject *args[NUM_ARGUMENTS] = {NULL};
@@ -67,6 +94,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     converted_options options = {0};
     converted_weight W_q = {0}, W_k = {0};
     PyArrayObject *w_v = NULL, *output = NULL, *weights = NULL, *lse = NULL;
+    kept_steps kept = {NULL};
     PyObject *result = NULL;
     npy_intp shape[NPY_MAXDIMS];
     mha_additive_attention additive;
@@ -97,11 +125,15 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
                                          &inputs.scores, &weights, &lse) < 0) {
         goto cleanup;
     }
+    if (args[KEEP_STEPS] == Py_True && new_kept_steps(&inputs, W_q.out, &kept) < 0) {
+        goto cleanup;
+    }
     /* 2. Take the pointers. */
     attention->dtype = inputs.dtype;
     attention->batch_axes = inputs.scores.batch_axes;
     attention->weights = weights == NULL ? NULL : PyArray_DATA(weights);
-    attention->lse = attention->largest = attention->denominator = NULL;
+    attention->lse = NULL;
+    mha_point_statistics(kept.statistics, attention);
     mha_tensor_with_heads(inputs.query, &attention->query);
     mha_tensor_with_heads(inputs.key, &attention->key);
     mha_tensor_with_heads(inputs.value, &attention->value);
@@ -112,6 +144,8 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     additive.w_v = PyArray_DATA(w_v);
     additive.query_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.query), axes - 1);
     additive.key_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.key), axes - 1);
+    additive.kept_query = kept.statistics == NULL ? NULL : PyArray_DATA(kept.projected_query);
+    additive.kept_key = kept.statistics == NULL ? NULL : PyArray_DATA(kept.projected_key);
     mha_point_weight(&W_q, &additive.W_q);
     mha_point_weight(&W_k, &additive.W_k);
     /* 3. Compute. */
@@ -120,6 +154,10 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     }
     result = mha_pack_results(output, weights, NULL);
     output = weights = NULL;
+    if (kept.statistics != NULL && result != NULL) { /* (results, steps) */
+        Py_SETREF(result, Py_BuildValue("O(OOO)", result, kept.projected_query, kept.projected_key,
+                                        kept.statistics));
+    }
 cleanup:
     mha_clear_settled(NUM_ARGUMENTS, args);
     mha_clear_inputs(&inputs);
@@ -127,6 +165,9 @@ cleanup:
     Py_XDECREF(W_q.owner);
     Py_XDECREF(W_k.owner);
     Py_XDECREF(w_v);
+    Py_XDECREF(kept.projected_query);
+    Py_XDECREF(kept.projected_key);
+    Py_XDECREF(kept.statistics);
     Py_XDECREF(output);
     Py_XDECREF(weights);
     Py_XDECREF(lse);

@@ -9,6 +9,7 @@ enum argument {
     OUTPUT,
     STATISTICS,
     WRT,
+    ADDITIVE_W,
     QUERY,
     KEY,
     VALUE,
@@ -20,21 +21,24 @@ enum argument {
 static const argument_form FORMS[NUM_ARGUMENTS] = {
     [GRAD_OUTPUT] = {"grad_output", AS_REAL},
     [GRAD_LSE] = {"grad_lse", AS_REAL},
+    [ADDITIVE_W] = {"additive_w", AS_REAL},
     [QUERY] = {"query", AS_REAL},
     [KEY] = {"key", AS_REAL},
     [VALUE] = {"value", AS_REAL},
     MHA_OPTION_FORMS(OPTIONS),
 };
 
-/* query, key, value, bias: bit i of wrt asks for gradient i. */
-enum { NUM_GRADIENTS = 4 };
-static const char *const GRADIENT_NAMES[] = {"grad_query", "grad_key", "grad_value", "grad_bias"};
+/* query, key, value, bias, additive_w: bit i of wrt asks for gradient i. That of additive_w comes
+ * as what each query adds to it, shaped as query. */
+enum gradient { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_BIAS, GRAD_ADDITIVE_W, NUM_GRADIENTS };
+static const char *const GRADIENT_NAMES[] = {"grad_query", "grad_key", "grad_value", "grad_bias",
+                                             "grad_additive_w"};
 
 /* Everything of a call that owns memory; cleared in one place. */
 typedef struct backward_arguments {
     attention_inputs inputs;
     converted_options options;
-    PyArrayObject *grad_output, *grad_lse;
+    PyArrayObject *grad_output, *grad_lse, *additive_w;
     PyArrayObject *gradients[NUM_GRADIENTS];
 } backward_arguments;
 
@@ -43,6 +47,7 @@ static void clear(backward_arguments *a) {
     mha_clear_options(&a->options);
     Py_CLEAR(a->grad_output);
     Py_CLEAR(a->grad_lse);
+    Py_CLEAR(a->additive_w);
     for (int i = 0; i < NUM_GRADIENTS; i++) {
         Py_CLEAR(a->gradients[i]);
     }
@@ -87,6 +92,8 @@ static int convert(PyObject *const *args, backward_arguments *a) {
     npy_intp shape[NPY_MAXDIMS];
     if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &a->inputs) < 0 ||
         mha_convert_options(args + OPTIONS, a->inputs.dtype, &a->inputs.scores, &a->options) < 0 ||
+        mha_optional_vector(args[ADDITIVE_W], a->inputs.dtype, a->inputs.scores.head_dim,
+                            "additive_w", &a->additive_w) < 0 ||
         mha_check_statistics(args[STATISTICS], a->inputs.dtype, &a->inputs.scores) < 0) {
         return -1;
     }
@@ -123,8 +130,8 @@ static PyArrayObject *new_gradient(PyArrayObject *like, const char *name) {
 
 /* New arrays for the gradients that are wanted; zeros for bias, whose parts are added up. */
 static int new_gradients(int64_t wrt, backward_arguments *a) {
-    PyArrayObject *const like[] = {a->inputs.query, a->inputs.key, a->inputs.value,
-                                   a->options.bias};
+    PyArrayObject *const like[] = {a->inputs.query, a->inputs.key, a->inputs.value, a->options.bias,
+                                   a->additive_w == NULL ? NULL : a->inputs.query};
     for (int i = 0; i < NUM_GRADIENTS; i++) {
         if ((wrt >> i & 1) == 0 || like[i] == NULL) {
             continue;
@@ -134,8 +141,9 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
             return -1;
         }
     }
-    if (a->gradients[3] != NULL) {
-        memset(PyArray_DATA(a->gradients[3]), 0, (size_t)PyArray_NBYTES(a->gradients[3]));
+    PyArrayObject *bias = a->gradients[GRAD_BIAS];
+    if (bias != NULL) {
+        memset(PyArray_DATA(bias), 0, (size_t)PyArray_NBYTES(bias));
     }
     return 0;
 }
@@ -143,10 +151,12 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
 static void point(backward_arguments *a, PyObject *const *args, mha_attention *attention,
                   mha_attention_gradients *gradients) {
     mha_tensor *const wanted[] = {&gradients->grad_query, &gradients->grad_key,
-                                  &gradients->grad_value};
+                                  &gradients->grad_value, &gradients->grad_bias,
+                                  &gradients->grad_additive_w};
     attention->dtype = a->inputs.dtype;
     attention->batch_axes = a->inputs.scores.batch_axes;
-    attention->additive_w = attention->weights = attention->lse = NULL;
+    attention->additive_w = a->additive_w == NULL ? NULL : PyArray_DATA(a->additive_w);
+    attention->weights = attention->lse = NULL;
     mha_point_statistics((PyArrayObject *)args[STATISTICS], attention);
     mha_tensor_with_heads(a->inputs.query, &attention->query);
     mha_tensor_with_heads(a->inputs.key, &attention->key);
@@ -156,24 +166,23 @@ static void point(backward_arguments *a, PyObject *const *args, mha_attention *a
     gradients->attention = attention;
     mha_tensor_with_heads(a->grad_output, &gradients->grad_output);
     gradients->grad_lse = a->grad_lse == NULL ? NULL : PyArray_DATA(a->grad_lse);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUM_GRADIENTS; i++) {
         wanted[i]->data = NULL;
-        if (a->gradients[i] != NULL) {
+        if (a->gradients[i] != NULL && i == GRAD_BIAS) {
+            mha_broadcast_to_scores(a->gradients[i], &a->inputs.scores, wanted[i]);
+        } else if (a->gradients[i] != NULL) {
             mha_tensor_with_heads(a->gradients[i], wanted[i]);
         }
-    }
-    gradients->grad_bias.data = NULL;
-    if (a->gradients[3] != NULL) {
-        mha_broadcast_to_scores(a->gradients[3], &a->inputs.scores, &gradients->grad_bias);
     }
 }
 
 static PyObject *pack_gradients(const backward_arguments *a) {
-    PyObject *or_none[NUM_GRADIENTS];
-    for (int i = 0; i < NUM_GRADIENTS; i++) {
-        or_none[i] = a->gradients[i] == NULL ? Py_None : (PyObject *)a->gradients[i];
+    PyObject *packed = PyTuple_New(NUM_GRADIENTS);
+    for (int i = 0; packed != NULL && i < NUM_GRADIENTS; i++) {
+        PyObject *gradient = (PyObject *)a->gradients[i];
+        PyTuple_SET_ITEM(packed, i, Py_NewRef(gradient == NULL ? Py_None : gradient));
     }
-    return PyTuple_Pack(NUM_GRADIENTS, or_none[0], or_none[1], or_none[2], or_none[3]);
+    return packed;
 }
 
 static mha_status workspace_of(const void *gradients, int num_threads, size_t *bytes) {

@@ -59,17 +59,18 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
 
 /* Gradients of scaled dot-product attention, by the chain rule backwards from grad_output and
  * grad_lse. `attention` is that of the forward pass, with its output, largest and denominator, and
- * without head_gate and additive_w. Tensors with data == NULL are not wanted.
+ * without head_gate. Tensors with data == NULL are not wanted.
  * grad_output (batch..., heads, query_len, value_head_dim), last axis contiguous
  * grad_lse    C-contiguous (batch..., heads, query_len), or NULL: zeros
  * grad_query, grad_key, grad_value  shaped as query, key, value, last axes contiguous; written
  * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; written
- *             where there are scores */
+ *             where there are scores
+ * grad_additive_w  shaped as query: what each query adds to the gradient; written */
 typedef struct mha_attention_gradients {
     const mha_attention *attention;
     mha_tensor grad_output;
     const void *grad_lse;
-    mha_tensor grad_query, grad_key, grad_value, grad_bias;
+    mha_tensor grad_query, grad_key, grad_value, grad_bias, grad_additive_w;
 } mha_attention_gradients;
 
 mha_status
@@ -150,13 +151,15 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
 
 /* w_v . tanh(query W_q + key W_k). query (batch..., heads, query_len, query_dim) and key (batch...,
  * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, of its query
- * and key only axes and shape are read: (batch..., heads, len, any). */
+ * and key only axes and shape are read: (batch..., heads, len, any). kept_query and kept_key, if
+ * given, receive the projected rows: C-contiguous (batch..., heads, len, hidden). */
 typedef struct mha_additive_attention {
     mha_attention attention;
     const void *query, *key;
     mha_weight W_q, W_k;
     const void *w_v; /* real (hidden,) */
     int64_t query_rows, key_rows;
+    void *kept_query, *kept_key;
 } mha_additive_attention;
 
 mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,

@@ -1,4 +1,5 @@
 # make run    the main job: sentences through a real transformer
+# make train  a small language model, from its first step to text
 # make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint
 # make bench  mha beside its peers; see also bench-grid, bench-kernels
 
@@ -9,11 +10,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run test test-c test-peers test-large test-oldest-numpy sanitize lint bench bench-grid \
+.PHONY: run train test test-c test-peers test-large test-oldest-numpy sanitize lint bench bench-grid \
 	bench-kernels format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
+
+train: $(VENV)/.run
+	$(BIN)/python examples/train_language_model.py
 
 test: $(VENV)/.test test-c
 	$(BIN)/python -m pytest

@@ -11,12 +11,13 @@ PEERS = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", 
 
 @dataclass(frozen=True)
 class Work:
-    """Attention (batch, heads, query_len, key_len, head_dim) or a layer (batch, length, width,
-    heads), its options, and the least ratios wanted: peer name -> peer's time / ours. The name
+    """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width, heads)
+    or a step of training the language model of the examples (batch, length, width, heads, blocks);
+    its options, and the least ratios wanted: peer name -> peer's time / ours. The name
     "best" stands for the fastest of all peers but NumPy."""
 
     name: str
-    kind: str  # "attention" or "layer"
+    kind: str  # "attention", "layer" or "model"
     shape: tuple
     wanted: dict
     dtype: str = "float32"
@@ -43,7 +44,11 @@ class Work:
             batch, heads, query_len, key_len, head_dim = self.shape
             forward = 4 * batch * heads * query_len * key_len * head_dim * visible
             return forward * attention_factor
-        batch, length, width, _ = self.shape
+        batch, length, width, _, *blocks = self.shape
+        if self.kind == "model":
+            products = 12 * width**2  # a block's weights: four of attention, eight of feed-forward
+            attention = 4 * 0.5 * batch * length * length * width
+            return blocks[0] * (6 * batch * length * products + 3.5 * attention)
         key_len = self.key_len or length
         projections = 2 * batch * (2 * length + 2 * key_len) * width * width
         attention = 4 * batch * length * key_len * width * visible
@@ -61,6 +66,9 @@ class Work:
     def arrays(self):
         """The inputs, the same in every process."""
         random = np.random.default_rng(0)
+
+        if self.kind == "model":
+            return {}
 
         def normal(*shape):
             return random.standard_normal(shape).astype(self.dtype)
@@ -102,6 +110,13 @@ def attention(batch, heads, length, head_dim, wanted, name="", query_len=0, **op
 def layer(batch, length, width, heads, wanted, name="", **options):
     label = name or f"layer ({batch}, {length}, {width}, {heads} heads)"
     return Work(label, "layer", (batch, length, width, heads), wanted, **options)
+
+
+def model_step(ratio, dropout):
+    """A step of training by examples/train_language_model.py."""
+    name = "training step of a language model" + (", dropout" if dropout else "")
+    return Work(name, "model", (16, 128, 128, 4, 4), {"pytorch": ratio}, dropout=dropout,
+                peers=("pytorch",))
 
 
 def gradients(shape, ratio, dropout=0.0, causal=False):
@@ -158,6 +173,8 @@ WORKS = [
     gradients((1, 4, 4096, 64), 6.0, dropout=0.1),
     layer(8, 128, 768, 12, {"pytorch": 1.3}, "training step of a layer (8, 128, 768, 12 heads)",
           gradients=True, dropout=0.1, peers=("pytorch",)),
+    model_step(0.8, dropout=0.0),
+    model_step(1.0, dropout=0.1),
     layer(2, 4, 100, 5, with_best(2.0, 2.0), "layer d2l toy (2, 4, 100, 5 heads, 6 keys)",
           key_len=6),
 ]

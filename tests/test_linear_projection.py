@@ -65,6 +65,21 @@ def test_strides(rows):
         assert np.array_equal(mha.linear(x, weight, layout(bias)), plain)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_transposed_x_is_read_as_it_lies(dtype):
+    """x^T @ grad, the gradient of a weight: no copy of x, the same bits."""
+    rng = np.random.default_rng(4)
+    for rows, width, out in ((1, 9, 3), (2, 130, 64), (7, 300, 33), (100, 513, 40), (401, 260, 70),
+                             (390, 0, 5)):
+        x = rng.standard_normal((width, rows + 3)).astype(dtype)[:, 1:rows + 1].T
+        weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((width, out), out))
+        plain = mha.linear(np.ascontiguousarray(x), weight, bias)
+        assert np.array_equal(mha.linear(x, weight, bias), plain)
+        assert np.array_equal(mha.linear(x, _core.pack_weight(weight), bias), plain)
+        assert np.array_equal(mha.linear(x[:, ::-1], weight[::-1], bias),
+                              mha.linear(np.ascontiguousarray(x[:, ::-1]), weight[::-1], bias))
+
+
 def test_packed_weights_give_the_same_bits():
     rng = np.random.default_rng(2)
     for rows in (1, 8, 9, 200):

@@ -4,9 +4,13 @@ import numpy as np
 
 import mha
 
+from .language_model import training_of
+
 
 def prepare(work, arrays, threads):
     mha.set_num_threads(threads)
+    if work.kind == "model":
+        return {"": training_of(work).step}
     if work.kind == "layer":
         width, heads = work.shape[2:]
         layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))

@@ -4,6 +4,9 @@ weights are wanted."""
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from . import pytorch_language_model
+from .language_model import training_of
+
 
 def prepare_attention(work, arrays):
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -41,6 +44,10 @@ def prepare_gradients(work, arrays):
 
     forward = layer if work.kind == "layer" else attend
     return {"autograd": lambda: torch.autograd.grad(forward(*inputs), inputs, grad_output)}
+
+
+def prepare_model(work):
+    return {"fused Adam": pytorch_language_model.Training(training_of(work)).step}
 
 
 def module_of(work, tensors):
@@ -85,6 +92,8 @@ def prepare_layer(work, arrays):
 
 def prepare(work, arrays, threads):
     torch.set_num_threads(threads)
+    if work.kind == "model":
+        return prepare_model(work)
     if work.gradients:
         return prepare_gradients(work, arrays)
     prepared = prepare_layer if work.kind == "layer" else prepare_attention

@@ -21,6 +21,7 @@ typedef struct projection_job {
     int64_t row_blocks; /* of the projection with the most */
     char *scratch; /* scratch_size bytes for each worker, or NULL when nothing is packed here */
     size_t scratch_size;
+    mha_turned_rows turned; /* of the only projection, where its x is turned */
 } projection_job;
 
 static bool reads_in_place(const mha_linear_projection *projection) {
@@ -47,6 +48,18 @@ static int threads_for(const projection_job *job, int num_threads) {
         operations += (double)p->rows * (double)p->weight.in * (double)p->weight.out;
     }
     return mha_threads_for(job->panels * job->row_blocks, operations, num_threads);
+}
+
+static mha_turned_rows turned_rows_of(const mha_linear_projection *p) {
+    const mha_turned_rows turned = {
+        .dtype = p->dtype,
+        .rows = p->rows,
+        .depth = p->weight.in,
+        .block_rows = p->rows < row_block_of(p) ? p->rows : row_block_of(p),
+        .from = p->x,
+        .from_stride = p->x_stride,
+    };
+    return turned;
 }
 
 /* One panel for each worker, unless the weights come packed. */
@@ -152,6 +165,12 @@ mha_status mha_linear_projection_workspace(const mha_linear_projection *projecti
     projection_job job;
     MHA_TRY(with_packed_weights(projections, count, NULL, bytes, with_packed, &packing));
     MHA_TRY(plan(with_packed, count, &job));
+    if (projections[0].x_turned) {
+        const mha_turned_rows turned = turned_rows_of(&with_packed[0]);
+        size_t size;
+        MHA_TRY(mha_turned_size(&turned, &size));
+        MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+    }
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
 }
 
@@ -175,6 +194,11 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .c_stride = p->output_stride / item,
         .panel_stride = width,
     };
+    if (p->x_turned) {
+        block.a = mha_turned_block(&job->turned, first_row);
+        block.a_stride = mha_turned_stride(p->dtype, job->turned.block_rows);
+        block.turned = true;
+    }
     if (p->weight.packed) {
         block.panel = (const char *)p->weight.data + panel * p->weight.in * MHA_PANEL_BYTES;
     } else if (reads_in_place(p) && columns_left >= width) {
@@ -203,6 +227,23 @@ static void run_task(void *context, int64_t task, int worker) {
     }
 }
 
+/* Task: one chain of depth of an x that is turned. */
+static void turn_task(void *context, int64_t task, int worker) {
+    const projection_job *job = context;
+    const int64_t first = task * MHA_DEPTH_CHAIN, left = job->turned.depth - first;
+    (void)worker;
+    mha_turn_rows(&job->turned, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN));
+}
+
+static mha_status turn(projection_job *job, int num_threads, mha_execution *execution) {
+    size_t size;
+    job->turned = turned_rows_of(&job->projections[0]);
+    MHA_TRY(mha_turned_size(&job->turned, &size));
+    MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->turned.blocks));
+    return mha_pool_run(mha_divide_up(job->turned.depth, (int64_t)MHA_DEPTH_CHAIN), num_threads,
+                        turn_task, job, &execution->cancel);
+}
+
 static mha_status run_steps(const mha_linear_projection *projections, int count,
                             mha_execution *execution) {
     mha_linear_projection with_packed[MOST_SIDE_BY_SIDE];
@@ -216,6 +257,9 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     const int num_threads = threads_for(&job, execution->num_threads);
     if (all > 0) {
         MHA_TRY(mha_pool_run(job.panels, num_threads, pack_task, &packing, &execution->cancel));
+    }
+    if (projections[0].x_turned) {
+        MHA_TRY(turn(&job, num_threads, execution));
     }
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));

@@ -1,0 +1,39 @@
+"""The language model of the examples against the same model in PyTorch, from the same start."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+from peers import pytorch_language_model
+from train_language_model import Settings, Text, Training
+
+torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return Text()
+
+
+def test_the_loss_curve_is_pytorchs(text):
+    """100 steps without dropout, each loss to 1e-3."""
+    ours = Training(Settings(dropout=0.0), text)
+    theirs = pytorch_language_model.Training(ours)
+    differences = [abs(ours.step() - theirs.step()) for _ in range(100)]
+    assert max(differences) < 1e-3, max(differences)
+    assert ours.losses[-1] < 3 < ours.losses[0]
+
+
+def test_with_dropout_the_losses_fall_alike(text):
+    """Other masks, the same distribution: the mean of some steps is the same to 0.05."""
+    ours = Training(Settings(dropout=0.3, blocks=2), text)
+    theirs = pytorch_language_model.Training(ours)
+    for _ in range(60):
+        ours.step()
+        theirs.step()
+    assert abs(np.mean(ours.losses[30:]) - np.mean(theirs.losses[30:])) < 0.05

@@ -6,8 +6,8 @@ The attention of every layer is an `mha.MultiHeadAttention`; the rest of the net
 Sources: Devlin et al. 2019, "BERT"; Wang et al. 2020, "MiniLM"; Reimers & Gurevych 2019, section 3.
 """
 
+import copy
 import importlib.util
-import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,17 @@ NUM_HEADS, MAX_TOKENS, NORM_EPSILON = 12, 256, 1e-12
 PROJECTIONS = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
                "o": "attention.output.dense"}
 
-error_function = np.vectorize(math.erf, otypes=[float])
+
+
+def normal_distribution(x):
+    """Phi(x), the share of a standard normal distribution below x: to 1e-7, by the rational
+    function for erf of Abramowitz & Stegun 1964, 7.1.26."""
+    size = np.abs(x) * x.dtype.type(0.5**0.5)
+    t = 1 / (1 + 0.3275911 * size)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (
+        1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    above = 0.5 * series * np.exp(-size * size)
+    return np.where(x > 0, 1 - above, above)
 
 
 class Encoded(NamedTuple):
@@ -69,10 +79,12 @@ class MiniLM:
             row[:len(encoding.ids)] = encoding.ids
         return ids, lengths, [encoding.tokens for encoding in encodings]
 
-    def encode(self, ids, lengths):
-        """The network on a batch (batch, len): the padding beyond lengths is never attended to."""
+    def encode(self, ids, lengths, gates=None):
+        """The network on a batch (batch, len): the padding beyond lengths is never attended to.
+        gates (layers, heads), if given, multiply what each head gives."""
         return self._run(ids, lengths, lambda index, x: self.attention_layers[index](
-            x, key_lengths=lengths, return_weights=True))
+            x, key_lengths=lengths, head_gate=None if gates is None else gates[index],
+            return_weights=True))
 
     def encode_by_reference(self, ids, lengths):
         """The same network with `mha.reference`, in plain NumPy, as its attention."""
@@ -83,12 +95,50 @@ class MiniLM:
 
         return self._run(ids, lengths, attend)
 
-    def _run(self, ids, lengths, attend):
+    def embeddings_vjp(self, ids, lengths):
+        """The embeddings (batch, 384), and a pullback from their gradient to that of every head's
+        gate at 1, (layers, heads)."""
+        x, pullbacks = self._embedded(ids), []
+        for index, layer in enumerate(self.attention_layers):
+            prefix = f"encoder.layer.{index}"
+            attended, pull_attention = layer.vjp(
+                x, key_lengths=lengths, head_gate=np.ones(layer.num_heads, x.dtype),
+                wrt=("query", "head_gate"))
+            x, pull_norm = self._norm_vjp(x + attended, f"{prefix}.attention.output.LayerNorm")
+            fed, pull_feed = self._feed_forward_vjp(index, x)
+            x, pull_last_norm = self._norm_vjp(x + fed, f"{prefix}.output.LayerNorm")
+            pullbacks.append((pull_attention, pull_norm, pull_feed, pull_last_norm))
+        embeddings, pull_pooled = _pooled_vjp(x, lengths)
+
+        def pullback(grad):
+            grad, of_gates = pull_pooled(grad), []
+            for pull_attention, pull_norm, pull_feed, pull_last_norm in reversed(pullbacks):
+                grad = pull_last_norm(grad)
+                grad = pull_norm(grad + pull_feed(grad))
+                of_attention = pull_attention(grad)
+                grad = grad + of_attention.query
+                of_gates.append(of_attention.head_gate)
+            return np.array(of_gates[::-1])
+
+        return embeddings, pullback
+
+    def pruned(self, heads):
+        """A copy of the network without these heads, (layer, head) each."""
+        other = copy.copy(self)
+        other.attention_layers = [
+            copy.copy(layer).unfreeze().prune_heads(
+                [head for of_layer, head in heads if of_layer == index]).freeze()
+            for index, layer in enumerate(self.attention_layers)]
+        return other
+
+    def _embedded(self, ids):
         embedded = (self.tensors["embeddings.word_embeddings.weight"][ids]
                     + self.tensors["embeddings.position_embeddings.weight"][:ids.shape[1]]
                     + self.tensors["embeddings.token_type_embeddings.weight"][0])
-        x = self._norm(embedded, "embeddings.LayerNorm")
-        hidden, all_weights = [], []
+        return self._norm(embedded, "embeddings.LayerNorm")
+
+    def _run(self, ids, lengths, attend):
+        x, hidden, all_weights = self._embedded(ids), [], []
         for index in range(len(self.attention_layers)):
             prefix = f"encoder.layer.{index}"
             attended, weights = attend(index, x)
@@ -96,30 +146,58 @@ class MiniLM:
             x = self._norm(x + self._feed_forward(index, x), f"{prefix}.output.LayerNorm")
             hidden.append(x)
             all_weights.append(weights)
-        return Encoded(_pooled(x, lengths), hidden, all_weights)
+        return Encoded(_pooled_vjp(x, lengths)[0], hidden, all_weights)
 
     def _feed_forward(self, index, x):
-        weight, bias = self._linear(index, "intermediate.dense")
-        inner = x @ weight.T + bias
-        inner *= (0.5 + 0.5 * error_function(inner / math.sqrt(2))).astype(x.dtype)  # GELU
-        weight, bias = self._linear(index, "output.dense")
-        return inner @ weight.T + bias
+        return self._feed_forward_vjp(index, x)[0]
+
+    def _feed_forward_vjp(self, index, x):
+        """GELU(x W + b) W + b, with GELU(z) = z Phi(z); the pullback gives x's gradient alone."""
+        W_in, b_in = self._linear(index, "intermediate.dense")
+        W_out, b_out = self._linear(index, "output.dense")
+        inner = x @ W_in.T + b_in
+        below = np.stack([normal_distribution(sentence) for sentence in inner])  # in the cache
+
+        def pullback(grad):
+            density = np.exp(-0.5 * inner * inner) / np.sqrt(2 * np.pi).astype(x.dtype)
+            return (grad @ W_out * (below + inner * density)) @ W_in
+
+        return inner * below @ W_out.T + b_out, pullback
 
     def _linear(self, index, name):
         prefix = f"encoder.layer.{index}.{name}"
         return self.tensors[f"{prefix}.weight"], self.tensors[f"{prefix}.bias"]
 
     def _norm(self, x, name):
+        return self._norm_vjp(x, name)[0]
+
+    def _norm_vjp(self, x, name):
+        """Layer normalisation; the pullback gives x's gradient alone."""
         centred = x - x.mean(axis=-1, keepdims=True)
         deviation = np.sqrt((centred ** 2).mean(axis=-1, keepdims=True) + NORM_EPSILON)
-        return centred / deviation * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
+        normal, weight = centred / deviation, self.tensors[f"{name}.weight"]
+
+        def pullback(grad):
+            grad = grad * weight
+            along = (grad * normal).mean(axis=-1, keepdims=True)
+            return (grad - grad.mean(axis=-1, keepdims=True) - normal * along) / deviation
+
+        return normal * weight + self.tensors[f"{name}.bias"], pullback
 
 
-def _pooled(hidden, lengths):
+def _pooled_vjp(hidden, lengths):
     """The mean of each sentence's tokens, without the padding, scaled to unit length."""
-    real = np.arange(hidden.shape[1]) < lengths[:, None]
-    mean = (hidden * real[..., None]).sum(axis=1) / lengths[:, None].astype(hidden.dtype)
-    return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+    real = (np.arange(hidden.shape[1]) < lengths[:, None])[..., None]
+    sizes = lengths[:, None].astype(hidden.dtype)
+    mean = (hidden * real).sum(axis=1) / sizes
+    length = np.linalg.norm(mean, axis=-1, keepdims=True)
+    output = mean / length
+
+    def pullback(grad):
+        of_mean = (grad - output * (grad * output).sum(axis=-1, keepdims=True)) / length
+        return (of_mean / sizes)[:, None] * real
+
+    return output, pullback
 
 
 def _model_folder():

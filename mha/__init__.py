@@ -4,7 +4,8 @@
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `plot`, `reference`, `testing` and `compat` load when used.
+NumPy, to read. The submodules `masks`, `importance`, `plot`, `reference`, `testing` and `compat`
+load when used.
 """
 
 import importlib
@@ -35,6 +36,7 @@ from mha.runtime import (
 
 if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import compat as compat
+    from mha import importance as importance
     from mha import masks as masks
     from mha import plot as plot
     from mha import reference as reference
@@ -62,7 +64,7 @@ __all__ = [
     "threads",
 ]
 
-_SUBMODULES = ("compat", "masks", "plot", "reference", "testing")
+_SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

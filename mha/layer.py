@@ -332,6 +332,43 @@ class MultiHeadAttention:
         """Whether `freeze()` is in force."""
         return self._packed is not None
 
+    def prune_heads(self, heads: Collection[int]) -> Self:
+        """Remove heads for good: their columns of W_q, b_q and rows of W_o, and those of W_k, W_v,
+        b_k and b_v that no head needs any more.
+
+        The output is that of the layer before with head_gate 0 for these heads, up to rounding;
+        later heads move up. Where heads share key heads and unequal numbers of them stay, key
+        heads are repeated as often as equal groups need. The arrays are new ones: those that
+        `parameters()` gave before are no longer the layer's. Returns the layer.
+
+        Raises
+        ------
+        ValueError: indices out of range, all heads at once, a frozen layer. TypeError: heads that
+        are not a collection of ints.
+
+        Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 4.
+
+        >>> layer = mha.MultiHeadAttention(512, 8)
+        >>> layer.prune_heads([0, 5]).W_q.shape
+        (512, 384)
+        """
+        self._check_not_frozen("heads")
+        kept = np.array(_heads_that_stay(heads, self.num_heads))
+        key_heads = _key_heads_for(kept // (self.num_heads // self.num_kv_heads))
+        for name, array in self._parameters.items():
+            letter, axis = name[-1], 0 if name == "W_o" else -1
+            if name == "b_o":
+                continue
+            all_heads, width, chosen = {
+                "q": (self.num_heads, self.head_dim, kept),
+                "k": (self.num_kv_heads, self.head_dim, key_heads),
+                "v": (self.num_kv_heads, self.value_head_dim, key_heads),
+                "o": (self.num_heads, self.value_head_dim, kept)}[letter]
+            columns = np.arange(all_heads * width).reshape(all_heads, width)[chosen].ravel()
+            self._parameters[name] = np.take(array, columns, axis=axis)
+        self.num_heads, self.num_kv_heads = len(kept), len(key_heads)
+        return self
+
     def _check_not_frozen(self, name: str) -> None:
         if self._packed is not None:
             raise ValueError(f"{name}: got a change to a frozen layer, wanted unfreeze() before it")
@@ -391,6 +428,26 @@ def _size(value: Any, name: str, default: int | None = None) -> int:
     if size < 1:
         raise ValueError(f"{name}: got {size}, wanted at least 1")
     return size
+
+
+def _heads_that_stay(heads: Any, num_heads: int) -> list[int]:
+    if isinstance(heads, (str, bytes)) or not isinstance(heads, (Collection, np.ndarray)):
+        raise TypeError(f"heads: got {type(heads).__name__}, wanted a list of ints")
+    pruned = {as_int(head, "heads") for head in heads}
+    for head in pruned:
+        if not -num_heads <= head < num_heads:
+            raise ValueError(f"heads: got {head}, wanted indices into {num_heads} heads")
+    stay = sorted(set(range(num_heads)) - {head % num_heads for head in pruned})
+    if not stay:
+        raise ValueError(f"heads: got all {num_heads}, wanted one to stay")
+    return stay
+
+
+def _key_heads_for(needed: NDArray[Any]) -> NDArray[Any]:
+    """needed (heads,): the key head of each query head, ascending. The key heads to keep, some of
+    them repeatedly, so that each serves the same number of consecutive query heads."""
+    group = math.gcd(*np.unique(needed, return_counts=True)[1].tolist())
+    return needed[::group]
 
 
 def _probability(dropout: Any) -> float:

@@ -1,7 +1,8 @@
 """Pictures of attention: heat maps of the weights and masks, and heat maps as text.
 
-`heads`, `attention` and `mask` need matplotlib (pip install "mha[plot]") and return the figure
-without showing it: a notebook draws it once, a script calls `figure.savefig`. `text` needs nothing.
+`heads`, `attention`, `mask` and `importance` need matplotlib (pip install "mha[plot]") and return
+the figure without showing it: a notebook draws it once, a script calls `figure.savefig`. `text`
+needs nothing.
 """
 
 import io
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["attention", "heads", "mask", "text"]
+__all__ = ["attention", "heads", "importance", "mask", "text"]
 
 COLOURS = "YlOrRd"      # light where there is no weight, dark where there is much
 ANNOTATED_AT_MOST = 8   # rows and columns of a matrix that shows its numbers by default
@@ -131,6 +132,39 @@ def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
                for end, label in ((1.0, "attend"), (0.0, "blocked"))]
     ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
               frameon=False)
+    return figure
+
+
+def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = COLOURS,
+               label: str = "importance", title: str | None = None,
+               ax: "Axes | None" = None) -> "Figure":
+    """How much each head matters: bars for one layer, a map of layers and heads for several.
+
+    scores (heads,) or (layers, heads), as the functions of `mha.importance` give them. annotate:
+    write the numbers into the map, by default where there are at most 12 layers of 16 heads.
+    label: what the scores are. ax: draw into this. Returns the figure.
+
+    Raises ValueError for another shape and ImportError without matplotlib.
+
+    >>> scores = mha.importance.confidence(weights)
+    >>> mha.plot.importance(scores, label="confidence").savefig("importance.png")
+    """
+    array = _numbers(scores, "scores")
+    if array.ndim not in (1, 2) or 0 in array.shape:
+        raise ValueError(f"scores: got shape {array.shape}, wanted (heads,) or (layers, heads)")
+    if array.ndim == 1:
+        figure, ax = _figure_of(ax, (8, len(array)), True, None, None, title)
+        ax.bar(range(len(array)), array, color=_matplotlib().colormaps[cmap](0.6))
+        ax.axhline(0, color="black", linewidth=0.8)
+        ax.set(xlabel="head", ylabel=label, xticks=range(len(array)))
+        return figure
+    layers, num_heads = array.shape
+    annotate = layers <= 12 and num_heads <= 16 if annotate is None else annotate
+    figure, ax = _figure_of(ax, array.shape, annotate, None, None, title, beside=0.5)
+    image = _draw(ax, array, None, None, annotate, _scale_end(array, None), cmap,
+                  vmin=min(0, float(np.nanmin(array))))
+    ax.set(xlabel="head", ylabel="layer")
+    figure.colorbar(image, ax=ax, label=label, fraction=0.05, aspect=30)
     return figure
 
 
@@ -347,11 +381,11 @@ def _upright(labels, cell):
     return labels is not None and max(map(len, labels)) * 0.085 > cell
 
 
-def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap):
+def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap, vmin=0.0):
     """One matrix into one axes, with its labels and numbers."""
     query_len, key_len = matrix.shape
     stretched = max(query_len / key_len, key_len / query_len) > 8
-    image = ax.imshow(matrix, vmin=0, vmax=vmax, cmap=cmap, interpolation="nearest",
+    image = ax.imshow(matrix, vmin=vmin, vmax=vmax, cmap=cmap, interpolation="nearest",
                       aspect="auto" if stretched else "equal")
     for axis, labels in ((ax.yaxis, query_labels), (ax.xaxis, key_labels)):
         if labels is None:

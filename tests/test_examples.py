@@ -82,3 +82,42 @@ def test_notebooks_run(name):
                str(EXAMPLES / name)]
     finished = subprocess.run(program, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout
+
+
+def test_heads_are_pruned_by_every_score(tmp_path):
+    program = [sys.executable, str(EXAMPLES / "prune_heads.py"), "--pairs", "5", "--sentences", "6",
+               "--random", "1", "--output", str(tmp_path)]
+    finished = subprocess.run(program, capture_output=True, text=True, encoding="utf-8")
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("heads removed"))
+    assert lines[start].split()[2:] == [str(count) for count in range(0, 67, 6)]
+    for line, name in zip(lines[start + 1:start + 7],
+                          ("gradient", "ablation", "confidence", "variance", "entropy", "random")):
+        assert line.startswith(name)
+        correlations = [float(value) for value in line[27:].split()]
+        assert correlations[0] == 1
+        assert correlations[-1] < correlations[1] <= 1
+    assert "whole   attention: 3,548,160 parameters" in finished.stdout
+    assert (tmp_path / "prune_heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_gate_gradients_of_the_sentence_encoder():
+    """Against central differences of the loss in single gates, in float32."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        from minilm import MiniLM
+        from prune_heads import NextSentence, sentence_pairs
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    model = MiniLM()
+    task = NextSentence(model, sentence_pairs()[:4])
+    gradient = np.mean(list(task.gate_gradients()), axis=0)
+    for gate in [(0, 3), (2, 11), (4, 10), (5, 8)]:
+        losses = []
+        for step in (0.05, -0.05):
+            gates = np.ones((6, 12))
+            gates[gate] += step
+            losses.append(task.loss(gates))
+        slope = (losses[0] - losses[1]) / 0.1
+        assert abs(slope - gradient[gate]) < 2e-4 + 0.05 * abs(slope), gate

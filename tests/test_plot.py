@@ -71,6 +71,27 @@ def test_attention_draws_one_matrix_with_labels():
     assert (ax.get_xlabel(), ax.get_ylabel(), figure.get_suptitle()) == ("key", "query", "t")
 
 
+def test_importance_is_a_map_or_bars():
+    scores = np.array([[0.1, 0.9, 0.3], [-0.2, 0.0, 0.5]])
+    figure = mha.plot.importance(scores, label="ablation", title="two layers")
+    ax, colour_bar = figure.axes
+    image = ax.images[0]
+    np.testing.assert_array_equal(image.get_array(), scores)
+    assert image.get_clim() == (-0.2, 0.9)
+    assert [text.get_text() for text in ax.texts] == [f"{score:.2f}" for score in scores.ravel()]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+    assert colour_bar.get_ylabel() == "ablation"
+    assert figure.get_suptitle() == "two layers"
+    bars = mha.plot.importance(scores[1]).axes[0].patches
+    assert [bar.get_height() for bar in bars] == scores[1].tolist()
+    assert not mha.plot.importance(np.ones((13, 3))).axes[0].texts
+    own = Figure().subplots()
+    assert mha.plot.importance(scores, ax=own) is own.figure
+    for wrong in (np.ones((2, 2, 2)), np.ones((0, 3)), 1.0):
+        with pytest.raises(ValueError, match="scores: got shape"):
+            mha.plot.importance(wrong)
+
+
 def test_mask_draws_two_colours_with_a_legend():
     figure = mha.plot.mask(mha.masks.causal(4))
     (ax,) = panels(figure)

@@ -19,7 +19,7 @@ NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
          "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "threads"]
-SUBMODULES = ["compat", "masks", "plot", "reference", "testing"]
+SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 SIGNATURES = {
     "scaled_dot_product_attention": """query, key, value, *, mask=None, bias=None,
@@ -65,6 +65,13 @@ SIGNATURES = {
     "MultiHeadAttention.astype": "self, dtype",
     "MultiHeadAttention.freeze": "self",
     "MultiHeadAttention.unfreeze": "self",
+    "MultiHeadAttention.prune_heads": "self, heads",
+    "importance.variance": "weights, *, lengths=None",
+    "importance.confidence": "weights, *, lengths=None",
+    "importance.entropy": "weights, *, lengths=None",
+    "importance.ablation": "loss, shape",
+    "importance.gradient": "gate_gradients, *, normalise=True",
+    "importance.rollout": "weights, *, residual=0.5",
     "masks.causal": "query_len, key_len=None, query_offset=None",
     "masks.sliding_window": "query_len, key_len=None, *, left=None, right=None, query_offset=None",
     "masks.from_lengths": "lengths, key_len",

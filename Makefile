@@ -1,7 +1,7 @@
 # make run    the main job: sentences through a real transformer
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint
-# make bench  mha beside its peers; see also bench-grid, bench-kernels
+# make bench  mha beside its peers; see also bench-grid, bench-kernels, bench-reshaping
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
 .PHONY: run train test test-c test-peers test-large test-oldest-numpy sanitize lint bench bench-grid \
-	bench-kernels format clean check-prerequisites
+	bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -101,6 +101,9 @@ bench-grid: .venv-bench/.built
 bench-kernels: | check-prerequisites
 	$(MAKE) --no-print-directory -C benchmarks/machine
 	benchmarks/machine/build/bench_kernels
+
+bench-reshaping: $(VENV)/.run
+	$(BIN)/python benchmarks/reshaping.py
 
 format: $(VENV)/.created
 	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" "benchmarks/*.c" "benchmarks/*.h")

@@ -103,7 +103,7 @@ bench-kernels: | check-prerequisites
 	benchmarks/machine/build/bench_kernels
 
 bench-reshaping: $(VENV)/.run
-	$(BIN)/python benchmarks/reshaping.py
+	$(BIN)/python benchmarks/reshaping.py --write
 
 format: $(VENV)/.created
 	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" "benchmarks/*.c" "benchmarks/*.h")

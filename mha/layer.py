@@ -336,15 +336,16 @@ class MultiHeadAttention:
         """Remove heads for good: their columns of W_q, b_q and rows of W_o, and those of W_k, W_v,
         b_k and b_v that no head needs any more.
 
-        The output is that of the layer before with head_gate 0 for these heads, up to rounding;
-        later heads move up. Where heads share key heads and unequal numbers of them stay, key
-        heads are repeated as often as equal groups need. The arrays are new ones: those that
-        `parameters()` gave before are no longer the layer's. Returns the layer.
+        heads are indices, negative ones from the end, repeated ones once. The output is that of
+        the layer before with head_gate 0 for these heads, up to rounding; later heads move up. The
+        arrays are new ones: those that `parameters()` gave before are no longer the layer's.
+        Returns the layer.
 
         Raises
         ------
-        ValueError: indices out of range, all heads at once, a frozen layer. TypeError: heads that
-        are not a collection of ints.
+        ValueError: indices out of range, all heads at once, a frozen layer; where heads share key
+        heads, unequal numbers of heads left to those that stay. TypeError: heads that are not a
+        collection of ints. Nothing has changed then.
 
         Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 4.
 
@@ -352,21 +353,23 @@ class MultiHeadAttention:
         >>> layer.prune_heads([0, 5]).W_q.shape
         (512, 384)
         """
+        pruned_heads = _as_ints(heads)
         self._check_not_frozen("heads")
-        kept = np.array(_heads_that_stay(heads, self.num_heads))
-        key_heads = _key_heads_for(kept // (self.num_heads // self.num_kv_heads))
+        kept = np.array(_heads_that_stay(pruned_heads, self.num_heads))
+        key_heads, heads_left = np.unique(kept // (self.num_heads // self.num_kv_heads),
+                                          return_counts=True)
+        if heads_left.min() != heads_left.max():
+            raise ValueError(f"heads: got {pruned_heads}, which leaves {heads_left.tolist()} heads"
+                             " to the key heads, wanted equally many for each that stays")
+        chosen = {"q": (kept, self.head_dim), "k": (key_heads, self.head_dim),
+                  "v": (key_heads, self.value_head_dim), "o": (kept, self.value_head_dim)}
+        pruned = {}
         for name, array in self._parameters.items():
-            letter, axis = name[-1], 0 if name == "W_o" else -1
-            if name == "b_o":
-                continue
-            all_heads, width, chosen = {
-                "q": (self.num_heads, self.head_dim, kept),
-                "k": (self.num_kv_heads, self.head_dim, key_heads),
-                "v": (self.num_kv_heads, self.value_head_dim, key_heads),
-                "o": (self.num_heads, self.value_head_dim, kept)}[letter]
-            columns = np.arange(all_heads * width).reshape(all_heads, width)[chosen].ravel()
-            self._parameters[name] = np.take(array, columns, axis=axis)
-        self.num_heads, self.num_kv_heads = len(kept), len(key_heads)
+            of_heads, width = chosen[name[-1]]
+            columns = (of_heads[:, None] * width + np.arange(width)).ravel()
+            pruned[name] = array if name == "b_o" else np.take(
+                array, columns, axis=0 if name == "W_o" else -1)
+        vars(self).update(_parameters=pruned, num_heads=len(kept), num_kv_heads=len(key_heads))
         return self
 
     def _check_not_frozen(self, name: str) -> None:
@@ -412,7 +415,7 @@ class MultiHeadAttention:
     def __repr__(self) -> str:
         shown = [str(self.embed_dim), str(self.num_heads)]
         plain = {"use_bias": True, "dropout": 0.0, "num_kv_heads": self.num_heads,
-                 "head_dim": self.embed_dim // self.num_heads, "value_head_dim": self.head_dim,
+                 "head_dim": self.embed_dim / self.num_heads, "value_head_dim": self.head_dim,
                  "query_dim": self.embed_dim, "key_dim": self.embed_dim,
                  "value_dim": self.key_dim, "output_dim": self.embed_dim}
         shown += [f"{name}={getattr(self, name)}" for name, default in plain.items()
@@ -430,24 +433,21 @@ def _size(value: Any, name: str, default: int | None = None) -> int:
     return size
 
 
-def _heads_that_stay(heads: Any, num_heads: int) -> list[int]:
-    if isinstance(heads, (str, bytes)) or not isinstance(heads, (Collection, np.ndarray)):
+def _as_ints(heads: Any) -> list[int]:
+    is_number = isinstance(heads, np.ndarray) and heads.ndim == 0
+    if isinstance(heads, (str, bytes)) or not isinstance(heads, Collection) or is_number:
         raise TypeError(f"heads: got {type(heads).__name__}, wanted a list of ints")
-    pruned = {as_int(head, "heads") for head in heads}
-    for head in pruned:
+    return [as_int(head, "heads") for head in heads]
+
+
+def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
+    for head in heads:
         if not -num_heads <= head < num_heads:
             raise ValueError(f"heads: got {head}, wanted indices into {num_heads} heads")
-    stay = sorted(set(range(num_heads)) - {head % num_heads for head in pruned})
+    stay = sorted(set(range(num_heads)) - {head % num_heads for head in heads})
     if not stay:
         raise ValueError(f"heads: got all {num_heads}, wanted one to stay")
     return stay
-
-
-def _key_heads_for(needed: NDArray[Any]) -> NDArray[Any]:
-    """needed (heads,): the key head of each query head, ascending. The key heads to keep, some of
-    them repeatedly, so that each serves the same number of consecutive query heads."""
-    group = math.gcd(*np.unique(needed, return_counts=True)[1].tolist())
-    return needed[::group]
 
 
 def _probability(dropout: Any) -> float:

@@ -154,15 +154,17 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = C
         raise ValueError(f"scores: got shape {array.shape}, wanted (heads,) or (layers, heads)")
     if array.ndim == 1:
         figure, ax = _figure_of(ax, (8, len(array)), True, None, None, title)
-        ax.bar(range(len(array)), array, color=_matplotlib().colormaps[cmap](0.6))
+        ax.bar(range(len(array)), array, color=_matplotlib().colormaps.get_cmap(cmap)(0.6))
         ax.axhline(0, color="black", linewidth=0.8)
         ax.set(xlabel="head", ylabel=label, xticks=range(len(array)))
         return figure
     layers, num_heads = array.shape
     annotate = layers <= 12 and num_heads <= 16 if annotate is None else annotate
     figure, ax = _figure_of(ax, array.shape, annotate, None, None, title, beside=0.5)
-    image = _draw(ax, array, None, None, annotate, _scale_end(array, None), cmap,
-                  vmin=min(0, float(np.nanmin(array))))
+    finite = array[np.isfinite(array)]
+    lowest, highest = finite.min(initial=0), finite.max(initial=0)
+    image = _draw(ax, array, None, None, annotate, highest if highest > lowest else 1.0, cmap,
+                  vmin=lowest, digits=".2f" if highest - lowest >= 0.1 else ".1e")
     ax.set(xlabel="head", ylabel="layer")
     figure.colorbar(image, ax=ax, label=label, fraction=0.05, aspect=30)
     return figure
@@ -381,7 +383,8 @@ def _upright(labels, cell):
     return labels is not None and max(map(len, labels)) * 0.085 > cell
 
 
-def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap, vmin=0.0):
+def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap, vmin=0.0,
+          digits=".2f"):
     """One matrix into one axes, with its labels and numbers."""
     query_len, key_len = matrix.shape
     stretched = max(query_len / key_len, key_len / query_len) > 8
@@ -398,15 +401,15 @@ def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap, vmin=0.0):
         axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8,
                        rotation=90 if upright else 0, parse_math=False)
     if annotate:
-        _write_numbers(ax, image, matrix)
+        _write_numbers(ax, image, matrix, digits)
     return image
 
 
-def _write_numbers(ax, image, matrix):
+def _write_numbers(ax, image, matrix, digits):
     for (query, key), weight in np.ndenumerate(matrix):
         red, green, blue, _ = image.cmap(image.norm(weight))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-        ax.text(key, query, f"{weight:.2f}", ha="center", va="center", fontsize=7.5,
+        ax.text(key, query, f"{weight:{digits}}", ha="center", va="center", fontsize=7.5,
                 color="white" if dark else "black")
 
 

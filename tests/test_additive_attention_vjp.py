@@ -107,8 +107,8 @@ def test_what_stands_behind_a_mask_never_counts(poison):
     for name, gradient in gradients().items():
         assert np.array_equal(gradient, clean[name]), name
     key[:, [40, 149]] = poison
-    for name, gradient in gradients().items():  # W_k meets the keys themselves
-        assert name == "W_k" or np.array_equal(gradient, clean[name]), name
+    for name, gradient in gradients().items():
+        np.testing.assert_allclose(gradient, clean[name], rtol=2e-6, atol=1e-7, err_msg=name)
 
 
 def test_wrt_names_the_gradients_that_are_computed():

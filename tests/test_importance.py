@@ -123,6 +123,12 @@ def test_rollout():
                                weights[0].mean(axis=1))
 
 
+def leaves_equal_groups(heads, kv_heads):
+    left = [len(set(range(first, first + 6 // kv_heads)) - set(heads))
+            for first in range(0, 6, 6 // kv_heads)]
+    return len({count for count in left if count}) == 1
+
+
 @pytest.mark.parametrize(("kv_heads", "sizes"), [
     (6, {}), (6, {"head_dim": 5, "value_head_dim": 3, "output_dim": 7}), (3, {}), (2, {}),
     (1, {"use_bias": False})])
@@ -139,21 +145,31 @@ def test_a_pruned_layer_gives_what_the_gated_one_gave(kv_heads, sizes):
             gate = np.ones(6)
             gate[list(heads)] = 0
             gated, parameters = layer(x, causal=True, head_gate=gate), layer.num_parameters
+            if not leaves_equal_groups(heads, kv_heads):
+                with pytest.raises(ValueError, match=r"heads: got .* to the key heads"):
+                    layer.prune_heads(heads)
+                assert np.array_equal(layer(x, causal=True, head_gate=gate), gated)
+                continue
             assert layer.prune_heads(heads) is layer
             np.testing.assert_allclose(layer(x, causal=True), gated, atol=1e-13)
             np.testing.assert_array_equal(layer.freeze()(x, causal=True),
                                           layer.unfreeze()(x, causal=True))
             assert layer.num_heads == 6 - count
-            if count and kv_heads == 6:
-                assert layer.num_parameters < parameters
+            assert (layer.num_parameters < parameters) == (count > 0)
+            output, pullback = layer.vjp(x)
+            for name, gradient in pullback(output)._asdict().items():
+                assert gradient is None or name in ("query", "head_gate") or (
+                    gradient.shape == getattr(layer, name).shape)
 
 
 def test_pruning_key_heads_that_are_shared():
     layer = mha.MultiHeadAttention(48, 12, num_kv_heads=3)
     layer.prune_heads([4, 5, 6, 7])  # a whole group
     assert (layer.num_heads, layer.num_kv_heads) == (8, 2)
-    layer.prune_heads([0, 1])  # groups of 2 and 4: the second key head serves two groups of 2
-    assert (layer.num_heads, layer.num_kv_heads) == (6, 3)
+    layer.prune_heads([0, 5])  # one of each group
+    assert (layer.num_heads, layer.num_kv_heads) == (6, 2)
+    with pytest.raises(ValueError, match=r"leaves \[2, 3\] heads to the key heads"):
+        layer.prune_heads({0})
 
 
 def test_a_pruned_layer_is_a_layer_like_any_other():
@@ -161,8 +177,10 @@ def test_a_pruned_layer_is_a_layer_like_any_other():
     original = copy.copy(layer)
     layer.prune_heads([-1, 1, 1])
     assert original.num_heads == 4
+    assert original.W_q.shape == (32, 32)
     assert layer.num_heads == 2
     assert "head_dim=8" in repr(layer)
+    assert "head_dim=1" in repr(mha.MultiHeadAttention(4, 4).prune_heads([0]))
     x = np.ones((1, 3, 32), np.float32)
     assert copy.deepcopy(layer).astype(np.float64)(x).shape == (1, 3, 32)
     output, pullback = layer.vjp(x)
@@ -175,7 +193,8 @@ def test_a_pruned_layer_is_a_layer_like_any_other():
 @pytest.mark.parametrize(("heads", "error", "message"), [
     ([4], ValueError, "heads: got 4"), ([-5], ValueError, "heads: got -5"),
     (range(4), ValueError, "heads: got all 4"), (1, TypeError, "heads: got int"),
-    ("1", TypeError, "heads: got str"), ([0.5], TypeError, "heads: got float"),
+    ("1", TypeError, "heads: got str"),
+    (np.array(1), TypeError, "heads: got ndarray"), ([0.5], TypeError, "heads: got float"),
     ([True], TypeError, "heads: got bool")])
 def test_errors_of_pruning(heads, error, message):
     layer = mha.MultiHeadAttention(32, 4)
@@ -200,7 +219,9 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.confidence(W, lengths=[1, 2]), ValueError, "lengths: got shape"),
     (lambda: importance.confidence(W, lengths=[1.0]), TypeError, "lengths: got an array of float"),
     (lambda: importance.ablation(lambda gates: gates, 3), ValueError, "loss: got"),
-    (lambda: importance.ablation(lambda gates: np.nan, 3), ValueError, "loss: got"),
+    (lambda: importance.ablation(lambda gates: np.nan, 3), ValueError, "loss: got array.nan"),
+    (lambda: importance.ablation(lambda gates: "1", 3), ValueError, "loss: got array..1"),
+    (lambda: importance.ablation(lambda gates: gates @ [1], 3), ValueError, "matmul"),
     (lambda: importance.ablation(lambda gates: 1.0, 0), ValueError, "shape: got 0"),
     (lambda: importance.ablation(lambda gates: 1.0, (2, "a")), TypeError, "shape: got str"),
     (lambda: importance.gradient([]), ValueError, "gate_gradients: got none"),
@@ -210,7 +231,8 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.rollout([]), ValueError, "weights: got none"),
     (lambda: importance.rollout([W, W[0]]), ValueError, "weights: got shape"),
     (lambda: importance.rollout([W[..., :2]]), ValueError, "weights: got shape"),
-    (lambda: importance.rollout([W], residual=2), ValueError, "residual: got 2")])
+    (lambda: importance.rollout([W], residual=2), ValueError, "residual: got 2"),
+    (lambda: importance.rollout([W], residual="a"), ValueError, "residual: got 'a'")])
 def test_errors_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -66,8 +66,8 @@ def test_strides(rows):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_transposed_x_is_read_as_it_lies(dtype):
-    """x^T @ grad, the gradient of a weight: no copy of x, the same bits."""
+def test_a_transposed_x_gives_the_same_bits(dtype):
+    """x^T @ grad, the gradient of a weight: not transposed, the same bits."""
     rng = np.random.default_rng(4)
     for rows, width, out in ((1, 9, 3), (2, 130, 64), (7, 300, 33), (100, 513, 40), (401, 260, 70),
                              (390, 0, 5)):

@@ -238,3 +238,19 @@ def test_names_stay_in_the_errors_of_the_forward_pass():
     with pytest.raises(ValueError, match="W_k: got"):
         mha.multi_head_attention_vjp(**{**arguments, "W_k": np.ones((3, 6))}, num_heads=4,
                                      num_kv_heads=2)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_padding_may_hold_anything(poison):
+    """Not even the gradients of the weights that projected it see it."""
+    layer = mha.MultiHeadAttention(16, 4, dtype=np.float64, rng=0)
+    rng = np.random.default_rng(0)
+    query, memory = rng.standard_normal((2, 5, 16)), rng.standard_normal((2, 7, 16))
+    grad_output, lengths = rng.standard_normal((2, 5, 16)), [4, 7]
+    memory[0, 4:] = 0
+    clean = layer.vjp(query, memory, key_lengths=lengths)[1](grad_output)
+    memory[0, 4:] = poison
+    got = layer.vjp(query, memory, key_lengths=lengths)[1](grad_output)
+    for name, gradient in got._asdict().items():
+        if gradient is not None:
+            np.testing.assert_allclose(gradient, getattr(clean, name), atol=1e-14, err_msg=name)

@@ -85,6 +85,12 @@ def test_importance_is_a_map_or_bars():
     bars = mha.plot.importance(scores[1]).axes[0].patches
     assert [bar.get_height() for bar in bars] == scores[1].tolist()
     assert not mha.plot.importance(np.ones((13, 3))).axes[0].texts
+    for row in ([-3.0, -0.5], [0.0, 0.0]):
+        image = mha.plot.importance([row], cmap=pyplot.get_cmap("viridis")).axes[0].images[0]
+        assert image.get_clim() == (min(row), 0 if row[0] else 1)
+    small = mha.plot.importance([[-1e-3, 2e-5], [np.nan, 0.0]]).axes[0].texts
+    assert [text.get_text() for text in small] == ["-1.0e-03", "2.0e-05", "nan", "0.0e+00"]
+    assert mha.plot.importance([1.0, 2.0], cmap=pyplot.get_cmap("viridis")).axes[0].patches
     own = Figure().subplots()
     assert mha.plot.importance(scores, ax=own) is own.figure
     for wrong in (np.ones((2, 2, 2)), np.ones((0, 3)), 1.0):

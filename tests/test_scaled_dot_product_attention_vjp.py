@@ -234,6 +234,20 @@ for shape in ((2, 8, 700, 700), (700, 700)):
                    env={**os.environ, "MHA_NUM_THREADS": "2"})
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 3, 0), (1, 1, 3, 1), (3, 0), (1,), (2, 1, 0)])
+@pytest.mark.parametrize("query_len", [3, 0])
+def test_a_bias_without_scores(shape, query_len):
+    """NumPy gives empty arrays strides of 0, as broadcast axes have; nothing may be written."""
+    if len(shape) > 1 and shape[-2] == 3:
+        shape = (*shape[:-2], query_len, shape[-1])
+    query, key = np.ones((1, 2, query_len, 4)), np.ones((1, 2, 0, 4))
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, key, bias=np.ones(shape))
+    gradients = pullback(output)
+    assert gradients.bias.shape == shape
+    assert not gradients.bias.any()
+    assert not gradients.query.any()
+
+
 def test_a_visible_nan_reaches_the_gradients():
     query = np.ones((3, 4), np.float32)
     value = query.copy()

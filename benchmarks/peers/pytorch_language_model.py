@@ -31,19 +31,19 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, num_letters, settings):
+    def __init__(self, num_tokens, settings):
         super().__init__()
         width = settings.width
-        self.tokens = nn.Embedding(num_letters, width)
+        self.tokens = nn.Embedding(num_tokens, width)
         self.positions = nn.Embedding(settings.context, width)
         self.blocks = nn.Sequential(*(Block(width, settings.heads, settings.dropout)
                                       for _ in range(settings.blocks)))
         self.norm = nn.LayerNorm(width)
-        self.letters = nn.Linear(width, num_letters)
+        self.logits = nn.Linear(width, num_tokens)
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.positions.weight[:tokens.shape[1]]
-        return self.letters(self.norm(self.blocks(x)))
+        return self.logits(self.norm(self.blocks(x)))
 
     @torch.no_grad()
     def load(self, parameters):
@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
             set_linear(block.feed_in, [f"{i}.W_in"], [f"{i}.b_in"])
             set_linear(block.feed_out, [f"{i}.W_out"], [f"{i}.b_out"])
         set_norm(self.norm, "norm")
-        set_linear(self.letters, ["W_letters"], ["b_letters"])
+        set_linear(self.logits, ["W_logits"], ["b_logits"])
 
 
 class Training:
@@ -79,17 +79,17 @@ class Training:
 
     def __init__(self, training):
         self.training = training
-        self.model = LanguageModel(len(training.text.letters), training.settings)
+        self.model = LanguageModel(len(training.text.characters), training.settings)
         self.model.load(training.model.parameters)
         self.adam = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.99), eps=1e-8,
                                      fused=True)
         self.losses = []
 
     def step(self):
-        number = len(self.losses) + 1
-        tokens, targets, _ = self.training.batch(number)
+        step = len(self.losses) + 1
+        tokens, targets, _ = self.training.batch_of(step)
         for group in self.adam.param_groups:
-            group["lr"] = self.training.learning_rate(number)
+            group["lr"] = self.training.learning_rate(step)
         logits = self.model(torch.from_numpy(tokens))
         loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
         self.adam.zero_grad(set_to_none=True)

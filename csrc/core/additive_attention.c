@@ -45,21 +45,30 @@ mha_status mha_additive_attention_workspace(const mha_additive_attention *additi
     scratch = projection_scratch > scratch ? projection_scratch : scratch;
     *bytes = 0;
     MHA_TRY(projected_size(additive, additive->query_rows, &size));
-    MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, additive->kept_query == NULL ? size : 0, 1));
     MHA_TRY(projected_size(additive, additive->key_rows, &size));
-    MHA_TRY(mha_workspace_reserve(bytes, size, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, additive->kept_key == NULL ? size : 0, 1));
     return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+/* Room for projected rows: what is kept, or a piece of the workspace. */
+static mha_status take_projected(const mha_additive_attention *additive, int64_t rows, void *kept,
+                                 mha_execution *execution, void **projected) {
+    size_t size;
+    *projected = kept;
+    if (kept != NULL) {
+        return MHA_OK;
+    }
+    MHA_TRY(projected_size(additive, rows, &size));
+    return mha_workspace_take(&execution->workspace, size, projected);
 }
 
 static mha_status run_steps(const mha_additive_attention *additive, mha_execution *execution) {
     void *projected_query, *projected_key;
-    size_t size;
-    MHA_TRY(projected_size(additive, additive->query_rows, &size));
-    MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_query));
-    MHA_TRY(projected_size(additive, additive->key_rows, &size));
-    MHA_TRY(mha_workspace_take(&execution->workspace, size, &projected_key));
-    projected_query = additive->kept_query == NULL ? projected_query : additive->kept_query;
-    projected_key = additive->kept_key == NULL ? projected_key : additive->kept_key;
+    MHA_TRY(take_projected(additive, additive->query_rows, additive->kept_query, execution,
+                           &projected_query));
+    MHA_TRY(take_projected(additive, additive->key_rows, additive->kept_key, execution,
+                           &projected_key));
 
     /* 1. Project to the hidden width: (..., heads, len, hidden). */
     mha_linear_projection projections[2];

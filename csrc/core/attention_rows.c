@@ -91,7 +91,7 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
         .key_stride = mha_stride(&a->key, 2) / item,
         .value_stride = mha_stride(&a->value, 2) / item,
         .additive_w = a->additive_w,
-        .scale = a->additive_w == NULL ? a->options.scale : 1,
+        .scale = a->additive_w == NULL ? a->options.scale : 1, /* additive scores have none */
         .softcap = a->options.softcap,
         .uniform_empty_rows = a->options.uniform_empty_rows,
         .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},

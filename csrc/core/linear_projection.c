@@ -21,7 +21,7 @@ typedef struct projection_job {
     int64_t row_blocks; /* of the projection with the most */
     char *scratch; /* scratch_size bytes for each worker, or NULL when nothing is packed here */
     size_t scratch_size;
-    mha_turned_rows turned; /* of the only projection, where its x is turned */
+    mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
 
 static bool reads_in_place(const mha_linear_projection *projection) {
@@ -50,16 +50,17 @@ static int threads_for(const projection_job *job, int num_threads) {
     return mha_threads_for(job->panels * job->row_blocks, operations, num_threads);
 }
 
-static mha_turned_rows turned_rows_of(const mha_linear_projection *p) {
-    const mha_turned_rows turned = {
+static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
+    const int64_t rows = p->rows < row_block_of(p) ? p->rows : row_block_of(p);
+    const mha_transposed_rows x = {
         .dtype = p->dtype,
         .rows = p->rows,
         .depth = p->weight.in,
-        .block_rows = p->rows < row_block_of(p) ? p->rows : row_block_of(p),
+        .block_rows = rows > 0 ? rows : 1,
         .from = p->x,
         .from_stride = p->x_stride,
     };
-    return turned;
+    return x;
 }
 
 /* One panel for each worker, unless the weights come packed. */
@@ -165,10 +166,10 @@ mha_status mha_linear_projection_workspace(const mha_linear_projection *projecti
     projection_job job;
     MHA_TRY(with_packed_weights(projections, count, NULL, bytes, with_packed, &packing));
     MHA_TRY(plan(with_packed, count, &job));
-    if (projections[0].x_turned) {
-        const mha_turned_rows turned = turned_rows_of(&with_packed[0]);
+    if (projections[0].x_transposed) {
+        const mha_transposed_rows x = transposed_rows_of(&with_packed[0]);
         size_t size;
-        MHA_TRY(mha_turned_size(&turned, &size));
+        MHA_TRY(mha_packed_rows_size(&x, &size));
         MHA_TRY(mha_workspace_reserve(bytes, size, 1));
     }
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
@@ -187,17 +188,18 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .rows = rows_left < row_block_of(p) ? rows_left : row_block_of(p),
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
-        .a = (const char *)p->x + first_row * p->x_stride,
-        .a_stride = p->x_stride / item,
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
         .c = (char *)p->output + first_row * p->output_stride + first_column * item,
         .c_stride = p->output_stride / item,
         .panel_stride = width,
     };
-    if (p->x_turned) {
-        block.a = mha_turned_block(&job->turned, first_row);
-        block.a_stride = mha_turned_stride(p->dtype, job->turned.block_rows);
-        block.turned = true;
+    if (p->x_transposed) {
+        block.a = mha_packed_rows_block(&job->x_rows, first_row);
+        block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
+        block.transposed = true;
+    } else {
+        block.a = (const char *)p->x + first_row * p->x_stride;
+        block.a_stride = p->x_stride / item;
     }
     if (p->weight.packed) {
         block.panel = (const char *)p->weight.data + panel * p->weight.in * MHA_PANEL_BYTES;
@@ -227,21 +229,21 @@ static void run_task(void *context, int64_t task, int worker) {
     }
 }
 
-/* Task: one chain of depth of an x that is turned. */
-static void turn_task(void *context, int64_t task, int worker) {
+/* Task: one chain of depth of an x that is transposed. */
+static void pack_rows_task(void *context, int64_t task, int worker) {
     const projection_job *job = context;
-    const int64_t first = task * MHA_DEPTH_CHAIN, left = job->turned.depth - first;
+    const int64_t first = task * MHA_DEPTH_CHAIN, left = job->x_rows.depth - first;
     (void)worker;
-    mha_turn_rows(&job->turned, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN));
+    mha_pack_rows(&job->x_rows, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN));
 }
 
-static mha_status turn(projection_job *job, int num_threads, mha_execution *execution) {
+static mha_status pack_rows(projection_job *job, int num_threads, mha_execution *execution) {
     size_t size;
-    job->turned = turned_rows_of(&job->projections[0]);
-    MHA_TRY(mha_turned_size(&job->turned, &size));
-    MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->turned.blocks));
-    return mha_pool_run(mha_divide_up(job->turned.depth, (int64_t)MHA_DEPTH_CHAIN), num_threads,
-                        turn_task, job, &execution->cancel);
+    job->x_rows = transposed_rows_of(&job->projections[0]);
+    MHA_TRY(mha_packed_rows_size(&job->x_rows, &size));
+    MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->x_rows.blocks));
+    return mha_pool_run(mha_divide_up(job->x_rows.depth, (int64_t)MHA_DEPTH_CHAIN), num_threads,
+                        pack_rows_task, job, &execution->cancel);
 }
 
 static mha_status run_steps(const mha_linear_projection *projections, int count,
@@ -258,8 +260,8 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     if (all > 0) {
         MHA_TRY(mha_pool_run(job.panels, num_threads, pack_task, &packing, &execution->cancel));
     }
-    if (projections[0].x_turned) {
-        MHA_TRY(turn(&job, num_threads, execution));
+    if (projections[0].x_transposed) {
+        MHA_TRY(pack_rows(&job, num_threads, execution));
     }
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));

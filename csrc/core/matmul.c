@@ -49,35 +49,34 @@ void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed) {
 }
 
 /* An odd number of cache lines, so that the rows of a chain spread over all sets. */
-int64_t mha_turned_stride(mha_dtype dtype, int64_t block_rows) {
+int64_t mha_packed_rows_stride(mha_dtype dtype, int64_t block_rows) {
     enum { CACHE_LINE = 64 };
     const int64_t of_a_line = CACHE_LINE / (int64_t)mha_dtype_size(dtype);
     return (mha_divide_up(block_rows, of_a_line) | 1) * of_a_line;
 }
 
-mha_status mha_turned_size(const mha_turned_rows *turned, size_t *bytes) {
-    const size_t blocks = (size_t)mha_divide_up(turned->rows, turned->block_rows);
-    const size_t stride = (size_t)mha_turned_stride(turned->dtype, turned->block_rows);
-    MHA_TRY(mha_multiply_sizes(blocks, (size_t)turned->depth, bytes));
-    return mha_multiply_sizes(*bytes, stride * mha_dtype_size(turned->dtype), bytes);
+mha_status mha_packed_rows_size(const mha_transposed_rows *x, size_t *bytes) {
+    const size_t blocks = (size_t)mha_divide_up(x->rows, x->block_rows);
+    const size_t stride = (size_t)mha_packed_rows_stride(x->dtype, x->block_rows);
+    MHA_TRY(mha_multiply_sizes(blocks, (size_t)x->depth, bytes));
+    return mha_multiply_sizes(*bytes, stride * mha_dtype_size(x->dtype), bytes);
 }
 
-char *mha_turned_block(const mha_turned_rows *turned, int64_t first_row) {
-    const int64_t stride = mha_turned_stride(turned->dtype, turned->block_rows);
-    const int64_t block = first_row / turned->block_rows;
-    return (char *)turned->blocks +
-           block * turned->depth * stride * (int64_t)mha_dtype_size(turned->dtype);
+char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row) {
+    const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
+    const int64_t block = first_row / x->block_rows;
+    return (char *)x->blocks + block * x->depth * stride * (int64_t)mha_dtype_size(x->dtype);
 }
 
-void mha_turn_rows(const mha_turned_rows *turned, int64_t first, int64_t end) {
-    const int64_t item = (int64_t)mha_dtype_size(turned->dtype);
-    const int64_t stride = mha_turned_stride(turned->dtype, turned->block_rows);
+void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end) {
+    const int64_t item = (int64_t)mha_dtype_size(x->dtype);
+    const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
     for (int64_t k = first; k < end; k++) {
-        const char *from = (const char *)turned->from + k * turned->from_stride;
-        for (int64_t row = 0; row < turned->rows; row += turned->block_rows) {
-            const int64_t left = turned->rows - row;
-            const int64_t rows = left < turned->block_rows ? left : turned->block_rows;
-            memcpy(mha_turned_block(turned, row) + k * stride * item, from + row * item,
+        const char *from = (const char *)x->from + k * x->from_stride;
+        for (int64_t row = 0; row < x->rows; row += x->block_rows) {
+            const int64_t left = x->rows - row;
+            const int64_t rows = left < x->block_rows ? left : x->block_rows;
+            memcpy(mha_packed_rows_block(x, row) + k * stride * item, from + row * item,
                    (size_t)(rows * item));
         }
     }

@@ -13,23 +13,23 @@ int64_t mha_panel_columns(mha_dtype dtype);
 void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel);
 
 /* A matrix (rows, depth) that lies as (depth, rows) is first copied to blocks of rows, each of them
- * (depth, rows of the block) with mha_turned_stride elements between its rows. As it lies, a large
- * power of two between the rows would put them all into a few sets of the cache. */
-typedef struct mha_turned_rows {
+ * (depth, rows of the block) with mha_packed_rows_stride elements between its rows. As it lies, a
+ * large power of two between the rows would put them all into a few sets of the cache. */
+typedef struct mha_transposed_rows {
     mha_dtype dtype;
     int64_t rows, depth, block_rows;
     const void *from;
     int64_t from_stride; /* bytes between two of depth */
     void *blocks;
-} mha_turned_rows;
+} mha_transposed_rows;
 
-int64_t mha_turned_stride(mha_dtype dtype, int64_t block_rows);
-mha_status mha_turned_size(const mha_turned_rows *turned, size_t *bytes) MHA_MUST_CHECK;
+int64_t mha_packed_rows_stride(mha_dtype dtype, int64_t block_rows);
+mha_status mha_packed_rows_size(const mha_transposed_rows *x, size_t *bytes) MHA_MUST_CHECK;
 
 /* The block that begins with this row. */
-char *mha_turned_block(const mha_turned_rows *turned, int64_t first_row);
+char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row);
 
 /* Copies first..end of depth. */
-void mha_turn_rows(const mha_turned_rows *turned, int64_t first, int64_t end);
+void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end);
 
 #endif

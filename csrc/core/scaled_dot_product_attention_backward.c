@@ -97,8 +97,8 @@ static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, int
                        int64_t end) {
     const mha_tensor *bias = &job->gradients->grad_bias;
     const size_t item = mha_dtype_size(job->attention->dtype);
-    if (bias->data == NULL) {
-        return;
+    if (bias->data == NULL || mha_extent(bias, 1) == 0) {
+        return; /* without scores the array may be empty */
     }
     const int64_t keys = mha_stride(bias, 1) == 0 ? 1 : mha_extent(bias, 1);
     for (int64_t query = first; query < end; query++) {

@@ -130,13 +130,13 @@ typedef struct mha_few_queries_join {
 } mha_few_queries_join;
 
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
- * packed one, zero-padded to full width, or the weight itself where columns fill a panel. A
- * turned a lies as (depth, rows), with a_stride between its rows. */
+ * packed one, zero-padded to full width, or the weight itself where columns fill a panel. a is
+ * transposed where it lies as (depth, rows), with a_stride between these. */
 typedef struct mha_matmul_block {
     int64_t rows, depth, columns;
     const void *a;
     int64_t a_stride;
-    bool turned;
+    bool transposed;
     const void *panel;
     int64_t panel_stride;
     const void *bias; /* (columns,) or NULL */

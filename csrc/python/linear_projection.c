@@ -14,7 +14,7 @@ static mha_status forward(const void *projection, mha_execution *execution) {
 }
 
 /* Whether a matrix in the element type is the transpose of one with a contiguous last axis. */
-static bool is_turned(PyArrayObject *x, mha_dtype dtype) {
+static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
     return PyArray_NDIM(x) == 2 && PyArray_TYPE(x) == mha_typenum(dtype) && PyArray_ISALIGNED(x) &&
            PyArray_ISNOTSWAPPED(x) && !mha_last_axis_is_contiguous(x) &&
            PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
@@ -56,8 +56,8 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_
         mha_optional_vector(args[2], dtype, weight.out, "bias", &bias) < 0) {
         goto cleanup;
     }
-    const bool turned = is_turned(x, dtype);
-    rows = turned      ? (PyArrayObject *)Py_NewRef((PyObject *)x)
+    const bool transposed = is_transposed(x, dtype);
+    rows = transposed  ? (PyArrayObject *)Py_NewRef((PyObject *)x)
            : axes == 2 ? mha_as_real(x, dtype, "x")
                        : mha_as_contiguous_real(x, dtype, "x");
     if (rows == NULL) {
@@ -74,8 +74,8 @@ PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_
         .dtype = dtype,
         .rows = PyArray_MultiplyList(shape, axes - 1),
         .x = PyArray_DATA(rows),
-        .x_stride = axes == 2 ? PyArray_STRIDE(rows, turned ? 1 : 0) : weight.in * item,
-        .x_turned = turned,
+        .x_stride = axes == 2 ? PyArray_STRIDE(rows, transposed ? 1 : 0) : weight.in * item,
+        .x_transposed = transposed,
         .bias = bias == NULL ? NULL : PyArray_DATA(bias),
         .output = PyArray_DATA(output),
         .output_stride = weight.out * item,

@@ -29,6 +29,20 @@ def test_the_loss_curve_is_pytorchs(text):
     assert ours.losses[-1] < 3 < ours.losses[0]
 
 
+def test_gradients_are_pytorchs(text):
+    """Every number of every gradient, to 1e-5 of its array's largest."""
+    ours = Training(Settings(dropout=0.0, blocks=2), text)
+    theirs = pytorch_language_model.Training(ours)
+    ours.step()
+    theirs.step()
+    expected = pytorch_language_model.LanguageModel(len(text.characters), ours.settings)
+    expected.load(ours.gradients)  # a gradient in each parameter's place
+    for (name, got), wanted in zip(theirs.model.named_parameters(), expected.parameters(),
+                                   strict=True):
+        largest = max(float(got.grad.abs().max()), 1e-6)
+        assert float((got.grad - wanted.detach()).abs().max()) < 2e-5 * largest, name
+
+
 def test_with_dropout_the_losses_fall_alike(text):
     """Other masks, the same distribution: the mean of some steps is the same to 0.05."""
     ours = Training(Settings(dropout=0.3, blocks=2), text)

@@ -93,14 +93,14 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out,
 void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed);
 
 /* output (rows, out) = x (rows, in) @ weight (in, out) + bias (out,) or NULL.
- * x and output have contiguous last axes; row strides are in bytes. With x_turned x lies as (in,
- * rows), and x_stride is that between these; then it is the only projection of its call. */
+ * x and output have contiguous last axes; row strides are in bytes. With x_transposed x lies as
+ * (in, rows), and x_stride is that between these; then it is the only projection of its call. */
 typedef struct mha_linear_projection {
     mha_dtype dtype;
     int64_t rows;
     const void *x;
     int64_t x_stride;
-    bool x_turned;
+    bool x_transposed;
     mha_weight weight;
     const void *bias;
     void *output;

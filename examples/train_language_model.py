@@ -86,7 +86,7 @@ def layer_norm_vjp(x, scale, shift):
     """Each row to mean 0 and variance 1, then scaled and shifted (Ba et al. 2016)."""
     normal = x - x.mean(axis=-1, keepdims=True)
     variance = np.einsum("...i,...i->...", normal, normal)[..., None] / x.shape[-1]
-    inverse = 1 / np.sqrt(variance + np.float32(1e-5))
+    inverse = 1 / np.sqrt(variance + 1e-5)
     normal *= inverse
     output = normal * scale
     output += shift
@@ -147,13 +147,14 @@ class LanguageModel:
     """A causal transformer that predicts the next token: layer norms come before attention and
     feed-forward, as in GPT-2 (Radford et al. 2019). All parameters are views of `self.flat`."""
 
-    def __init__(self, num_tokens, settings):
+    def __init__(self, num_tokens, settings, dtype=np.float32):
         self.settings = settings
         width, rng = settings.width, np.random.default_rng(settings.seed)
         self.attentions = [mha.MultiHeadAttention(width, settings.heads, dropout=settings.dropout,
-                                                  rng=rng) for _ in range(settings.blocks)]
+                                                  rng=rng, dtype=dtype)
+                           for _ in range(settings.blocks)]
         start = self._initial_parameters(num_tokens, rng)
-        self.flat = np.concatenate([array.ravel() for array in start.values()])
+        self.flat = np.concatenate([array.ravel() for array in start.values()], dtype=dtype)
         self.parameters = self.named(self.flat, start)
         for i, attention in enumerate(self.attentions):
             for name in attention.parameters():

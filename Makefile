@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := -m pytest -n auto
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
@@ -20,8 +21,8 @@ train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
 
 test: $(VENV)/.test test-c
-	$(BIN)/python -m pytest
-	MHA_ISA=baseline $(BIN)/python -m pytest --ignore tests/test_examples.py
+	$(BIN)/python $(PYTEST)
+	MHA_ISA=baseline $(BIN)/python $(PYTEST) --ignore tests/test_examples.py
 
 # Says in one line what is missing, before anything is set up.
 check-prerequisites:
@@ -59,7 +60,7 @@ test-peers: $(VENV)/.created
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check .
-	.venv-peers/bin/python -m pytest tests/peers
+	.venv-peers/bin/python $(PYTEST) tests/peers
 
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
@@ -69,7 +70,7 @@ test-oldest-numpy: $(VENV)/.created
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check 'numpy==1.26.0' '.[test]'
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
-	.venv-oldest/bin/python -m pytest --ignore tests/test_examples.py
+	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test

@@ -24,6 +24,6 @@ export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH="$build/lib" PYTHONSAFEPATH=1 # not the mha of this folder
 .venv/bin/python -c 'import mha; assert "sanitize" in mha.__file__, mha.__file__'
-.venv/bin/python -m pytest --ignore tests/test_examples.py --ignore tests/test_memory.py \
+.venv/bin/python -m pytest -n auto --ignore tests/test_examples.py --ignore tests/test_memory.py \
     --ignore tests/test_threads.py --ignore tests/test_main.py --ignore tests/test_plot.py \
     --ignore tests/test_diagnose.py --timeout 900 "$@"

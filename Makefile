@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n auto
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
@@ -52,7 +53,7 @@ $(VENV)/.test: $(VENV)/.run
 
 # The core alone, without Python: its own small test program.
 test-c: | check-prerequisites
-	$(MAKE) --no-print-directory -C tests/c
+	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
 
 # What needs the peers themselves: PyTorch in a virtual environment of its own.
 test-peers: $(VENV)/.created

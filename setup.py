@@ -9,6 +9,7 @@ Switches, as environment variables:
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -42,16 +43,26 @@ def core_sources():
 
 
 class BuildWithInstructionSets(build_ext):
-    """Adds the flags of its instruction set to each kernel file."""
+    """Adds the flags of its instruction set to each kernel file, and compiles on all cores."""
 
     def build_extensions(self):
-        compile_one = self.compiler._compile
+        compile_one, compile_all = self.compiler._compile, self.compiler.compile
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
             flags = INSTRUCTION_SET_FLAGS.get(instruction_set_of(src), [])
             compile_one(obj, src, ext, cc_args, [*extra_postargs, *flags], pp_opts)
 
-        self.compiler._compile = compile_with_flags
+        def compile_side_by_side(*args, **kwargs):
+            started = []
+            with ThreadPoolExecutor(os.cpu_count()) as cores:
+                self.compiler._compile = lambda *file: started.append(
+                    cores.submit(compile_with_flags, *file))
+                objects = compile_all(*args, **kwargs)
+            for file in started:
+                file.result()  # raises what the compiler did
+            return objects
+
+        self.compiler.compile = compile_side_by_side
         super().build_extensions()
 
 
@@ -59,7 +70,7 @@ def switched_flags():
     compile_flags, link_flags = [], []
     if os.environ.get("MHA_SANITIZE") == "1":
         sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
-                      "-fno-omit-frame-pointer", "-g", "-O1"]
+                      "-fno-omit-frame-pointer", "-g1", "-O1"]
         compile_flags += sanitizers
         link_flags += sanitizers[:1]
     if os.environ.get("MHA_COVERAGE") == "1":

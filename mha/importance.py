@@ -177,7 +177,7 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
 
     Raises
     ------
-    ValueError: no examples, unequal shapes. TypeError: arrays that are not floats.
+    ValueError: no examples, unequal shapes, NaN or infinity. TypeError: arrays that are not floats.
 
     Source: Michel et al. 2019, section 4.1; the norm from Molchanov et al. 2017.
 
@@ -191,15 +191,21 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
         magnitudes = np.abs(_floats(one, "gate_gradients"))
         if total is None:
             total = np.zeros(magnitudes.shape)
-        if magnitudes.ndim not in (1, 2) or magnitudes.shape != total.shape:
+        if (magnitudes.ndim not in (1, 2) or magnitudes.shape != total.shape
+                or 0 in magnitudes.shape):
             raise ValueError(f"gate_gradients: got shape {magnitudes.shape}, wanted"
                              f" {total.shape if count else '(heads,) or (layers, heads)'}")
+        if not np.isfinite(magnitudes).all():
+            raise ValueError(f"gate_gradients: got NaN or infinity in example {count}, wanted"
+                             " finite numbers")
         total += magnitudes
         count += 1
     if total is None:
         raise ValueError("gate_gradients: got none, wanted those of one example or more")
     scores = total / count
     if normalise:
+        largest = scores.max(axis=-1, keepdims=True)
+        scores /= np.where(largest > 0, largest, 1)  # else squares of tiny numbers would vanish
         norms = np.sqrt((scores**2).sum(axis=-1, keepdims=True))
         scores /= np.where(norms > 0, norms, 1)
     return scores

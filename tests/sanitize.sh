@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-make --no-print-directory -C tests/c SANITIZE=1
+make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=1
 
 build=.venv-sanitize
 mkdir -p "$build"

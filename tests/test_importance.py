@@ -106,6 +106,8 @@ def test_gradient_score_is_the_mean_of_the_sizes():
     np.testing.assert_allclose((normalised**2).sum(axis=1), 1)
     np.testing.assert_allclose(normalised[1] / plain[1], 1 / np.linalg.norm(plain[1]))
     assert importance.gradient([np.zeros(3)]).tolist() == [0, 0, 0]
+    for tiny_or_huge in (1e-200, 1e200):
+        assert np.allclose(importance.gradient([np.array([3, 4]) * tiny_or_huge]), [0.6, 0.8])
 
 
 def test_rollout():
@@ -227,6 +229,9 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.gradient([]), ValueError, "gate_gradients: got none"),
     (lambda: importance.gradient([[1.0], [1.0, 2.0]]), ValueError, "gate_gradients: got shape"),
     (lambda: importance.gradient([1.0]), ValueError, "gate_gradients: got shape"),
+    (lambda: importance.gradient([[]]), ValueError, "gate_gradients: got shape"),
+    (lambda: importance.gradient([[1.0], [np.nan]]), ValueError,
+     "gate_gradients: got NaN or infinity in example 1"),
     (lambda: importance.gradient([[1.0]], normalise=3), TypeError, "normalise: got int"),
     (lambda: importance.rollout([]), ValueError, "weights: got none"),
     (lambda: importance.rollout([W, W[0]]), ValueError, "weights: got shape"),

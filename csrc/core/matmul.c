@@ -17,6 +17,26 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size
     return mha_multiply_sizes(*bytes, MHA_PANEL_BYTES, bytes);
 }
 
+/* Rows of a panel from numbers that do not lie side by side, in squares that read each cache line
+ * of a transposed weight once. `item` is a constant. */
+static inline void gather_rows(const mha_weight *weight, const char *from, int64_t columns,
+                               const size_t item, char *to) {
+    enum { SQUARE = 16 };
+    const int64_t in = weight->in, in_stride = weight->in_stride, out_stride = weight->out_stride;
+    for (int64_t first = 0; first < in; first += SQUARE) {
+        const int64_t rows = in - first < SQUARE ? in - first : SQUARE;
+        for (int64_t column = 0; column < columns; column++) {
+            const char *next = from + first * in_stride + column * out_stride;
+            char *at = to + first * MHA_PANEL_BYTES + column * (int64_t)item;
+            for (int64_t row = 0; row < rows; row++) {
+                memcpy(at, next, item);
+                at += MHA_PANEL_BYTES;
+                next += in_stride;
+            }
+        }
+    }
+}
+
 void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel) {
     const size_t item = mha_dtype_size(dtype);
     const int64_t width = mha_panel_columns(dtype);
@@ -25,16 +45,16 @@ void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_col
     const bool contiguous = weight->out_stride == (int64_t)item;
     const char *from = (const char *)weight->data + first_column * weight->out_stride;
     char *to = panel;
+    if (!contiguous && item == sizeof(float)) {
+        gather_rows(weight, from, columns, sizeof(float), to);
+    } else if (!contiguous) {
+        gather_rows(weight, from, columns, sizeof(double), to);
+    }
     for (int64_t row = 0; row < weight->in; row++) {
         if (contiguous) {
-            memcpy(to, from, (size_t)columns * item);
-        } else {
-            for (int64_t column = 0; column < columns; column++) {
-                memcpy(to + column * (int64_t)item, from + column * weight->out_stride, item);
-            }
+            memcpy(to, from + row * weight->in_stride, (size_t)columns * item);
         }
         memset(to + (size_t)columns * item, 0, (size_t)(width - columns) * item);
-        from += weight->in_stride;
         to += MHA_PANEL_BYTES;
     }
 }

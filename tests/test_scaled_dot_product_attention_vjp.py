@@ -141,14 +141,22 @@ def test_every_option_and_pairs(dtype):
             check(rng, dtype, inputs, **{first: one, second: other})
 
 
-@pytest.mark.parametrize("bias_shape", [None, (1,), (2, 1, 1), (900,), (5000, 1)])
-def test_keys_in_chunks(bias_shape):
+CHUNKED = [{}, {"window": (300, 20)}, {"softcap": 2.0}, {"scale": -0.3}, {"key_lengths": [400]},
+           {"causal": False, "key_lengths": [0], "empty_rows": "uniform"},
+           {"empty_rows": "uniform", "query_offset": -2000, "dropout": 0.6},
+           *({"bias": shape} for shape in ((1,), (2, 1, 1), (900,), (5000, 1)))]
+
+
+@pytest.mark.parametrize("options", CHUNKED, ids=str)
+def test_keys_in_chunks(options):
     """Long sequences are cut along the keys, and chunks add to the queries' gradients in turn."""
     rng = np.random.default_rng(0)
     inputs = random_inputs(rng, np.float32, (1,), (2,), (1,), 5000, 900, 5, 4)
-    options = {"causal": True, "dropout": 0.3}
-    if bias_shape is not None:
-        options["bias"] = rng.standard_normal(bias_shape).astype(np.float32)
+    options = {"causal": True, "dropout": 0.3} | options
+    if "key_lengths" in options and options["causal"]:
+        options["query_offset"] = 0
+    if "bias" in options:
+        options["bias"] = rng.standard_normal(options["bias"]).astype(np.float32)
     check(rng, np.float32, inputs, **options)
     output, pullback = mha.scaled_dot_product_attention_vjp(*inputs, **options, rng=1)
     by_two = pullback(output)

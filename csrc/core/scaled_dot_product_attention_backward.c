@@ -126,7 +126,8 @@ static void await_turn(const _Atomic uint64_t *done, int chunk) {
     }
 }
 
-/* Whether a query of the block sees a key of the chunk, as far as ranges tell. */
+/* Whether a query of the block sees a key of the chunk, as far as ranges tell, or had the mean of
+ * all values. */
 static bool sees_chunk(const mha_attention_backward_block *block) {
     const mha_attention_block *a = &block->attention;
     for (int64_t i = 0; i < a->query_len; i++) {
@@ -135,7 +136,8 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
             return true;
         }
     }
-    return block->first_key == 0; /* the first one writes zeros */
+    /* The first one writes zeros. */
+    return block->first_key == 0 || a->uniform_empty_rows;
 }
 
 /* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The

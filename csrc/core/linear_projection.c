@@ -175,6 +175,14 @@ mha_status mha_linear_projection_workspace(const mha_linear_projection *projecti
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
 }
 
+/* The output's element (row, column). */
+static char *output_at(const mha_linear_projection *p, int64_t row, int64_t column) {
+    const int64_t item = (int64_t)mha_dtype_size(p->dtype);
+    const int64_t head = p->head_columns == 0 ? 0 : column / p->head_columns;
+    return (char *)p->output + row * p->output_stride + head * p->head_stride +
+           (column - head * p->head_columns) * item;
+}
+
 /* A block of rows of the output times one panel of its columns. */
 static void project_panel(const projection_job *job, const mha_linear_projection *p, int64_t panel,
                           int64_t first_row, int worker) {
@@ -189,7 +197,7 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
-        .c = (char *)p->output + first_row * p->output_stride + first_column * item,
+        .c = output_at(p, first_row, first_column),
         .c_stride = p->output_stride / item,
         .panel_stride = width,
     };

@@ -8,101 +8,128 @@
 
 #include "attention_rows.h"
 
-/* The sizes that follow from the weights' shapes. */
-typedef struct widths {
-    int64_t query;  /* num_heads * head_dim */
-    int64_t key;    /* num_kv_heads * head_dim */
-    int64_t value;  /* num_kv_heads * value_head_dim */
-    int64_t merged; /* num_heads * value_head_dim */
-} widths;
+/* What the steps hand on: (batch..., length, num_heads * d), its rows row_bytes apart, its heads
+ * head_bytes. */
+typedef struct matrix {
+    int64_t length, width, num_heads, row_bytes, head_bytes;
+    void *data;
+    size_t bytes; /* of the workspace; 0 where the caller keeps the matrix */
+} matrix;
 
-static widths widths_of(const mha_multi_head_attention *layer) {
-    const widths w = {layer->W_q.out, layer->W_k.out, layer->W_v.out, layer->W_o.in};
-    return w;
-}
+typedef struct matrices {
+    int64_t batch; /* sequences */
+    matrix query, key, value, merged;
+} matrices;
 
-typedef struct sizes {
-    int64_t batch;                    /* sequences */
-    size_t query, key, value, merged; /* bytes of the projected and the merged arrays */
-} sizes;
-
-/* Bytes of (batch, length, width) reals, checked. */
-static mha_status matrix_size(mha_dtype dtype, int64_t batch, int64_t length, int64_t width,
-                              size_t *bytes) {
-    MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, bytes));
-    if (*bytes > INT64_MAX) { /* rows are counted in int64_t */
+/* Rows of all heads side by side, as the figure has them and a caller keeps them. */
+static mha_status plan_matrix(const mha_multi_head_attention *layer, int64_t batch, int64_t length,
+                              int64_t width, int64_t num_heads, void *kept, matrix *m) {
+    const size_t item = mha_dtype_size(layer->attention.dtype);
+    const matrix planned = {.length = length, .width = width, .num_heads = num_heads, .data = kept};
+    size_t rows, row_bytes;
+    *m = planned;
+    MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, &rows));
+    MHA_TRY(mha_multiply_sizes((size_t)width, item, &row_bytes));
+    MHA_TRY(mha_multiply_sizes(rows, row_bytes, &m->bytes));
+    if (rows > INT64_MAX || row_bytes > INT64_MAX ||
+        m->bytes > INT64_MAX) { /* strides are int64_t */
         return MHA_SIZE_OVERFLOW;
     }
-    MHA_TRY(mha_multiply_sizes(*bytes, (size_t)width, bytes));
-    return mha_multiply_sizes(*bytes, mha_dtype_size(dtype), bytes);
+    m->row_bytes = (int64_t)row_bytes;
+    m->head_bytes = width / num_heads * (int64_t)item;
+    m->bytes = kept == NULL ? m->bytes : 0;
+    return MHA_OK;
 }
 
-static mha_status sizes_of(const mha_multi_head_attention *layer, sizes *s) {
-    const mha_dtype dtype = layer->attention.dtype;
-    const widths w = widths_of(layer);
-    MHA_TRY(mha_count_elements(layer->batch_shape, layer->attention.batch_axes, &s->batch));
-    MHA_TRY(matrix_size(dtype, s->batch, layer->query_len, w.query, &s->query));
-    MHA_TRY(matrix_size(dtype, s->batch, layer->key_len, w.key, &s->key));
-    MHA_TRY(matrix_size(dtype, s->batch, layer->key_len, w.value, &s->value));
-    return matrix_size(dtype, s->batch, layer->query_len, w.merged, &s->merged);
+/* The same, but in the workspace each head's rows on their own, (num_heads, batch..., length, d),
+ * where the projection can write them so: rows of all heads are pages apart, and attention, which
+ * reads those of one head again and again, took 1.1 to 1.2 times as long (docs/kernels.md). */
+static mha_status plan_projected(const mha_multi_head_attention *layer, int64_t batch,
+                                 int64_t length, int64_t width, int64_t num_heads, void *kept,
+                                 matrix *m) {
+    const int64_t head_columns = width / num_heads;
+    MHA_TRY(plan_matrix(layer, batch, length, width, num_heads, kept, m));
+    if (kept == NULL && head_columns % mha_panel_columns(layer->attention.dtype) == 0) {
+        m->row_bytes = m->head_bytes;
+        m->head_bytes = batch * length * m->row_bytes;
+    }
+    return MHA_OK;
 }
 
-/* A C-contiguous (batch..., length, width) split into heads: (batch..., heads, length, d). */
-static void heads_of(const mha_multi_head_attention *layer, void *data, int64_t length,
-                     int64_t width, int64_t num_heads, mha_tensor *heads) {
+static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) {
+    const mha_kept_steps *kept = &l->kept;
+    MHA_TRY(mha_count_elements(l->batch_shape, l->attention.batch_axes, &m->batch));
+    MHA_TRY(plan_projected(l, m->batch, l->query_len, l->W_q.out, l->num_heads,
+                           kept->projected_query, &m->query));
+    MHA_TRY(plan_projected(l, m->batch, l->key_len, l->W_k.out, l->num_kv_heads,
+                           kept->projected_key, &m->key));
+    MHA_TRY(plan_projected(l, m->batch, l->key_len, l->W_v.out, l->num_kv_heads,
+                           kept->projected_value, &m->value));
+    return plan_matrix(l, m->batch, l->query_len, l->W_o.in, l->num_heads, kept->merged,
+                       &m->merged);
+}
+
+/* Step 2, a matrix split into heads: (batch..., num_heads, length, d). */
+static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha_tensor *heads) {
     const int batch_axes = layer->attention.batch_axes;
-    mha_tensor sequence = {.data = data, .axes = batch_axes + 2};
+    mha_tensor sequence = {.data = m->data, .axes = batch_axes + 2};
     for (int axis = 0; axis < batch_axes; axis++) {
         sequence.shape[axis] = layer->batch_shape[axis];
     }
-    sequence.shape[batch_axes] = length;
-    sequence.shape[batch_axes + 1] = width;
-    mha_set_contiguous_strides(&sequence, layer->attention.dtype);
-    mha_split_heads(&sequence, num_heads, heads);
+    sequence.shape[batch_axes] = m->length;
+    sequence.shape[batch_axes + 1] = m->width;
+    mha_set_row_strides(&sequence, layer->attention.dtype, m->row_bytes);
+    mha_split_heads(&sequence, m->num_heads, heads);
+    heads->strides[batch_axes] = m->head_bytes;
 }
 
 /* The attention step with its four tensors seen by head. */
-static mha_attention attention_of(const mha_multi_head_attention *l, void *projected_query,
-                                  void *projected_key, void *projected_value, void *merged) {
-    const widths w = widths_of(l);
+static mha_attention attention_of(const mha_multi_head_attention *l, const matrices *m) {
     mha_attention attention = l->attention;
-    heads_of(l, projected_query, l->query_len, w.query, l->num_heads, &attention.query);
-    heads_of(l, projected_key, l->key_len, w.key, l->num_kv_heads, &attention.key);
-    heads_of(l, projected_value, l->key_len, w.value, l->num_kv_heads, &attention.value);
-    heads_of(l, merged, l->query_len, w.merged, l->num_heads, &attention.output);
+    heads_of(l, &m->query, &attention.query);
+    heads_of(l, &m->key, &attention.key);
+    heads_of(l, &m->value, &attention.value);
+    heads_of(l, &m->merged, &attention.output);
     return attention;
 }
 
+static mha_linear_projection input_projection(const mha_multi_head_attention *l, int64_t batch,
+                                              const void *x, const mha_weight *weight,
+                                              const void *bias, const matrix *to) {
+    mha_linear_projection projection = mha_contiguous_projection(
+        l->attention.dtype, x, batch * to->length, weight, bias, to->data);
+    projection.output_stride = to->row_bytes;
+    if (to->head_bytes > to->row_bytes) { /* heads lie apart */
+        projection.head_columns = to->width / to->num_heads;
+        projection.head_stride = to->head_bytes;
+    }
+    return projection;
+}
+
 /* Step 1: query, key and value projected, side by side. */
-static void input_projections(const mha_multi_head_attention *l, int64_t batch,
-                              void *projected_query, void *projected_key, void *projected_value,
+static void input_projections(const mha_multi_head_attention *l, const matrices *m,
                               mha_linear_projection projections[3]) {
-    const mha_dtype dtype = l->attention.dtype;
-    const int64_t query_rows = batch * l->query_len, key_rows = batch * l->key_len;
-    projections[0] =
-        mha_contiguous_projection(dtype, l->query, query_rows, &l->W_q, l->b_q, projected_query);
-    projections[1] =
-        mha_contiguous_projection(dtype, l->key, key_rows, &l->W_k, l->b_k, projected_key);
-    projections[2] =
-        mha_contiguous_projection(dtype, l->value, key_rows, &l->W_v, l->b_v, projected_value);
+    projections[0] = input_projection(l, m->batch, l->query, &l->W_q, l->b_q, &m->query);
+    projections[1] = input_projection(l, m->batch, l->key, &l->W_k, l->b_k, &m->key);
+    projections[2] = input_projection(l, m->batch, l->value, &l->W_v, l->b_v, &m->value);
 }
 
 /* Step 5. */
-static mha_linear_projection output_projection(const mha_multi_head_attention *l, int64_t batch,
-                                               const void *merged) {
-    return mha_contiguous_projection(l->attention.dtype, merged, batch * l->query_len, &l->W_o,
-                                     l->b_o, l->output);
+static mha_linear_projection output_projection(const mha_multi_head_attention *l,
+                                               const matrices *m) {
+    return mha_contiguous_projection(l->attention.dtype, m->merged.data, m->batch * l->query_len,
+                                     &l->W_o, l->b_o, l->output);
 }
 
 mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
                                               int num_threads, size_t *bytes) {
-    sizes s;
+    matrices m;
     size_t scratch, attention_scratch, output_scratch; /* of one step at a time: they share it */
     mha_linear_projection inputs[3];
-    MHA_TRY(sizes_of(layer, &s));
-    input_projections(layer, s.batch, NULL, NULL, NULL, inputs);
-    const mha_linear_projection output = output_projection(layer, s.batch, NULL);
-    const mha_attention attention = attention_of(layer, NULL, NULL, NULL, NULL);
+    MHA_TRY(plan_matrices(layer, &m));
+    input_projections(layer, &m, inputs);
+    const mha_linear_projection output = output_projection(layer, &m);
+    const mha_attention attention = attention_of(layer, &m);
     MHA_TRY(mha_linear_projection_workspace(inputs, 3, num_threads, &scratch));
     MHA_TRY(mha_linear_projection_workspace(&output, 1, num_threads, &output_scratch));
     MHA_TRY(
@@ -111,17 +138,16 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
     scratch = output_scratch > scratch ? output_scratch : scratch;
 
     *bytes = 0;
-    MHA_TRY(mha_workspace_reserve(bytes, s.query, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, s.key, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, s.value, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, s.merged, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, m.query.bytes, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, m.key.bytes, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, m.value.bytes, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, m.merged.bytes, 1));
     return mha_workspace_reserve(bytes, scratch, 1);
 }
 
-/* A kept array, or a piece of the workspace. */
-static mha_status keep_or_take(void *kept, mha_workspace *workspace, size_t bytes, void **piece) {
-    *piece = kept;
-    return kept == NULL ? mha_workspace_take(workspace, bytes, piece) : MHA_OK;
+/* A piece of the workspace, unless the caller keeps the matrix. */
+static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
+    return m->data == NULL ? mha_workspace_take(workspace, m->bytes, &m->data) : MHA_OK;
 }
 
 /* merged (rows, heads * d) = attended * each head's gate. */
@@ -145,38 +171,35 @@ static void gate_heads(const mha_multi_head_attention *layer, int64_t rows, cons
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
-    void *projected_query, *projected_key, *projected_value, *merged;
-    sizes s;
-    MHA_TRY(sizes_of(layer, &s));
-    const mha_kept_steps *kept = &layer->kept;
-    MHA_TRY(keep_or_take(kept->projected_query, workspace, s.query, &projected_query));
-    MHA_TRY(keep_or_take(kept->projected_key, workspace, s.key, &projected_key));
-    MHA_TRY(keep_or_take(kept->projected_value, workspace, s.value, &projected_value));
-    MHA_TRY(keep_or_take(kept->merged, workspace, s.merged, &merged));
-    const bool gates_apart = kept->attended != kept->merged;
-    void *attended = gates_apart ? kept->attended : merged;
+    matrices m;
+    MHA_TRY(plan_matrices(layer, &m));
+    MHA_TRY(take_matrix(&m.query, workspace));
+    MHA_TRY(take_matrix(&m.key, workspace));
+    MHA_TRY(take_matrix(&m.value, workspace));
+    MHA_TRY(take_matrix(&m.merged, workspace));
 
     /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
     mha_linear_projection inputs[3];
-    input_projections(layer, s.batch, projected_query, projected_key, projected_value, inputs);
+    input_projections(layer, &m, inputs);
     MHA_TRY(mha_linear_projection_forward(inputs, 3, execution));
 
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
      * 3. Scaled dot-product attention.
      * 4. Merge heads: each head's output goes straight to its columns of merged (batch, query_len,
      *    heads * value_head_dim). */
-    mha_attention attention =
-        attention_of(layer, projected_query, projected_key, projected_value, attended);
+    mha_attention attention = attention_of(layer, &m);
+    const bool gates_apart = layer->kept.attended != layer->kept.merged;
     if (gates_apart) {
+        attention.output.data = layer->kept.attended;
         attention.options.head_gate = NULL;
     }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
     if (gates_apart) {
-        gate_heads(layer, s.batch * layer->query_len, attended, merged);
+        gate_heads(layer, m.batch * layer->query_len, layer->kept.attended, layer->kept.merged);
     }
 
     /* 5. Output projection: (batch, query_len, output_dim). */
-    const mha_linear_projection output = output_projection(layer, s.batch, merged);
+    const mha_linear_projection output = output_projection(layer, &m);
     return mha_linear_projection_forward(&output, 1, execution);
 }
 

@@ -1,6 +1,8 @@
 /* Checked sizes, and where things lie in a strided tensor. */
 #include "mha/tensor.h"
 
+#include <stdbool.h>
+
 size_t mha_dtype_size(mha_dtype dtype) {
     return dtype == MHA_FLOAT32 ? sizeof(float) : sizeof(double);
 }
@@ -49,15 +51,26 @@ int64_t mha_stride(const mha_tensor *tensor, int from_last) {
     return tensor->strides[tensor->axes - from_last];
 }
 
-void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
-    int64_t stride = (int64_t)mha_dtype_size(dtype);
+static bool is_empty(const mha_tensor *tensor) {
     for (int axis = 0; axis < tensor->axes; axis++) {
         if (tensor->shape[axis] == 0) {
-            stride = 0;
+            return true;
         }
     }
-    for (int axis = tensor->axes - 1; axis >= 0; axis--) {
+    return false;
+}
+
+void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
+    const bool empty = is_empty(tensor);
+    int64_t stride = empty ? 0 : row_bytes;
+    tensor->strides[tensor->axes - 1] = empty ? 0 : (int64_t)mha_dtype_size(dtype);
+    for (int axis = tensor->axes - 2; axis >= 0; axis--) {
         tensor->strides[axis] = stride;
         stride *= tensor->shape[axis];
     }
+}
+
+void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
+    const int64_t width = is_empty(tensor) ? 0 : mha_extent(tensor, 1);
+    mha_set_row_strides(tensor, dtype, width * (int64_t)mha_dtype_size(dtype));
 }

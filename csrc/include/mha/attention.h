@@ -94,7 +94,9 @@ void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed);
 
 /* output (rows, out) = x (rows, in) @ weight (in, out) + bias (out,) or NULL.
  * x and output have contiguous last axes; row strides are in bytes. With x_transposed x lies as
- * (in, rows), and x_stride is that between these; then it is the only projection of its call. */
+ * (in, rows), and x_stride is that between these; then it is the only projection of its call. With
+ * head_columns, whole panels, only so many columns of output lie side by side, and the next ones
+ * head_stride bytes further. */
 typedef struct mha_linear_projection {
     mha_dtype dtype;
     int64_t rows;
@@ -105,7 +107,11 @@ typedef struct mha_linear_projection {
     const void *bias;
     void *output;
     int64_t output_stride;
+    int64_t head_columns, head_stride; /* 0: all columns lie side by side */
 } mha_linear_projection;
+
+/* Columns of one panel of a packed weight. */
+int64_t mha_panel_columns(mha_dtype dtype);
 
 /* The projection of contiguous rows to contiguous rows. */
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,

@@ -34,8 +34,10 @@ mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) MH
 /* Byte offset of item `index` (in C order) over the first `axes` axes of the tensor. */
 int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index);
 
-/* The strides of C order; all 0 where the tensor is empty. Its size in bytes has been checked. */
+/* The strides of C order; all 0 where the tensor is empty. Its size in bytes has been checked. Or
+ * the same with rows that are row_bytes apart. */
 void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype);
+void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes);
 
 /* Extent of axis `axes - from_last`, and its stride in bytes: mha_extent(t, 1) is the last. */
 int64_t mha_extent(const mha_tensor *tensor, int from_last);

@@ -21,9 +21,17 @@ typedef struct gradient_job {
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
     bool bias_has_own_pass; /* tasks share it */
-    char *scratch;          /* scratch_size bytes for each worker */
-    size_t scratch_size;
+    bool copies_keys;       /* and values, and gathers their gradients side by side */
+    char *scratch; /* scratch_size bytes for each worker, of which the kernel's come first */
+    size_t scratch_size, kernel_size;
 } gradient_job;
+
+/* Where a task finds its keys and values, and adds up their gradients. Strides count elements. */
+typedef struct key_rows {
+    int64_t stored_key;                        /* the first row is this key's */
+    void *key, *value, *grad_key, *grad_value; /* gradients: NULL where not wanted */
+    int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
+} key_rows;
 
 /* Whether tasks would add to the same numbers of grad bias, in any order. */
 static bool is_shared_by_tasks(const mha_tensor *bias, int batch_axes, int64_t chunks) {
@@ -140,6 +148,88 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
     return block->first_key == 0 || a->uniform_empty_rows;
 }
 
+static key_rows rows_in_place(const gradient_job *job, int64_t batch, int64_t kv_head) {
+    key_rows rows = {.stored_key = 0};
+    rows.key = rows_of(job, &job->attention->key, batch, kv_head, 0, &rows.key_stride);
+    rows.value = rows_of(job, &job->attention->value, batch, kv_head, 0, &rows.value_stride);
+    rows.grad_key =
+        rows_of(job, &job->gradients->grad_key, batch, kv_head, 0, &rows.grad_key_stride);
+    rows.grad_value =
+        rows_of(job, &job->gradients->grad_value, batch, kv_head, 0, &rows.grad_value_stride);
+    return rows;
+}
+
+/* The rows first..end of (batch, kv_head), from `own` or to it, where they lie side by side. */
+static void copy_rows(const gradient_job *job, const mha_tensor *tensor, int64_t batch,
+                      int64_t kv_head, int64_t first, int64_t end, char *own, bool to_own) {
+    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(job->attention->dtype);
+    for (int64_t row = first; row < end; row++, own += width) {
+        char *at = mha_at_row(tensor, job->attention->batch_axes, batch, kv_head, row);
+        memcpy(to_own ? own : at, to_own ? at : own, width);
+    }
+}
+
+/* The rows of one chunk in the worker's own memory, gradients at 0. */
+static key_rows rows_of_own(const gradient_job *job, int64_t batch, int64_t kv_head, int64_t first,
+                            int64_t end, int worker) {
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
+    const int64_t head_dim = mha_extent(&job->attention->key, 1);
+    const int64_t value_head_dim = mha_extent(&job->attention->value, 1);
+    const int64_t key_bytes = (end - first) * head_dim * item;
+    const int64_t value_bytes = (end - first) * value_head_dim * item;
+    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
+    const key_rows rows = {
+        .stored_key = first,
+        .key = own,
+        .value = own + key_bytes,
+        .grad_key = job->gradients->grad_key.data == NULL ? NULL : own + key_bytes + value_bytes,
+        .grad_value =
+            job->gradients->grad_value.data == NULL ? NULL : own + 2 * key_bytes + value_bytes,
+        .key_stride = head_dim,
+        .value_stride = value_head_dim,
+        .grad_key_stride = head_dim,
+        .grad_value_stride = value_head_dim,
+    };
+    copy_rows(job, &job->attention->key, batch, kv_head, first, end, rows.key, true);
+    copy_rows(job, &job->attention->value, batch, kv_head, first, end, rows.value, true);
+    memset(own + key_bytes + value_bytes, 0, (size_t)(key_bytes + value_bytes));
+    return rows;
+}
+
+/* A block of queries of one head with the chunk first_key..end_key of the keys. */
+static void differentiate_block(const gradient_job *job, int64_t batch, int64_t head,
+                                int64_t query_block, const key_rows *rows, int64_t first_key,
+                                int64_t end_key, int chunk, int worker) {
+    const mha_attention_gradients *g = job->gradients;
+    mha_attention_backward_block block = block_of(job, batch, head, query_block);
+    _Atomic uint64_t *done =
+        job->done + (batch * job->heads + head) * job->query_blocks + query_block;
+    const int64_t first = block.attention.first_query;
+    block.attention.stored_key = rows->stored_key;
+    block.attention.key = rows->key;
+    block.attention.key_stride = rows->key_stride;
+    block.attention.value = rows->value;
+    block.attention.value_stride = rows->value_stride;
+    block.grad_key = rows->grad_key;
+    block.grad_key_stride = rows->grad_key_stride;
+    block.grad_value = rows->grad_value;
+    block.grad_value_stride = rows->grad_value_stride;
+    block.first_key = first_key;
+    block.end_key = end_key;
+    block.adds_to_query = chunk > 0;
+    block.grad_query = rows_of(job, &g->grad_query, batch, head, first, &block.grad_query_stride);
+    block.grad_additive_w =
+        rows_of(job, &g->grad_additive_w, batch, head, first, &block.grad_additive_w_stride);
+    if (!job->bias_has_own_pass) {
+        want_bias(job, batch, head, first, &block);
+    }
+    if (sees_chunk(&block)) {
+        await_turn(done, chunk);
+        run_block(job, &block, worker);
+    }
+    atomic_fetch_or(done, (uint64_t)1 << chunk);
+}
+
 /* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
  * last block of queries first: where the attention is causal all chunks have work there. */
 static void differentiate_chunk(void *context, int64_t task, int worker) {
@@ -152,40 +242,27 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
     const int64_t first_key = chunk * job->chunk_keys;
     const int64_t end_key =
         mha_smaller(first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
-    int64_t key_stride = 0, value_stride = 0;
-    void *grad_key = rows_of(job, &g->grad_key, batch, kv_head, 0, &key_stride);
-    void *grad_value = rows_of(job, &g->grad_value, batch, kv_head, 0, &value_stride);
-    clear_rows(job, &g->grad_key, grad_key, first_key, end_key);
-    clear_rows(job, &g->grad_value, grad_value, first_key, end_key);
+    const key_rows rows = job->copies_keys
+                              ? rows_of_own(job, batch, kv_head, first_key, end_key, worker)
+                              : rows_in_place(job, batch, kv_head);
+    if (!job->copies_keys) {
+        clear_rows(job, &g->grad_key, rows.grad_key, first_key, end_key);
+        clear_rows(job, &g->grad_value, rows.grad_value, first_key, end_key);
+    }
     for (int64_t head = kv_head * job->group; head < (kv_head + 1) * job->group; head++) {
         if (chunk == 0 && !job->bias_has_own_pass) {
             clear_bias(job, batch, head, 0, mha_extent(&job->attention->query, 2));
         }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
-            mha_attention_backward_block block = block_of(job, batch, head, query_block);
-            _Atomic uint64_t *done =
-                job->done + (batch * job->heads + head) * job->query_blocks + query_block;
-            const int64_t first = block.attention.first_query;
-            block.first_key = first_key;
-            block.end_key = end_key;
-            block.adds_to_query = chunk > 0;
-            block.grad_key = grad_key;
-            block.grad_key_stride = key_stride;
-            block.grad_value = grad_value;
-            block.grad_value_stride = value_stride;
-            block.grad_query =
-                rows_of(job, &g->grad_query, batch, head, first, &block.grad_query_stride);
-            block.grad_additive_w = rows_of(job, &g->grad_additive_w, batch, head, first,
-                                            &block.grad_additive_w_stride);
-            if (!job->bias_has_own_pass) {
-                want_bias(job, batch, head, first, &block);
-            }
-            if (sees_chunk(&block)) {
-                await_turn(done, chunk);
-                run_block(job, &block, worker);
-            }
-            atomic_fetch_or(done, (uint64_t)1 << chunk);
+            differentiate_block(job, batch, head, query_block, &rows, first_key, end_key, chunk,
+                                worker);
         }
+    }
+    if (job->copies_keys && rows.grad_key != NULL) {
+        copy_rows(job, &g->grad_key, batch, kv_head, first_key, end_key, rows.grad_key, false);
+    }
+    if (job->copies_keys && rows.grad_value != NULL) {
+        copy_rows(job, &g->grad_value, batch, kv_head, first_key, end_key, rows.grad_value, false);
     }
 }
 
@@ -230,6 +307,33 @@ static int64_t chunk_keys_of(const gradient_job *job) {
     return mha_divide_up(equal, MHA_KEY_BLOCK) * MHA_KEY_BLOCK;
 }
 
+static bool rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
+    return tensor->data != NULL &&
+           mha_stride(tensor, 2) != mha_extent(tensor, 1) * (int64_t)mha_dtype_size(dtype);
+}
+
+/* The kernel's scratch, and behind it a chunk of key and value with their gradients, where their
+ * rows lie apart, as those of all heads side by side do: they are read once for every block of
+ * queries. Not where that is more than a few MB. */
+static mha_status plan_scratch(gradient_job *job) {
+    enum { MOST_COPIED = 4 << 20 };
+    const mha_attention *a = job->attention;
+    const mha_attention_gradients *g = job->gradients;
+    const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
+    const double bytes = 2.0 * (double)job->chunk_keys *
+                         ((double)head_dim + (double)value_head_dim) *
+                         (double)mha_dtype_size(a->dtype);
+    const bool apart = rows_lie_apart(&a->key, a->dtype) || rows_lie_apart(&a->value, a->dtype) ||
+                       rows_lie_apart(&g->grad_key, a->dtype) ||
+                       rows_lie_apart(&g->grad_value, a->dtype);
+    job->copies_keys = apart && bytes <= MOST_COPIED && job->group * job->query_blocks > 1;
+    MHA_TRY(mha_workspace_piece_size(
+        job->kernels->attention_backward_scratch_size(head_dim, value_head_dim),
+        &job->kernel_size));
+    return mha_workspace_piece_size(job->kernel_size + (job->copies_keys ? (size_t)bytes : 0),
+                                    &job->scratch_size);
+}
+
 static mha_status plan(const mha_attention_gradients *gradients, gradient_job *job) {
     const mha_attention *a = gradients->attention;
     job->gradients = gradients;
@@ -244,9 +348,7 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
                              is_shared_by_tasks(&gradients->grad_bias, a->batch_axes, job->chunks);
-    return mha_workspace_piece_size(job->kernels->attention_backward_scratch_size(
-                                        mha_extent(&a->query, 1), mha_extent(&a->value, 1)),
-                                    &job->scratch_size);
+    return plan_scratch(job);
 }
 
 /* A multiply-add of the forward pass is two and a half here. */

@@ -41,6 +41,7 @@ typedef struct mha_attention_block {
     int64_t first_query; /* position of this block among all queries, for dropout */
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
+    int64_t stored_key;     /* the one that key and value begin with, and their gradients */
     const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
     double scale, softcap;
 
@@ -77,7 +78,7 @@ typedef struct mha_attention_backward_block {
     int64_t grad_query_stride;
     void *grad_additive_w; /* (query_len, head_dim): each query's part of grad additive_w */
     int64_t grad_additive_w_stride;
-    void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim) */
+    void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim), as key lies */
     int64_t grad_key_stride, grad_value_stride;
     void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */
     int64_t grad_bias_query_stride, grad_bias_key_stride;

@@ -81,3 +81,29 @@ def test_grouped_heads_give_the_same_bits_as_heads_of_their_own(dtype):
     alone = mha.scaled_dot_product_attention(
         query, np.repeat(key, 20, 1), np.repeat(value, 20, 1), causal=True, query_offset=600)
     assert np.array_equal(grouped, alone)
+
+
+def by_token(array):
+    """The same numbers with the rows of all heads side by side, as projections leave them."""
+    return np.ascontiguousarray(np.swapaxes(array, -2, -3)).swapaxes(-2, -3)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True, "dropout": 0.2}, {"window": (40, 40)}, {"key_lengths": [0, 530]},
+    {"causal": True, "query_offset": -100, "empty_rows": "uniform"}], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_same_bits_however_rows_lie(dtype, options):
+    """Rows that lie apart are copied side by side first; nothing else may change."""
+    rng = np.random.default_rng(0)
+    query, grad_output = (rng.standard_normal((2, 4, 600, 24)).astype(dtype) for _ in range(2))
+    key, value = (rng.standard_normal((2, 2, 650, 24)).astype(dtype) for _ in range(2))
+    found = []
+    for lay in (np.ascontiguousarray, by_token):
+        laid = [lay(array) for array in (query, key, value)]
+        plain = mha.scaled_dot_product_attention(*laid, **options, rng=1)
+        output, pullback = mha.scaled_dot_product_attention_vjp(*laid, **options, rng=1)
+        with mha.threads(3):
+            by_three = mha.scaled_dot_product_attention(*laid, **options, rng=1)
+        found.append([plain, by_three, output, *pullback(lay(grad_output))[:3]])
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)

@@ -12,9 +12,15 @@ typedef struct attention_job {
     int joint_blocks;     /* of them, for one task */
     int64_t tasks_of_a_head;
     int64_t batch_heads;
-    char *scratch; /* scratch_size bytes for each worker */
-    size_t scratch_size;
+    bool copies_heads; /* each worker copies the key head that it is at, side by side */
+    char *scratch;     /* scratch_size bytes for each worker: the kernel's, then its copy */
+    size_t scratch_size, kernel_size;
 } attention_job;
+
+/* A worker's copy of a key head; behind it its rows of key, then those of value. */
+typedef struct head_copy {
+    _Alignas(64) int64_t batch_kv_head; /* -1: none yet */
+} head_copy;
 
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
  * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
@@ -36,11 +42,37 @@ static mha_attention_block block_of(const attention_job *job, int64_t batch_head
     return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count);
 }
 
+/* Lets the blocks read their keys and values from the worker's copy. */
+static void read_from_copy(const attention_job *job, int64_t batch, int64_t head, int worker,
+                           mha_attention_block *blocks, int count) {
+    const mha_attention *a = job->attention;
+    const int64_t kv_head = mha_kv_head_of(a, head);
+    const int64_t batch_kv_head = batch * mha_extent(&a->key, 3) + kv_head;
+    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
+    head_copy *copy = (head_copy *)own;
+    char *key = own + sizeof *copy;
+    char *value =
+        key + mha_extent(&a->key, 2) * mha_extent(&a->key, 1) * (int64_t)mha_dtype_size(a->dtype);
+    if (copy->batch_kv_head != batch_kv_head) {
+        const int64_t key_len = mha_extent(&a->key, 2);
+        mha_gather_rows(&a->key, a->dtype, a->batch_axes, batch, kv_head, 0, key_len, key);
+        mha_gather_rows(&a->value, a->dtype, a->batch_axes, batch, kv_head, 0, key_len, value);
+        copy->batch_kv_head = batch_kv_head;
+    }
+    for (int i = 0; i < count; i++) {
+        blocks[i].key = key;
+        blocks[i].value = value;
+        blocks[i].key_stride = blocks[i].head_dim;
+        blocks[i].value_stride = blocks[i].value_head_dim;
+    }
+}
+
 /* Task: some consecutive blocks of one head. One head after the other, so that its keys and values
  * stay in the cache; the last blocks of a head first, since with a causal mask they are the
  * longest. */
 static void attend_query_blocks(void *context, int64_t task, int worker) {
     const attention_job *job = context;
+    const int64_t heads = mha_extent(&job->attention->query, 3);
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     const int64_t batch_head = task / job->tasks_of_a_head;
     const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
@@ -48,6 +80,9 @@ static void attend_query_blocks(void *context, int64_t task, int worker) {
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         blocks[i] = block_of(job, batch_head, first + i);
+    }
+    if (job->copies_heads) {
+        read_from_copy(job, batch_head / heads, batch_head % heads, worker, blocks, count);
     }
     job->kernels->attention(blocks, count, job->scratch + (size_t)worker * job->scratch_size);
 }
@@ -67,6 +102,27 @@ static int joint_blocks_of(const attention_job *job, int num_threads) {
     return joint;
 }
 
+/* The kernel's scratch, and behind it the copy of a head's keys and values, where their rows lie
+ * apart and enough queries read them to repay it (docs/kernels.md); at most MOST_COPIED bytes. */
+static mha_status plan_scratch(attention_job *job) {
+    enum { MOST_COPIED = 2 << 20, FEWEST = 512 };
+    const mha_attention *a = job->attention;
+    const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
+    const double bytes = (double)mha_extent(&a->key, 2) *
+                         ((double)head_dim + (double)value_head_dim) *
+                         (double)mha_dtype_size(a->dtype);
+    const size_t kernel_size =
+        job->kernels->attention_scratch_size(head_dim, value_head_dim, job->joint_blocks);
+    job->copies_heads =
+        (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
+        a->options.window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
+        mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
+    MHA_TRY(mha_workspace_piece_size(kernel_size, &job->kernel_size));
+    return mha_workspace_piece_size(job->kernel_size +
+                                        (job->copies_heads ? sizeof(head_copy) + (size_t)bytes : 0),
+                                    &job->scratch_size);
+}
+
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
                        int64_t *num_tasks, int *threads) {
     int64_t batch;
@@ -84,9 +140,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     }
     const double operations = mha_attention_operations(attention, job->batch_heads);
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
-    const size_t scratch_size = job->kernels->attention_scratch_size(
-        mha_extent(&attention->query, 1), mha_extent(&attention->value, 1), job->joint_blocks);
-    return mha_workspace_piece_size(scratch_size, &job->scratch_size);
+    return plan_scratch(job);
 }
 
 /* An output without columns, and nothing else asked for, however many rows it has. */
@@ -126,6 +180,11 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;
+    for (int worker = 0; job.copies_heads && worker < threads; worker++) {
+        head_copy *copy =
+            (head_copy *)(job.scratch + (size_t)worker * job.scratch_size + job.kernel_size);
+        copy->batch_kv_head = -1;
+    }
     const mha_status status =
         mha_pool_run(num_tasks, threads, attend_query_blocks, &job, &execution->cancel);
     execution->workspace.used = used_before;

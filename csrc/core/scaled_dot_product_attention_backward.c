@@ -159,22 +159,12 @@ static key_rows rows_in_place(const gradient_job *job, int64_t batch, int64_t kv
     return rows;
 }
 
-/* The rows first..end of (batch, kv_head), from `own` or to it, where they lie side by side. */
-static void copy_rows(const gradient_job *job, const mha_tensor *tensor, int64_t batch,
-                      int64_t kv_head, int64_t first, int64_t end, char *own, bool to_own) {
-    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(job->attention->dtype);
-    for (int64_t row = first; row < end; row++, own += width) {
-        char *at = mha_at_row(tensor, job->attention->batch_axes, batch, kv_head, row);
-        memcpy(to_own ? own : at, to_own ? at : own, width);
-    }
-}
-
 /* The rows of one chunk in the worker's own memory, gradients at 0. */
 static key_rows rows_of_own(const gradient_job *job, int64_t batch, int64_t kv_head, int64_t first,
                             int64_t end, int worker) {
-    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    const int64_t head_dim = mha_extent(&job->attention->key, 1);
-    const int64_t value_head_dim = mha_extent(&job->attention->value, 1);
+    const mha_attention *a = job->attention;
+    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
+    const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
     const int64_t key_bytes = (end - first) * head_dim * item;
     const int64_t value_bytes = (end - first) * value_head_dim * item;
     char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
@@ -190,10 +180,18 @@ static key_rows rows_of_own(const gradient_job *job, int64_t batch, int64_t kv_h
         .grad_key_stride = head_dim,
         .grad_value_stride = value_head_dim,
     };
-    copy_rows(job, &job->attention->key, batch, kv_head, first, end, rows.key, true);
-    copy_rows(job, &job->attention->value, batch, kv_head, first, end, rows.value, true);
+    mha_gather_rows(&a->key, a->dtype, a->batch_axes, batch, kv_head, first, end, rows.key);
+    mha_gather_rows(&a->value, a->dtype, a->batch_axes, batch, kv_head, first, end, rows.value);
     memset(own + key_bytes + value_bytes, 0, (size_t)(key_bytes + value_bytes));
     return rows;
+}
+
+static void return_gradient(const gradient_job *job, const mha_tensor *gradient, int64_t batch,
+                            int64_t kv_head, int64_t first, int64_t end, const char *own) {
+    if (own != NULL) {
+        mha_scatter_rows(gradient, job->attention->dtype, job->attention->batch_axes, batch,
+                         kv_head, first, end, own);
+    }
 }
 
 /* A block of queries of one head with the chunk first_key..end_key of the keys. */
@@ -258,11 +256,9 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
                                 worker);
         }
     }
-    if (job->copies_keys && rows.grad_key != NULL) {
-        copy_rows(job, &g->grad_key, batch, kv_head, first_key, end_key, rows.grad_key, false);
-    }
-    if (job->copies_keys && rows.grad_value != NULL) {
-        copy_rows(job, &g->grad_value, batch, kv_head, first_key, end_key, rows.grad_value, false);
+    if (job->copies_keys) {
+        return_gradient(job, &g->grad_key, batch, kv_head, first_key, end_key, rows.grad_key);
+        return_gradient(job, &g->grad_value, batch, kv_head, first_key, end_key, rows.grad_value);
     }
 }
 
@@ -307,14 +303,12 @@ static int64_t chunk_keys_of(const gradient_job *job) {
     return mha_divide_up(equal, MHA_KEY_BLOCK) * MHA_KEY_BLOCK;
 }
 
-static bool rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
-    return tensor->data != NULL &&
-           mha_stride(tensor, 2) != mha_extent(tensor, 1) * (int64_t)mha_dtype_size(dtype);
+static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
+    return tensor->data != NULL && mha_rows_lie_apart(tensor, dtype);
 }
 
 /* The kernel's scratch, and behind it a chunk of key and value with their gradients, where their
- * rows lie apart, as those of all heads side by side do: they are read once for every block of
- * queries. Not where that is more than a few MB. */
+ * rows lie apart: every block of queries reads them. At most MOST_COPIED bytes. */
 static mha_status plan_scratch(gradient_job *job) {
     enum { MOST_COPIED = 4 << 20 };
     const mha_attention *a = job->attention;
@@ -323,9 +317,9 @@ static mha_status plan_scratch(gradient_job *job) {
     const double bytes = 2.0 * (double)job->chunk_keys *
                          ((double)head_dim + (double)value_head_dim) *
                          (double)mha_dtype_size(a->dtype);
-    const bool apart = rows_lie_apart(&a->key, a->dtype) || rows_lie_apart(&a->value, a->dtype) ||
-                       rows_lie_apart(&g->grad_key, a->dtype) ||
-                       rows_lie_apart(&g->grad_value, a->dtype);
+    const bool apart = has_rows_apart(&a->key, a->dtype) || has_rows_apart(&a->value, a->dtype) ||
+                       has_rows_apart(&g->grad_key, a->dtype) ||
+                       has_rows_apart(&g->grad_value, a->dtype);
     job->copies_keys = apart && bytes <= MOST_COPIED && job->group * job->query_blocks > 1;
     MHA_TRY(mha_workspace_piece_size(
         job->kernels->attention_backward_scratch_size(head_dim, value_head_dim),

@@ -137,7 +137,8 @@ def chart(measurements, path):
         axis.grid(axis="both", alpha=0.3)
         axis.set_title(f"{threads} thread{'s' if threads > 1 else ''}")
         axis.set_xlabel("peer's time / mha's time (right of 1: mha is faster)")
-    axes[0][-1].legend(loc="upper right")
+    figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside lower center",
+                  ncols=len(colors))
     figure.savefig(path, dpi=110)
 
 

@@ -64,18 +64,25 @@ def test_pairs_of_options(dtype):
               **{one: cases[one], other: cases[other]})
 
 
-def test_it_is_its_steps():
-    """The function gives what its five steps give one by one, bit for bit."""
+@pytest.mark.parametrize(("dtype", "batch", "lengths", "kv_heads", "head_dim", "value_head_dim"), [
+    (np.float32, (2,), (50, 200), 4, 5, 3), (np.float32, (2, 3), (50, 200), 2, 64, 32),
+    (np.float32, (1,), (3, 700), 1, 32, 5), (np.float64, (2,), (450, 520), 4, 16, 48)])
+def test_it_is_its_steps(dtype, batch, lengths, kv_heads, head_dim, value_head_dim):
+    """The function gives what its five steps give one by one, bit for bit: with heads of whole
+    panels, which are projected apart, and others."""
     rng = np.random.default_rng(2)
-    arguments = random_arguments(rng, np.float32, query_len=50, key_len=200)
+    arguments = random_arguments(rng, dtype, batch, *lengths, num_kv_heads=kv_heads,
+                                 head_dim=head_dim, value_head_dim=value_head_dim)
     biases = biases_of(rng, arguments)
     query, key, value, *weights = arguments
-    heads = [mha.split_heads(mha.linear(x, weight, biases[name]), 4) for x, weight, name in
-             zip((query, key, value), weights[:3], ("b_q", "b_k", "b_v"), strict=True)]
+    heads = [mha.split_heads(mha.linear(x, weight, biases[name]), num_heads)
+             for x, weight, name, num_heads in zip(
+                 (query, key, value), weights[:3], ("b_q", "b_k", "b_v"), (4, kv_heads, kv_heads),
+                 strict=True)]
     attended = mha.scaled_dot_product_attention(*heads, causal=True)
     wanted = mha.linear(mha.merge_heads(attended), weights[3], biases["b_o"])
-    assert np.array_equal(mha.multi_head_attention(*arguments, num_heads=4, causal=True, **biases),
-                          wanted)
+    assert np.array_equal(wanted, mha.multi_head_attention(
+        *arguments, num_heads=4, num_kv_heads=kv_heads, causal=True, **biases))
 
 
 def test_head_gate():

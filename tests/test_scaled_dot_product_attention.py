@@ -100,6 +100,21 @@ def test_every_pair_of_options(dtype, first, second):
             check(arguments, **options)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(option_cases(np.random.default_rng(0), (1,), 2, 9, 9)))
+def test_options_of_long_sequences(dtype, name):
+    """Blocks of queries walk the keys together, over copies where rows lie apart: both have their
+    conditions, which short sequences never meet."""
+    rng = np.random.default_rng(8)
+    arguments = random_inputs(rng, dtype, (1,), (4,), (2,), 600, 1100, 64, 65)
+    apart = [np.swapaxes(np.swapaxes(array, 1, 2).copy(), 1, 2) for array in arguments]
+    for option in option_cases(rng, (1,), 4, 600, 1100)[name]:
+        options = {"rng": 11, "query_offset": 1, name: option}
+        check(arguments, **options)
+        found = [mha.scaled_dot_product_attention(*laid, **options) for laid in (arguments, apart)]
+        assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize(("query_shape", "key_shape"), [
     ((5, 8), (7, 8)), ((3, 5, 8), (3, 7, 8)), ((2, 4, 5, 8), (2, 2, 7, 8)),
     ((2, 4, 5, 8), (2, 1, 7, 8)), ((2, 3, 4, 5, 8), (2, 3, 2, 7, 8)),

@@ -142,6 +142,7 @@ def test_every_option_and_pairs(dtype):
 
 
 CHUNKED = [{}, {"window": (300, 20)}, {"softcap": 2.0}, {"scale": -0.3}, {"key_lengths": [400]},
+           {"mask": 0.4}, {"mask": 0.001, "empty_rows": "uniform"},
            {"causal": False, "key_lengths": [0], "empty_rows": "uniform"},
            {"empty_rows": "uniform", "query_offset": -2000, "dropout": 0.6},
            *({"bias": shape} for shape in ((1,), (2, 1, 1), (900,), (5000, 1)))]
@@ -155,6 +156,8 @@ def test_keys_in_chunks(options):
     options = {"causal": True, "dropout": 0.3} | options
     if "key_lengths" in options and options["causal"]:
         options["query_offset"] = 0
+    if "mask" in options:
+        options["mask"] = rng.random((5000, 900)) < options["mask"]
     if "bias" in options:
         options["bias"] = rng.standard_normal(options["bias"]).astype(np.float32)
     check(rng, np.float32, inputs, **options)

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from agreement import by_token
 from spread_of_calls import digest
 
 import mha
@@ -81,11 +82,6 @@ def test_grouped_heads_give_the_same_bits_as_heads_of_their_own(dtype):
     alone = mha.scaled_dot_product_attention(
         query, np.repeat(key, 20, 1), np.repeat(value, 20, 1), causal=True, query_offset=600)
     assert np.array_equal(grouped, alone)
-
-
-def by_token(array):
-    """The same numbers with the rows of all heads side by side, as projections leave them."""
-    return np.ascontiguousarray(np.swapaxes(array, -2, -3)).swapaxes(-2, -3)
 
 
 @pytest.mark.parametrize("options", [

@@ -10,27 +10,23 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
            head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
 }
 
-int64_t mha_kv_head_of(const mha_attention *attention, int64_t head) {
-    return head / (mha_extent(&attention->query, 3) / mha_extent(&attention->key, 3));
-}
-
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return mha_stride(tensor, 2) != mha_extent(tensor, 1) * (int64_t)mha_dtype_size(dtype);
 }
 
-void mha_gather_rows(const mha_tensor *tensor, mha_dtype dtype, int batch_axes, int64_t batch,
+void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own) {
-    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(dtype);
+    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(attention->dtype);
     for (int64_t row = first; row < end; row++, own += width) {
-        memcpy(own, mha_at_row(tensor, batch_axes, batch, head, row), width);
+        memcpy(own, mha_at_row(tensor, attention->batch_axes, batch, head, row), width);
     }
 }
 
-void mha_scatter_rows(const mha_tensor *tensor, mha_dtype dtype, int batch_axes, int64_t batch,
+void mha_scatter_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                       int64_t head, int64_t first, int64_t end, const char *own) {
-    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(dtype);
+    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(attention->dtype);
     for (int64_t row = first; row < end; row++, own += width) {
-        memcpy(mha_at_row(tensor, batch_axes, batch, head, row), own, width);
+        memcpy(mha_at_row(tensor, attention->batch_axes, batch, head, row), own, width);
     }
 }
 
@@ -102,7 +98,7 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
                                     int64_t first, int64_t count) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
-    const int64_t kv_head = mha_kv_head_of(a, head);
+    const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
     const int64_t row = (batch * heads + head) * mha_extent(&a->query, 2) + first; /* of results */
     mha_attention_block block = {
         .query_len = count,

@@ -19,17 +19,14 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
 mha_attention_block mha_query_block(const mha_attention *attention, int64_t batch, int64_t head,
                                     int64_t first, int64_t count);
 
-/* The key head that a head attends to. */
-int64_t mha_kv_head_of(const mha_attention *attention, int64_t head);
-
 /* Whether something else lies between two rows, as where all heads lie side by side: then the rows
  * of one head are pages apart, and reading them again and again is slow. */
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype);
 
 /* Copies the rows first..end of (batch, head) to `own`, where they lie side by side, or back. */
-void mha_gather_rows(const mha_tensor *tensor, mha_dtype dtype, int batch_axes, int64_t batch,
+void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own);
-void mha_scatter_rows(const mha_tensor *tensor, mha_dtype dtype, int batch_axes, int64_t batch,
+void mha_scatter_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                       int64_t head, int64_t first, int64_t end, const char *own);
 
 /* Multiply-adds of the forward pass over so many heads of all batch items. */

@@ -19,8 +19,8 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size
 
 /* Rows of a panel from numbers that do not lie side by side, in squares that read each cache line
  * of a transposed weight once. `item` is a constant. */
-static inline void gather_rows(const mha_weight *weight, const char *from, int64_t columns,
-                               const size_t item, char *to) {
+static inline void pack_strided(const mha_weight *weight, const char *from, int64_t columns,
+                                const size_t item, char *to) {
     enum { SQUARE = 16 };
     const int64_t in = weight->in, in_stride = weight->in_stride, out_stride = weight->out_stride;
     for (int64_t first = 0; first < in; first += SQUARE) {
@@ -37,25 +37,28 @@ static inline void gather_rows(const mha_weight *weight, const char *from, int64
     }
 }
 
+static void pack_contiguous(const mha_weight *weight, const char *from, size_t bytes, char *to) {
+    for (int64_t row = 0; row < weight->in; row++) {
+        memcpy(to + row * MHA_PANEL_BYTES, from + row * weight->in_stride, bytes);
+    }
+}
+
 void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel) {
     const size_t item = mha_dtype_size(dtype);
     const int64_t width = mha_panel_columns(dtype);
     const int64_t left = weight->out - first_column;
     const int64_t columns = left < width ? left : width;
-    const bool contiguous = weight->out_stride == (int64_t)item;
+    const size_t used = (size_t)columns * item;
     const char *from = (const char *)weight->data + first_column * weight->out_stride;
-    char *to = panel;
-    if (!contiguous && item == sizeof(float)) {
-        gather_rows(weight, from, columns, sizeof(float), to);
-    } else if (!contiguous) {
-        gather_rows(weight, from, columns, sizeof(double), to);
+    if (weight->out_stride == (int64_t)item) {
+        pack_contiguous(weight, from, used, panel);
+    } else if (item == sizeof(float)) {
+        pack_strided(weight, from, columns, sizeof(float), panel);
+    } else {
+        pack_strided(weight, from, columns, sizeof(double), panel);
     }
-    for (int64_t row = 0; row < weight->in; row++) {
-        if (contiguous) {
-            memcpy(to, from + row * weight->in_stride, (size_t)columns * item);
-        }
-        memset(to + (size_t)columns * item, 0, (size_t)(width - columns) * item);
-        to += MHA_PANEL_BYTES;
+    for (int64_t row = 0; columns < width && row < weight->in; row++) {
+        memset((char *)panel + row * MHA_PANEL_BYTES + used, 0, MHA_PANEL_BYTES - used);
     }
 }
 

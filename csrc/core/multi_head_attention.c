@@ -7,6 +7,7 @@
 #include "mha/attention.h"
 
 #include "attention_rows.h"
+#include "matmul.h"
 
 /* What the steps hand on: (batch..., length, num_heads * d), its rows row_bytes apart, its heads
  * head_bytes. */
@@ -31,8 +32,8 @@ static mha_status plan_matrix(const mha_multi_head_attention *layer, int64_t bat
     MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, &rows));
     MHA_TRY(mha_multiply_sizes((size_t)width, item, &row_bytes));
     MHA_TRY(mha_multiply_sizes(rows, row_bytes, &m->bytes));
-    if (rows > INT64_MAX || row_bytes > INT64_MAX ||
-        m->bytes > INT64_MAX) { /* strides are int64_t */
+    /* Strides are int64_t. */
+    if (rows > INT64_MAX || row_bytes > INT64_MAX || m->bytes > INT64_MAX) {
         return MHA_SIZE_OVERFLOW;
     }
     m->row_bytes = (int64_t)row_bytes;

@@ -42,21 +42,23 @@ static mha_attention_block block_of(const attention_job *job, int64_t batch_head
     return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count);
 }
 
+static head_copy *copy_of(const attention_job *job, int worker) {
+    return (head_copy *)(job->scratch + (size_t)worker * job->scratch_size + job->kernel_size);
+}
+
 /* Lets the blocks read their keys and values from the worker's copy. */
-static void read_from_copy(const attention_job *job, int64_t batch, int64_t head, int worker,
+static void read_from_copy(const attention_job *job, int64_t batch_head, int worker,
                            mha_attention_block *blocks, int count) {
     const mha_attention *a = job->attention;
-    const int64_t kv_head = mha_kv_head_of(a, head);
-    const int64_t batch_kv_head = batch * mha_extent(&a->key, 3) + kv_head;
-    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
-    head_copy *copy = (head_copy *)own;
-    char *key = own + sizeof *copy;
-    char *value =
-        key + mha_extent(&a->key, 2) * mha_extent(&a->key, 1) * (int64_t)mha_dtype_size(a->dtype);
+    const int64_t kv_heads = mha_extent(&a->key, 3), key_len = mha_extent(&a->key, 2);
+    const int64_t batch_kv_head = batch_head / (mha_extent(&a->query, 3) / kv_heads);
+    const int64_t batch = batch_kv_head / kv_heads, kv_head = batch_kv_head % kv_heads;
+    head_copy *copy = copy_of(job, worker);
+    char *key = (char *)(copy + 1);
+    char *value = key + key_len * mha_extent(&a->key, 1) * (int64_t)mha_dtype_size(a->dtype);
     if (copy->batch_kv_head != batch_kv_head) {
-        const int64_t key_len = mha_extent(&a->key, 2);
-        mha_gather_rows(&a->key, a->dtype, a->batch_axes, batch, kv_head, 0, key_len, key);
-        mha_gather_rows(&a->value, a->dtype, a->batch_axes, batch, kv_head, 0, key_len, value);
+        mha_gather_rows(a, &a->key, batch, kv_head, 0, key_len, key);
+        mha_gather_rows(a, &a->value, batch, kv_head, 0, key_len, value);
         copy->batch_kv_head = batch_kv_head;
     }
     for (int i = 0; i < count; i++) {
@@ -72,7 +74,6 @@ static void read_from_copy(const attention_job *job, int64_t batch, int64_t head
  * longest. */
 static void attend_query_blocks(void *context, int64_t task, int worker) {
     const attention_job *job = context;
-    const int64_t heads = mha_extent(&job->attention->query, 3);
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     const int64_t batch_head = task / job->tasks_of_a_head;
     const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
@@ -82,7 +83,7 @@ static void attend_query_blocks(void *context, int64_t task, int worker) {
         blocks[i] = block_of(job, batch_head, first + i);
     }
     if (job->copies_heads) {
-        read_from_copy(job, batch_head / heads, batch_head % heads, worker, blocks, count);
+        read_from_copy(job, batch_head, worker, blocks, count);
     }
     job->kernels->attention(blocks, count, job->scratch + (size_t)worker * job->scratch_size);
 }
@@ -181,9 +182,7 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
     job.scratch = scratch;
     for (int worker = 0; job.copies_heads && worker < threads; worker++) {
-        head_copy *copy =
-            (head_copy *)(job.scratch + (size_t)worker * job.scratch_size + job.kernel_size);
-        copy->batch_kv_head = -1;
+        copy_of(&job, worker)->batch_kv_head = -1;
     }
     const mha_status status =
         mha_pool_run(num_tasks, threads, attend_query_blocks, &job, &execution->cancel);

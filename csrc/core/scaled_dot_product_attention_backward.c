@@ -26,12 +26,15 @@ typedef struct gradient_job {
     size_t scratch_size, kernel_size;
 } gradient_job;
 
-/* Where a task finds its keys and values, and adds up their gradients. Strides count elements. */
-typedef struct key_rows {
-    int64_t stored_key;                        /* the first row is this key's */
+/* What a task works on, first_key..end_key of one key head, and where it finds these keys and
+ * values and adds up their gradients. Strides count elements. */
+typedef struct key_chunk {
+    int64_t batch, kv_head, first_key, end_key;
+    int number;                                /* among the chunks of the head */
+    int64_t stored_key;                        /* whose rows the pointers are to */
     void *key, *value, *grad_key, *grad_value; /* gradients: NULL where not wanted */
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
-} key_rows;
+} key_chunk;
 
 /* Whether tasks would add to the same numbers of grad bias, in any order. */
 static bool is_shared_by_tasks(const mha_tensor *bias, int batch_axes, int64_t chunks) {
@@ -148,117 +151,109 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
     return block->first_key == 0 || a->uniform_empty_rows;
 }
 
-static key_rows rows_in_place(const gradient_job *job, int64_t batch, int64_t kv_head) {
-    key_rows rows = {.stored_key = 0};
-    rows.key = rows_of(job, &job->attention->key, batch, kv_head, 0, &rows.key_stride);
-    rows.value = rows_of(job, &job->attention->value, batch, kv_head, 0, &rows.value_stride);
-    rows.grad_key =
-        rows_of(job, &job->gradients->grad_key, batch, kv_head, 0, &rows.grad_key_stride);
-    rows.grad_value =
-        rows_of(job, &job->gradients->grad_value, batch, kv_head, 0, &rows.grad_value_stride);
-    return rows;
-}
-
-/* The rows of one chunk in the worker's own memory, gradients at 0. */
-static key_rows rows_of_own(const gradient_job *job, int64_t batch, int64_t kv_head, int64_t first,
-                            int64_t end, int worker) {
+/* Rows as the arrays have them, gradients at 0. */
+static void use_rows_in_place(const gradient_job *job, key_chunk *c) {
     const mha_attention *a = job->attention;
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
-    const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
-    const int64_t key_bytes = (end - first) * head_dim * item;
-    const int64_t value_bytes = (end - first) * value_head_dim * item;
-    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
-    const key_rows rows = {
-        .stored_key = first,
-        .key = own,
-        .value = own + key_bytes,
-        .grad_key = job->gradients->grad_key.data == NULL ? NULL : own + key_bytes + value_bytes,
-        .grad_value =
-            job->gradients->grad_value.data == NULL ? NULL : own + 2 * key_bytes + value_bytes,
-        .key_stride = head_dim,
-        .value_stride = value_head_dim,
-        .grad_key_stride = head_dim,
-        .grad_value_stride = value_head_dim,
-    };
-    mha_gather_rows(&a->key, a->dtype, a->batch_axes, batch, kv_head, first, end, rows.key);
-    mha_gather_rows(&a->value, a->dtype, a->batch_axes, batch, kv_head, first, end, rows.value);
-    memset(own + key_bytes + value_bytes, 0, (size_t)(key_bytes + value_bytes));
-    return rows;
+    const mha_attention_gradients *g = job->gradients;
+    c->stored_key = 0;
+    c->key = rows_of(job, &a->key, c->batch, c->kv_head, 0, &c->key_stride);
+    c->value = rows_of(job, &a->value, c->batch, c->kv_head, 0, &c->value_stride);
+    c->grad_key = rows_of(job, &g->grad_key, c->batch, c->kv_head, 0, &c->grad_key_stride);
+    c->grad_value = rows_of(job, &g->grad_value, c->batch, c->kv_head, 0, &c->grad_value_stride);
+    clear_rows(job, &g->grad_key, c->grad_key, c->first_key, c->end_key);
+    clear_rows(job, &g->grad_value, c->grad_value, c->first_key, c->end_key);
 }
 
-static void return_gradient(const gradient_job *job, const mha_tensor *gradient, int64_t batch,
-                            int64_t kv_head, int64_t first, int64_t end, const char *own) {
+/* Rows of the chunk alone in the worker's own memory, gradients at 0. */
+static void use_rows_of_own(const gradient_job *job, int worker, key_chunk *c) {
+    const mha_attention *a = job->attention;
+    const int64_t item = (int64_t)mha_dtype_size(a->dtype), keys = c->end_key - c->first_key;
+    c->key_stride = c->grad_key_stride = mha_extent(&a->key, 1);
+    c->value_stride = c->grad_value_stride = mha_extent(&a->value, 1);
+    const int64_t key_bytes = keys * c->key_stride * item;
+    const int64_t value_bytes = keys * c->value_stride * item;
+    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
+    char *gradients = own + key_bytes + value_bytes;
+    c->stored_key = c->first_key;
+    c->key = own;
+    c->value = own + key_bytes;
+    c->grad_key = job->gradients->grad_key.data == NULL ? NULL : gradients;
+    c->grad_value = job->gradients->grad_value.data == NULL ? NULL : gradients + key_bytes;
+    mha_gather_rows(a, &a->key, c->batch, c->kv_head, c->first_key, c->end_key, c->key);
+    mha_gather_rows(a, &a->value, c->batch, c->kv_head, c->first_key, c->end_key, c->value);
+    memset(gradients, 0, (size_t)(key_bytes + value_bytes));
+}
+
+static void return_gradient(const gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
+                            const char *own) {
     if (own != NULL) {
-        mha_scatter_rows(gradient, job->attention->dtype, job->attention->batch_axes, batch,
-                         kv_head, first, end, own);
+        mha_scatter_rows(job->attention, gradient, c->batch, c->kv_head, c->first_key, c->end_key,
+                         own);
     }
 }
 
-/* A block of queries of one head with the chunk first_key..end_key of the keys. */
-static void differentiate_block(const gradient_job *job, int64_t batch, int64_t head,
-                                int64_t query_block, const key_rows *rows, int64_t first_key,
-                                int64_t end_key, int chunk, int worker) {
+/* One block of queries of one head with a chunk of keys. */
+static void differentiate_block(const gradient_job *job, const key_chunk *c, int64_t head,
+                                int64_t query_block, int worker) {
     const mha_attention_gradients *g = job->gradients;
-    mha_attention_backward_block block = block_of(job, batch, head, query_block);
+    mha_attention_backward_block block = block_of(job, c->batch, head, query_block);
     _Atomic uint64_t *done =
-        job->done + (batch * job->heads + head) * job->query_blocks + query_block;
+        job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
     const int64_t first = block.attention.first_query;
-    block.attention.stored_key = rows->stored_key;
-    block.attention.key = rows->key;
-    block.attention.key_stride = rows->key_stride;
-    block.attention.value = rows->value;
-    block.attention.value_stride = rows->value_stride;
-    block.grad_key = rows->grad_key;
-    block.grad_key_stride = rows->grad_key_stride;
-    block.grad_value = rows->grad_value;
-    block.grad_value_stride = rows->grad_value_stride;
-    block.first_key = first_key;
-    block.end_key = end_key;
-    block.adds_to_query = chunk > 0;
-    block.grad_query = rows_of(job, &g->grad_query, batch, head, first, &block.grad_query_stride);
+    block.attention.stored_key = c->stored_key;
+    block.attention.key = c->key;
+    block.attention.key_stride = c->key_stride;
+    block.attention.value = c->value;
+    block.attention.value_stride = c->value_stride;
+    block.grad_key = c->grad_key;
+    block.grad_key_stride = c->grad_key_stride;
+    block.grad_value = c->grad_value;
+    block.grad_value_stride = c->grad_value_stride;
+    block.first_key = c->first_key;
+    block.end_key = c->end_key;
+    block.adds_to_query = c->number > 0;
+    block.grad_query =
+        rows_of(job, &g->grad_query, c->batch, head, first, &block.grad_query_stride);
     block.grad_additive_w =
-        rows_of(job, &g->grad_additive_w, batch, head, first, &block.grad_additive_w_stride);
+        rows_of(job, &g->grad_additive_w, c->batch, head, first, &block.grad_additive_w_stride);
     if (!job->bias_has_own_pass) {
-        want_bias(job, batch, head, first, &block);
+        want_bias(job, c->batch, head, first, &block);
     }
     if (sees_chunk(&block)) {
-        await_turn(done, chunk);
+        await_turn(done, c->number);
         run_block(job, &block, worker);
     }
-    atomic_fetch_or(done, (uint64_t)1 << chunk);
+    atomic_fetch_or(done, (uint64_t)1 << c->number);
 }
 
 /* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
  * last block of queries first: where the attention is causal all chunks have work there. */
 static void differentiate_chunk(void *context, int64_t task, int worker) {
     const gradient_job *job = context;
-    const mha_attention_gradients *g = job->gradients;
     const int64_t key_heads = job->batch * job->kv_heads;
-    const int chunk = (int)(task / key_heads); /* other heads lie between two of one head */
-    const int64_t batch = task % key_heads / job->kv_heads;
-    const int64_t kv_head = task % key_heads % job->kv_heads;
-    const int64_t first_key = chunk * job->chunk_keys;
-    const int64_t end_key =
-        mha_smaller(first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
-    const key_rows rows = job->copies_keys
-                              ? rows_of_own(job, batch, kv_head, first_key, end_key, worker)
-                              : rows_in_place(job, batch, kv_head);
-    if (!job->copies_keys) {
-        clear_rows(job, &g->grad_key, rows.grad_key, first_key, end_key);
-        clear_rows(job, &g->grad_value, rows.grad_value, first_key, end_key);
+    key_chunk c = {
+        .number = (int)(task / key_heads), /* other heads lie between two of one head */
+        .batch = task % key_heads / job->kv_heads,
+        .kv_head = task % key_heads % job->kv_heads,
+    };
+    c.first_key = c.number * job->chunk_keys;
+    c.end_key = mha_smaller(c.first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
+    if (job->copies_keys) {
+        use_rows_of_own(job, worker, &c);
+    } else {
+        use_rows_in_place(job, &c);
     }
-    for (int64_t head = kv_head * job->group; head < (kv_head + 1) * job->group; head++) {
-        if (chunk == 0 && !job->bias_has_own_pass) {
-            clear_bias(job, batch, head, 0, mha_extent(&job->attention->query, 2));
+    for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
+        if (c.number == 0 && !job->bias_has_own_pass) {
+            clear_bias(job, c.batch, head, 0, mha_extent(&job->attention->query, 2));
         }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
-            differentiate_block(job, batch, head, query_block, &rows, first_key, end_key, chunk,
-                                worker);
+            differentiate_block(job, &c, head, query_block, worker);
         }
     }
     if (job->copies_keys) {
-        return_gradient(job, &g->grad_key, batch, kv_head, first_key, end_key, rows.grad_key);
-        return_gradient(job, &g->grad_value, batch, kv_head, first_key, end_key, rows.grad_value);
+        return_gradient(job, &c, &job->gradients->grad_key, c.grad_key);
+        return_gradient(job, &c, &job->gradients->grad_value, c.grad_value);
     }
 }
 

@@ -17,13 +17,20 @@ mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
 
 int64_t mha_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
-    int64_t product = 1;
+static bool is_empty(const int64_t *shape, int axes) {
     for (int axis = 0; axis < axes; axis++) {
         if (shape[axis] == 0) {
-            *count = 0;
-            return MHA_OK;
+            return true;
         }
+    }
+    return false;
+}
+
+mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
+    int64_t product = 1;
+    if (is_empty(shape, axes)) {
+        *count = 0;
+        return MHA_OK;
     }
     for (int axis = 0; axis < axes; axis++) {
         if (__builtin_mul_overflow(product, shape[axis], &product)) {
@@ -51,17 +58,8 @@ int64_t mha_stride(const mha_tensor *tensor, int from_last) {
     return tensor->strides[tensor->axes - from_last];
 }
 
-static bool is_empty(const mha_tensor *tensor) {
-    for (int axis = 0; axis < tensor->axes; axis++) {
-        if (tensor->shape[axis] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
-    const bool empty = is_empty(tensor);
+    const bool empty = is_empty(tensor->shape, tensor->axes);
     int64_t stride = empty ? 0 : row_bytes;
     tensor->strides[tensor->axes - 1] = empty ? 0 : (int64_t)mha_dtype_size(dtype);
     for (int axis = tensor->axes - 2; axis >= 0; axis--) {
@@ -71,6 +69,6 @@ void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes)
 }
 
 void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
-    const int64_t width = is_empty(tensor) ? 0 : mha_extent(tensor, 1);
+    const int64_t width = is_empty(tensor->shape, tensor->axes) ? 0 : mha_extent(tensor, 1);
     mha_set_row_strides(tensor, dtype, width * (int64_t)mha_dtype_size(dtype));
 }

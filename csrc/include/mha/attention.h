@@ -110,9 +110,6 @@ typedef struct mha_linear_projection {
     int64_t head_columns, head_stride; /* 0: all columns lie side by side */
 } mha_linear_projection;
 
-/* Columns of one panel of a packed weight. */
-int64_t mha_panel_columns(mha_dtype dtype);
-
 /* The projection of contiguous rows to contiguous rows. */
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
                                                 const mha_weight *weight, const void *bias,

@@ -74,14 +74,16 @@ double mha_gate_of(const mha_attention *attention, int64_t head) {
 
 /* Which keys the block's queries see: ranges, mask and bias. */
 static void set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
-                           mha_attention_block *block) {
+                           mha_key_ranges *visible, mha_attention_block *block) {
     const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
     const int axes = attention->batch_axes;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
     for (int64_t i = 0; i < block->query_len; i++) {
-        mha_visible_range(attention, batch, block->first_query + i, &block->key_begin[i],
-                          &block->key_end[i]);
+        mha_visible_range(attention, batch, block->first_query + i, &visible->begin[i],
+                          &visible->end[i]);
     }
+    block->key_begin = visible->begin;
+    block->key_end = visible->end;
     if (mask->data != NULL) {
         block->mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, block->first_query);
         block->mask_query_stride = mha_stride(mask, 2);
@@ -95,7 +97,7 @@ static void set_visibility(const mha_attention *attention, int64_t batch, int64_
 }
 
 mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64_t head,
-                                    int64_t first, int64_t count) {
+                                    int64_t first, int64_t count, mha_key_ranges *visible) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
@@ -125,7 +127,7 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
         .largest = a->largest == NULL ? NULL : (char *)a->largest + row * item,
         .denominator = a->largest == NULL ? NULL : (char *)a->denominator + row * item,
     };
-    set_visibility(a, batch, head, &block);
+    set_visibility(a, batch, head, visible, &block);
     return block;
 }
 

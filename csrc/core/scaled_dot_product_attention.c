@@ -34,12 +34,13 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
 
 /* A block of queries of (batch, head), numbered over both. */
 static mha_attention_block block_of(const attention_job *job, int64_t batch_head,
-                                    int64_t query_block) {
+                                    int64_t query_block, mha_key_ranges *visible) {
     const int64_t heads = mha_extent(&job->attention->query, 3);
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
-    return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count);
+    return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
+                           visible);
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
@@ -75,12 +76,13 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, int wor
 static void attend_query_blocks(void *context, int64_t task, int worker) {
     const attention_job *job = context;
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
+    mha_key_ranges visible[MHA_MAX_JOINT_BLOCKS];
     const int64_t batch_head = task / job->tasks_of_a_head;
     const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
     const int64_t first = group * job->joint_blocks;
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
-        blocks[i] = block_of(job, batch_head, first + i);
+        blocks[i] = block_of(job, batch_head, first + i, &visible[i]);
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);

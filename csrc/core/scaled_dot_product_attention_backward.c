@@ -61,7 +61,7 @@ static void *rows_of(const gradient_job *job, const mha_tensor *gradient, int64_
 
 /* One block of queries of one head, over all keys, without any gradient. */
 static mha_attention_backward_block block_of(const gradient_job *job, int64_t batch, int64_t head,
-                                             int64_t query_block) {
+                                             int64_t query_block, mha_key_ranges *visible) {
     const mha_attention_gradients *g = job->gradients;
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = query_block * MHA_QUERY_CHAIN;
@@ -69,7 +69,7 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
     const int64_t row = (batch * job->heads + head) * query_len + first;
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     mha_attention_backward_block block = {
-        .attention = mha_query_block(job->attention, batch, head, first, count),
+        .attention = mha_query_block(job->attention, batch, head, first, count, visible),
         .end_key = mha_extent(&job->attention->key, 2),
         .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
@@ -196,7 +196,8 @@ static void return_gradient(const gradient_job *job, const key_chunk *c, const m
 static void differentiate_block(const gradient_job *job, const key_chunk *c, int64_t head,
                                 int64_t query_block, int worker) {
     const mha_attention_gradients *g = job->gradients;
-    mha_attention_backward_block block = block_of(job, c->batch, head, query_block);
+    mha_key_ranges visible;
+    mha_attention_backward_block block = block_of(job, c->batch, head, query_block, &visible);
     _Atomic uint64_t *done =
         job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
     const int64_t first = block.attention.first_query;
@@ -275,7 +276,9 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
     for (int64_t batch = 0; batch < job->batch; batch++) {
         for (int64_t head = 0; head < job->heads; head++) {
             for (int64_t query_block = first; query_block < end; query_block++) {
-                mha_attention_backward_block block = block_of(job, batch, head, query_block);
+                mha_key_ranges visible;
+                mha_attention_backward_block block =
+                    block_of(job, batch, head, query_block, &visible);
                 want_bias(job, batch, head, block.attention.first_query, &block);
                 run_block(job, &block, worker);
             }

@@ -33,6 +33,11 @@ typedef struct mha_dropout {
     int64_t head, batch;
 } mha_dropout;
 
+/* Query i of a block sees keys begin[i] <= j < end[i] that mask and bias leave visible. */
+typedef struct mha_key_ranges {
+    int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];
+} mha_key_ranges;
+
 /* One head and a block of consecutive queries. Strides count elements (the mask's: bytes); the
  * last axes of query, key, value and output are contiguous. */
 typedef struct mha_attention_block {
@@ -45,9 +50,8 @@ typedef struct mha_attention_block {
     const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
     double scale, softcap;
 
-    /* Query i sees keys key_begin[i] <= j < key_end[i] that mask and bias leave visible. */
-    int64_t key_begin[MHA_MAX_QUERY_BLOCK], key_end[MHA_MAX_QUERY_BLOCK];
-    const uint8_t *mask; /* or NULL */
+    const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
+    const uint8_t *mask;                /* or NULL */
     int64_t mask_query_stride, mask_key_stride;
     const void *bias; /* or NULL */
     int64_t bias_query_stride, bias_key_stride;

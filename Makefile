@@ -8,6 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n auto
+# What an extra of pyproject.toml asks for, without building mha once more.
+EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"][sys.argv[1]])'
+# Tests of what no instruction set changes, and slow.
+NOT_OF_KERNELS := $(addprefix --ignore tests/test_,examples.py train_language_model.py plot.py diagnose.py main.py)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
@@ -23,7 +28,7 @@ train: $(VENV)/.run
 
 test: $(VENV)/.test test-c
 	$(BIN)/python $(PYTEST)
-	MHA_ISA=baseline $(BIN)/python $(PYTEST) --ignore tests/test_examples.py
+	MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_KERNELS)
 
 # Says in one line what is missing, before anything is set up.
 check-prerequisites:
@@ -47,8 +52,14 @@ $(VENV)/.run: $(VENV)/.built examples/requirements.txt
 	$(PIP) --no-deps -r examples/requirements.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	$(PIP) --editable '.[test]'
+$(VENV)/.test: $(VENV)/.run pyproject.toml
+	$(PIP) $$($(EXTRA) test)
+	@touch $@
+
+# The wheel that users get, for environments that do not see the sources.
+dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -path '*/__pycache__/*')
+	@rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@touch $@
 
 # The core alone, without Python: its own small test program.
@@ -56,20 +67,21 @@ test-c: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
 
 # What needs the peers themselves: PyTorch in a virtual environment of its own.
-test-peers: $(VENV)/.created
+test-peers: dist/.built
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check .
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
 	.venv-peers/bin/python $(PYTEST) tests/peers
 
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
 	$(BIN)/python tests/large_layer.py
 
-test-oldest-numpy: $(VENV)/.created
+test-oldest-numpy: dist/.built
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check 'numpy==1.26.0' '.[test]'
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check 'numpy==1.26.0' $$($(EXTRA) test)
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
 	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py
 
@@ -79,7 +91,7 @@ sanitize: $(VENV)/.test
 	tests/sanitize.sh
 
 lint: $(VENV)/.test
-	$(PIP) --editable '.[lint]' 'setuptools>=77'
+	$(PIP) $$($(EXTRA) lint) 'setuptools>=77'
 	tests/lint.sh
 
 # The peers (2 GB) in a virtual environment of their own; about 15 minutes on an idle machine.

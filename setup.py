@@ -69,8 +69,9 @@ class BuildWithInstructionSets(build_ext):
 def switched_flags():
     compile_flags, link_flags = [], []
     if os.environ.get("MHA_SANITIZE") == "1":
+        # Python's flags may have -fwrapv, with which overflow of signed integers goes unseen.
         sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
-                      "-fno-omit-frame-pointer", "-g1", "-O1"]
+                      "-fno-omit-frame-pointer", "-fno-wrapv", "-g1", "-O1"]
         compile_flags += sanitizers
         link_flags += sanitizers[:1]
     if os.environ.get("MHA_COVERAGE") == "1":

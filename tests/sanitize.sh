@@ -4,12 +4,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=1
-
 build=.venv-sanitize
 mkdir -p "$build"
 MHA_SANITIZE=1 .venv/bin/python setup.py --quiet build_ext --build-temp "$build/objects" \
     --build-lib "$build/lib"
+
+# The C tests take the objects of the extension: sanitizers make the kernels slow to compile.
+mkdir -p tests/c/build/sanitize
+cp "$build"/objects/csrc/{core,threads,kernels}/*.o tests/c/build/sanitize
+make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=1
+
 cp -r mha/. "$build/lib/mha.new"
 rm -f "$build"/lib/mha.new/_core*.so
 cp "$build"/lib/mha/_core*.so "$build/lib/mha.new/"
@@ -17,8 +21,8 @@ rm -rf "$build/lib/mha"
 mv "$build/lib/mha.new" "$build/lib/mha"
 
 # Python itself is not built with the sanitizer, so its runtime is loaded first; leaks of the
-# interpreter are not ours. The left-out tests measure memory, which the sanitizer multiplies, or
-# start processes of their own.
+# interpreter are not ours. Left out are tests that measure memory, which the sanitizer multiplies,
+# that start processes of their own, and that look at rounding alone.
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
@@ -26,4 +30,6 @@ export PYTHONPATH="$build/lib" PYTHONSAFEPATH=1 # not the mha of this folder
 .venv/bin/python -c 'import mha; assert "sanitize" in mha.__file__, mha.__file__'
 .venv/bin/python -m pytest -n auto --ignore tests/test_examples.py --ignore tests/test_memory.py \
     --ignore tests/test_threads.py --ignore tests/test_main.py --ignore tests/test_plot.py \
-    --ignore tests/test_diagnose.py --timeout 900 "$@"
+    --ignore tests/test_diagnose.py --ignore tests/test_train_language_model.py \
+    -k "not accuracy_gate and not median_error and not same_bits_at_any and not same_bits_on_every \
+        and not nothing_is_left_behind" --timeout 900 "$@"

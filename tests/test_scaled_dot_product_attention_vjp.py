@@ -133,11 +133,12 @@ def test_head_dims(dtype, head_dim):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_option_and_pairs(dtype):
     rng = np.random.default_rng(0)
-    cases = option_cases(rng, (2,), 4, 60, 150)
+    heads = 4 if dtype == np.float32 else 2  # NumPy multiplies long doubles slowly
+    cases = option_cases(rng, (2,), heads, 60, 150)
     cases["dropout"] = [0.1, 0.7]
     for first, second in itertools.combinations(cases, 2):
         for one, other in itertools.product(cases[first], cases[second]):
-            inputs = random_inputs(rng, dtype, (2,), (4,), (2,), 60, 150, 9, 11)
+            inputs = random_inputs(rng, dtype, (2,), (heads,), (heads // 2,), 60, 150, 9, 11)
             check(rng, dtype, inputs, **{first: one, second: other})
 
 

@@ -95,8 +95,6 @@ def check(rng, dtype, inputs, **options):
     widened = {name: array.astype(wide) for name, array in arguments.items()}
     exact_pullback = reference.scaled_dot_product_attention_vjp(**widened, **options)[1]
     exact = exact_pullback(grad_output.astype(wide), grad_lse.astype(wide))
-    # Where terms of both signs leave next to nothing, rounding is measured by the terms.
-    terms = exact_pullback(np.abs(grad_output.astype(wide)))["value"]
     plain = reference.scaled_dot_product_attention_vjp(**arguments, **options)[1](
         grad_output, grad_lse)
     for name in arguments:
@@ -104,7 +102,9 @@ def check(rng, dtype, inputs, **options):
                         for gradients in (getattr(got, name), plain[name]))
         assert getattr(got, name).dtype == dtype
         floor = 2 * FLOOR[np.dtype(dtype)]
-        if name == "value" and terms.size and not np.isnan(terms).any():
+        if name == "value" and ours > max(2 * numpys, floor):
+            # Terms of both signs left next to nothing: rounding is measured by the terms.
+            terms = exact_pullback(np.abs(grad_output.astype(wide)))["value"]
             floor *= max(1, 0.1 * terms.max() / (np.abs(exact["value"]).max() or 1))
         assert ours <= max(2 * numpys, floor), (name, ours, numpys, options)
         errors.append((ours, numpys))

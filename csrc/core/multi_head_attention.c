@@ -73,7 +73,9 @@ static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) 
 /* Step 2, a matrix split into heads: (batch..., num_heads, length, d). */
 static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha_tensor *heads) {
     const int batch_axes = layer->attention.batch_axes;
-    mha_tensor sequence = {.data = m->data, .axes = batch_axes + 2};
+    mha_tensor sequence; /* its many axes are not cleared: a small layer's call would feel it */
+    sequence.data = m->data;
+    sequence.axes = batch_axes + 2;
     for (int axis = 0; axis < batch_axes; axis++) {
         sequence.shape[axis] = layer->batch_shape[axis];
     }

@@ -4,15 +4,18 @@
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads) {
     const int last = x->axes - 1;
     const int64_t width = x->shape[last] / num_heads;
-    mha_tensor split = *x;
 
     /* (..., len, num_heads * d) -> (..., num_heads, len, d) */
-    split.axes = x->axes + 1;
-    split.shape[last - 1] = num_heads;
-    split.strides[last - 1] = width * x->strides[last];
-    split.shape[last] = x->shape[last - 1];
-    split.strides[last] = x->strides[last - 1];
-    split.shape[last + 1] = width;
-    split.strides[last + 1] = x->strides[last];
-    *heads = split;
+    heads->data = x->data;
+    heads->axes = x->axes + 1;
+    for (int axis = 0; axis < last - 1; axis++) {
+        heads->shape[axis] = x->shape[axis];
+        heads->strides[axis] = x->strides[axis];
+    }
+    heads->shape[last - 1] = num_heads;
+    heads->strides[last - 1] = width * x->strides[last];
+    heads->shape[last] = x->shape[last - 1];
+    heads->strides[last] = x->strides[last - 1];
+    heads->shape[last + 1] = width;
+    heads->strides[last + 1] = x->strides[last];
 }

@@ -121,7 +121,8 @@ mha_status mha_linear_projection_workspace(const mha_linear_projection *projecti
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
                                          mha_execution *execution) MHA_MUST_CHECK;
 
-/* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. */
+/* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. `heads` is
+ * another tensor than x. */
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
 
 /* (..., heads, len, d), any strides -> C-contiguous (..., len, heads * d). */

@@ -6,14 +6,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check
+INSTALL_WHEEL := $(INSTALL) --force-reinstall --no-deps dist/*.whl
+PIP := $(BIN)/python $(INSTALL)
 PYTEST := -m pytest -n auto
 # What an extra of pyproject.toml asks for, without building mha once more.
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
-# Slow tests of what no instruction set changes.
-NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples train_language_model plot diagnose main memory threads \
-	hostile_input)
+# Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
+NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples train_language_model plot diagnose main memory threads) \
+	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
@@ -53,7 +55,7 @@ $(VENV)/.run: $(VENV)/.built examples/requirements.txt
 	$(PIP) --no-deps -r examples/requirements.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run pyproject.toml
+$(VENV)/.test: $(VENV)/.run
 	$(PIP) $$($(EXTRA) test)
 	@touch $@
 
@@ -70,9 +72,9 @@ test-c: | check-prerequisites
 # What needs the peers themselves: PyTorch in a virtual environment of its own.
 test-peers: dist/.built
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	.venv-peers/bin/python $(INSTALL) -r tests/peers/requirements.txt
+	.venv-peers/bin/python $(INSTALL) --no-deps -r examples/requirements.txt
+	.venv-peers/bin/python $(INSTALL_WHEEL)
 	.venv-peers/bin/python $(PYTEST) tests/peers
 
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
@@ -81,15 +83,15 @@ test-large: $(VENV)/.built
 
 test-oldest-numpy: dist/.built
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check 'numpy==1.26.0' $$($(EXTRA) test)
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' $$($(EXTRA) test)
+	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
 	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py -k "not long_sequences and not keys_in_chunks"
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test
 	$(PIP) 'setuptools>=77' # the script builds without isolation
-	tests/sanitize.sh
+	tests/sanitize.sh $(NOT_OF_KERNELS)
 
 lint: $(VENV)/.test
 	$(PIP) $$($(EXTRA) lint) 'setuptools>=77'
@@ -98,12 +100,12 @@ lint: $(VENV)/.test
 # The peers (2 GB) in a virtual environment of their own; about 15 minutes on an idle machine.
 .venv-bench/.installed: benchmarks/requirements.txt $(VENV)/.created
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	.venv-bench/bin/python $(INSTALL) torch==2.13.0
+	.venv-bench/bin/python $(INSTALL) -r benchmarks/requirements.txt
 	@touch $@
 
-.venv-bench/.built: .venv-bench/.installed $(SOURCES) $(shell find mha -name '*.py')
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
+.venv-bench/.built: .venv-bench/.installed dist/.built
+	.venv-bench/bin/python $(INSTALL_WHEEL)
 	$(MAKE) --no-print-directory -C benchmarks/machine
 	@touch $@
 

@@ -3,9 +3,9 @@
 import os
 import signal
 
-# As many tests run side by side as there are cores: the products of NumPy and PyTorch take one.
-for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+# As many tests run side by side as there are cores: NumPy's products take one. OMP_NUM_THREADS
+# stays as it is: mha heeds it, and shall run on all its threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell lets its background jobs ignore Ctrl-C, and the programs they start inherit that; some
 # tests interrupt programs.

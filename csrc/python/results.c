@@ -43,7 +43,8 @@ static void *allocate(void *context, size_t size) {
 }
 
 static void release(void *context, void *block, size_t size) {
-    (void)context, (void)size;
+    (void)context;
+    (void)size;              /* with the sanitizer */
 #ifndef __SANITIZE_ADDRESS__ /* it finds what is used after its release */
     if (block != NULL && size >= SMALLEST_KEPT && size <= MHA_KEPT_RESULT_BYTES &&
         pthread_mutex_trylock(&kept.lock) == 0) {

@@ -3,7 +3,7 @@
 MACHINE := $(shell uname -m)
 ifeq ($(MACHINE),x86_64)
 SETS := baseline avx2 avx512
-else ifeq ($(MACHINE),aarch64)
+else ifneq (,$(filter aarch64 arm64,$(MACHINE)))
 SETS := baseline neon
 else
 SETS := baseline

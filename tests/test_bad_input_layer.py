@@ -127,6 +127,8 @@ FIGURE = [
     row(figure, "dropout", 1.0, V, "1.0", "a probability in [0, 1)"),
     row(figure, "rng", "7", T, "str", "None, an int or a numpy.random.Generator"),
     row(figure, "query", number(2, HUGE, 12), M, f"shape (2, {HUGE}, 12)", TOO_LARGE),
+    ("figure", lambda a: figure(a, W_q=f(12, 0), W_k=f(12, 0), num_heads=2**60, num_kv_heads=1), V,
+     "num_heads", str(2**60), "with a value_head_dim of 12"),
     ("figure", lambda a: figure(a, W_o=number(12, 2**57)), M, "output", f"shape (2, 5, {2**57})",
      TOO_LARGE),
 ]

@@ -168,6 +168,14 @@ def test_an_output_without_columns_costs_nothing():
     assert mha.scaled_dot_product_attention(query, query[:1], query[:1]).shape == query.shape
 
 
+def test_columns_of_no_rows_cost_nothing():
+    none = np.ones((0, 2**59))
+    output, pullback = mha.scaled_dot_product_attention_vjp(none, none, none)
+    assert output.shape == none.shape
+    gradients = pullback(none)
+    assert gradients.query.shape == gradients.key.shape == gradients.value.shape == none.shape
+
+
 def strided_copies(array):
     """The same numbers in every layout of memory that a user may hand in."""
     yield np.asfortranarray(array)

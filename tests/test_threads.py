@@ -98,7 +98,7 @@ INTERRUPTED = """
 import os, signal, threading, time
 import numpy as np
 import mha
-x = np.ones((1, 8, 20000, 64), np.float32)
+x = np.ones((1, 8, 60000, 64), np.float32)  # many seconds on any machine
 when = []
 def interrupt():
     time.sleep(0.3)
@@ -109,7 +109,7 @@ try:
     with mha.threads({num_threads}):
         mha.scaled_dot_product_attention(x, x, x)
 except KeyboardInterrupt:
-    print("stopped after", time.perf_counter() - when[0])
+    print(time.perf_counter() - when[0])
 small = x[:, :, :100]
 assert np.allclose(mha.scaled_dot_product_attention(small, small, small), 1)
 print("goes on")
@@ -119,8 +119,8 @@ print("goes on")
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_ctrl_c(num_threads):
     done = run_python(INTERRUPTED.format(num_threads=num_threads))
-    assert "stopped after" in done.stdout, (done.stdout, done.stderr)
-    assert "goes on" in done.stdout, done.stderr
+    assert "goes on" in done.stdout, (done.stdout, done.stderr)
+    assert float(done.stdout.split()[0]) < 1, done.stdout
 
 
 FORKED = """

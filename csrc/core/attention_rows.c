@@ -10,6 +10,22 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
            head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
 }
 
+mha_status mha_check_columns(const mha_attention *attention) {
+    return mha_extent(&attention->query, 1) > MHA_MOST_COLUMNS ||
+                   mha_extent(&attention->value, 1) > MHA_MOST_COLUMNS
+               ? MHA_SIZE_OVERFLOW
+               : MHA_OK;
+}
+
+bool mha_has_no_rows(const mha_tensor *tensor) {
+    for (int axis = 0; axis < tensor->axes - 1; axis++) {
+        if (tensor->shape[axis] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return mha_stride(tensor, 2) != mha_extent(tensor, 1) * (int64_t)mha_dtype_size(dtype);
 }

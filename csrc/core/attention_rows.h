@@ -7,6 +7,12 @@
 
 static inline int64_t mha_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Whether the columns of query, key and value are so few that no scratch size overflows. */
+mha_status mha_check_columns(const mha_attention *attention) MHA_MUST_CHECK;
+
+/* Whether a tensor (batch..., heads, rows, columns) has no rows at all. */
+bool mha_has_no_rows(const mha_tensor *tensor);
+
 /* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
 char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
                  int64_t row);

@@ -61,6 +61,7 @@ static mha_status plan(const mha_attention *attention, few_job *job) {
         job->chunk_keys = FEWEST_KEYS_OF_A_CHUNK;
     }
     job->chunks = mha_divide_up(job->key_len, job->chunk_keys);
+    MHA_TRY(mha_check_columns(attention));
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, kv_heads, &job->key_heads)) {
         return MHA_SIZE_OVERFLOW;

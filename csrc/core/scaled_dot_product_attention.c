@@ -131,6 +131,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     int64_t batch;
     job->attention = attention;
     job->kernels = mha_kernels_for(attention->dtype);
+    MHA_TRY(mha_check_columns(attention));
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
         return MHA_SIZE_OVERFLOW;
@@ -146,10 +147,11 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     return plan_scratch(job);
 }
 
-/* An output without columns, and nothing else asked for, however many rows it has. */
+/* No queries, or an output without columns and nothing else asked for, however many rows it has. */
 static bool nothing_to_compute(const mha_attention *attention) {
-    return mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
-           attention->lse == NULL && attention->largest == NULL;
+    return mha_has_no_rows(&attention->query) ||
+           (mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
+            attention->lse == NULL && attention->largest == NULL);
 }
 
 mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,
@@ -158,6 +160,9 @@ mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *atten
     int64_t num_tasks;
     int threads;
     *bytes = 0;
+    if (nothing_to_compute(attention)) {
+        return MHA_OK;
+    }
     if (mha_has_few_queries(attention)) {
         return mha_few_queries_workspace(attention, num_threads, bytes);
     }

@@ -331,6 +331,7 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->gradients = gradients;
     job->attention = a;
     job->kernels = mha_kernels_for(a->dtype);
+    MHA_TRY(mha_check_columns(a));
     MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes, &job->batch));
     job->heads = mha_extent(&a->query, 3);
     job->kv_heads = mha_extent(&a->key, 3);
@@ -359,6 +360,12 @@ static mha_status count_query_blocks(const gradient_job *job, int64_t *count) {
     return mha_count_elements(shape, 3, count);
 }
 
+/* All gradients are empty. */
+static bool nothing_to_compute(const mha_attention_gradients *gradients) {
+    return mha_has_no_rows(&gradients->attention->query) &&
+           mha_has_no_rows(&gradients->attention->key);
+}
+
 mha_status
 mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradients *gradients,
                                                     int num_threads, size_t *bytes) {
@@ -366,6 +373,9 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
     int64_t query_blocks;
     size_t counters;
     *bytes = 0;
+    if (nothing_to_compute(gradients)) {
+        return MHA_OK;
+    }
     MHA_TRY(plan(gradients, &job));
     MHA_TRY(count_query_blocks(&job, &query_blocks));
     MHA_TRY(mha_multiply_sizes(sizeof *job.done, (size_t)query_blocks, &counters));
@@ -419,6 +429,9 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
                                                      mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     gradient_job job;
+    if (nothing_to_compute(gradients)) {
+        return MHA_OK;
+    }
     MHA_TRY(plan(gradients, &job));
     const mha_status status = run_passes(&job, execution);
     execution->workspace.used = used_before;

@@ -27,6 +27,9 @@ enum { MHA_MAX_JOINT_BLOCKS = 4 };
 /* A packed weight panel: this many bytes of columns for each row. */
 enum { MHA_PANEL_BYTES = 128 };
 
+/* The most columns of a head: so no scratch size overflows. */
+#define MHA_MOST_COLUMNS ((int64_t)1 << 40)
+
 typedef struct mha_dropout {
     uint32_t threshold; /* 0: no dropout */
     uint64_t seed;

@@ -35,8 +35,7 @@ static void create_key(void) { key_works = pthread_key_create(&key, free_kept) =
 
 /* This thread's kept workspace, or NULL when there is none to be had. */
 static kept_workspace *kept_of_thread(void) {
-    pthread_once(&key_once, create_key);
-    if (!key_works) {
+    if (pthread_once(&key_once, create_key) != 0 || !key_works) {
         return NULL;
     }
     kept_workspace *kept = pthread_getspecific(key);
@@ -82,7 +81,9 @@ static bool is_main_thread(void) {
 static int poll_signals(void *context) {
     static _Thread_local int64_t last_poll;
     struct timespec now;
-    clock_gettime(POLL_CLOCK, &now);
+    if (clock_gettime(POLL_CLOCK, &now) != 0) {
+        return 0;
+    }
     const int64_t nanoseconds = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     if (nanoseconds - last_poll < NANOSECONDS_BETWEEN_POLLS) {
         return 0;

@@ -196,7 +196,15 @@ static int convert_parameters(PyObject *const *args, layer_arguments *a) {
                      (long long)(w[1].out / a->num_kv_heads), (long long)(w[0].out / a->num_heads));
         return -1;
     }
-    const int64_t merged = w[2].out / a->num_kv_heads * a->num_heads;
+    const int64_t value_head_dim = w[2].out / a->num_kv_heads;
+    int64_t merged;
+    if (__builtin_mul_overflow(value_head_dim, a->num_heads, &merged)) {
+        PyErr_Format(PyExc_ValueError,
+                     "num_heads: got %lld, wanted at most %lld with a value_head_dim of %lld",
+                     (long long)a->num_heads, (long long)(INT64_MAX / value_head_dim),
+                     (long long)value_head_dim);
+        return -1;
+    }
     if (mha_convert_weight(args[W_O], a->dtype, merged, meanings[3], weight_names[3], &w[3]) < 0) {
         return -1;
     }

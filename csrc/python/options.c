@@ -252,7 +252,9 @@ static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, do
     return 0;
 }
 
-static int convert_softcap(PyObject *object, double *softcap) {
+/* Above 0 and finite, also in the element type; so are scale / softcap and 1 / softcap. */
+static int convert_softcap(PyObject *object, mha_dtype dtype, double scale, double *softcap) {
+    const double largest = dtype == MHA_FLOAT32 ? (double)FLT_MAX : DBL_MAX;
     *softcap = 0;
     if (object == Py_None) {
         return 0;
@@ -262,6 +264,12 @@ static int convert_softcap(PyObject *object, double *softcap) {
     }
     if (!isfinite(*softcap) || *softcap <= 0) {
         PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a finite number above 0", object);
+        return -1;
+    }
+    if (*softcap > largest || fmax(1, fabs(scale)) / *softcap > largest) {
+        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a %s", object,
+                     *softcap > largest ? "finite number in float32"
+                                        : "larger number: scale / softcap overflows");
         return -1;
     }
     return 0;
@@ -317,7 +325,7 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
         convert_query_offset(options[QUERY_OFFSET], scores, &c->query_offset) < 0 ||
         convert_window(options[WINDOW], &c->window_left, &c->window_right) < 0 ||
         convert_scale(options[SCALE], dtype, scores->head_dim, &c->scale) < 0 ||
-        convert_softcap(options[SOFTCAP], &c->softcap) < 0 ||
+        convert_softcap(options[SOFTCAP], dtype, c->scale, &c->softcap) < 0 ||
         convert_empty_rows(options[EMPTY_ROWS], &c->uniform_empty_rows) < 0 ||
         mha_convert_dropout(options[DROPOUT], "dropout", &c->dropout) < 0 ||
         check_offset_given(c, scores) < 0) {

@@ -46,12 +46,13 @@ static uint32_t generation_of(uint64_t state) { return (uint32_t)(state >> 32); 
 static int wanted_of(uint64_t state) { return (int)(state >> 16 & 0xffff); }
 static int joined_of(uint64_t state) { return (int)(state & 0xffff); }
 
-/* In the child of a fork only the forking thread lives: start over with an empty pool. */
+/* In the child of a fork only the forking thread lives: start over with an empty pool. Mutexes and
+ * conditions of default kind cannot fail to start. */
 static void start_over_in_child(void) {
-    pthread_mutex_init(&pool.in_use, NULL);
-    pthread_mutex_init(&pool.parking, NULL);
-    pthread_cond_init(&pool.new_job, NULL);
-    pthread_cond_init(&pool.job_done, NULL);
+    (void)pthread_mutex_init(&pool.in_use, NULL);
+    (void)pthread_mutex_init(&pool.parking, NULL);
+    (void)pthread_cond_init(&pool.new_job, NULL);
+    (void)pthread_cond_init(&pool.job_done, NULL);
     pool.forks++;
     pool.num_workers = 0;
     atomic_store(&pool.state, 0);
@@ -140,8 +141,19 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Starts workers until there are `wanted`, or the system gives no more. Signals
- * are left to the threads of the program. */
+static void create_workers(int wanted, const pthread_attr_t *detached) {
+    while (pool.num_workers < wanted) {
+        pthread_t thread;
+        void *seen = (void *)(uintptr_t)generation_of(atomic_load(&pool.state));
+        if (pthread_create(&thread, detached, work, seen) != 0) {
+            return;
+        }
+        pool.num_workers++;
+    }
+}
+
+/* Starts workers until there are `wanted`, or the system gives no more. Signals are left to the
+ * threads of the program; but blocked, a fault of a worker's own would be undefined. */
 static void start_workers(int wanted) {
     sigset_t all, before;
     pthread_attr_t detached;
@@ -152,23 +164,16 @@ static void start_workers(int wanted) {
         pool.fork_handler_set = pthread_atfork(NULL, NULL, start_over_in_child) == 0;
     }
     sigfillset(&all);
-    /* Blocked, a fault of a worker's own would be undefined. */
     sigdelset(&all, SIGSEGV);
     sigdelset(&all, SIGBUS);
     sigdelset(&all, SIGFPE);
     sigdelset(&all, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    while (pool.num_workers < wanted) {
-        pthread_t thread;
-        void *seen = (void *)(uintptr_t)generation_of(atomic_load(&pool.state));
-        if (pthread_create(&thread, &detached, work, seen) != 0) {
-            break;
-        }
-        pool.num_workers++;
+    if (pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) == 0 &&
+        pthread_sigmask(SIG_SETMASK, &all, &before) == 0) {
+        create_workers(wanted, &detached);
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* of a valid set: cannot fail */
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&detached);
+    (void)pthread_attr_destroy(&detached);
 }
 
 static bool is_cancelled(const mha_cancel *cancel) {

@@ -13,7 +13,7 @@ void mha_system_pause(void);
 /* Lets another thread have the CPU. */
 void mha_system_yield(void);
 
-/* Nanoseconds of a clock that never goes back. */
+/* Nanoseconds of a clock that never goes back; 0 where there is none. */
 int64_t mha_system_nanoseconds(void);
 
 #endif

@@ -1,13 +1,12 @@
 #define _GNU_SOURCE
 #include "system.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
 #ifdef __linux__
-#include <sched.h>
-
 static int affinity_cpus(void) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -72,6 +71,8 @@ void mha_system_yield(void) { sched_yield(); }
 
 int64_t mha_system_nanoseconds(void) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) {
+        return 0;
+    }
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }

@@ -161,7 +161,11 @@ static void bench_matmul(int64_t rows, int64_t in, int64_t out) {
     float *output = random_floats((size_t)(rows * out)), *packed = random_floats(bytes / 4);
     mha_weight unpacked = {
         .data = weight, .in = in, .out = out, .in_stride = out * 4, .out_stride = 4};
-    mha_pack_weight(MHA_FLOAT32, &unpacked, packed);
+    const mha_weight_packing packing = {MHA_FLOAT32, unpacked, packed};
+    mha_execution one_thread = {.num_threads = 1};
+    if (mha_pack_weight(&packing, &one_thread) != MHA_OK) {
+        exit(1);
+    }
     unpacked.data = packed;
     unpacked.packed = true;
     matmul_context context = {

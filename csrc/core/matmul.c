@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../threads/partition.h"
+#include "../threads/pool.h"
 
 int64_t mha_panel_columns(mha_dtype dtype) {
     return (int64_t)(MHA_PANEL_BYTES / mha_dtype_size(dtype));
@@ -62,13 +63,20 @@ void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_col
     }
 }
 
-void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed) {
-    const int64_t width = mha_panel_columns(dtype);
-    char *panel = packed;
-    for (int64_t column = 0; column < weight->out; column += width) {
-        mha_pack_panel(dtype, weight, column, panel);
-        panel += weight->in * MHA_PANEL_BYTES;
-    }
+/* Task: one panel. */
+static void pack_one_panel(void *context, int64_t task, int worker) {
+    const mha_weight_packing *packing = context;
+    (void)worker;
+    mha_pack_panel(packing->dtype, &packing->weight, task * mha_panel_columns(packing->dtype),
+                   (char *)packing->packed + task * packing->weight.in * MHA_PANEL_BYTES);
+}
+
+mha_status mha_pack_weight(const mha_weight_packing *packing, mha_execution *execution) {
+    mha_weight_packing job = *packing;
+    const int64_t panels = mha_divide_up(job.weight.out, mha_panel_columns(job.dtype));
+    const double numbers = (double)job.weight.in * (double)job.weight.out;
+    return mha_pool_run(panels, mha_threads_for(panels, numbers, execution->num_threads),
+                        pack_one_panel, &job, &execution->cancel);
 }
 
 /* An odd number of cache lines, so that the rows of a chain spread over all sets. */

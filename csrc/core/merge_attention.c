@@ -1,17 +1,72 @@
-/* Joining attention over parts of the keys, by their log-sum-exps (Flash-Decoding, 2023). */
+/* Joining attention over parts of the keys, by their log-sum-exps (Flash-Decoding, 2023). A task is
+ * some of the rows. */
 #include "../kernels/kernels.h"
-#include "mha/attention.h"
+#include "../threads/partition.h"
+#include "../threads/pool.h"
+#include "attention_rows.h"
 
-void mha_merge_attention_forward(const mha_merge_attention *merge) {
+typedef struct merge_job {
+    const mha_merge_attention *merge;
+    const mha_kernels *kernels;
+    int64_t rows_of_a_task, num_tasks;
+    int threads;
+    char *shares; /* shares_size bytes for each worker: a number for each part */
+    size_t shares_size;
+} merge_job;
+
+static mha_status plan(const mha_merge_attention *merge, int num_threads, merge_job *job) {
+    int64_t numbers_of_a_row;
+    job->merge = merge;
+    job->kernels = mha_kernels_for(merge->dtype);
+    if (__builtin_mul_overflow(merge->parts, merge->width, &numbers_of_a_row)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    job->rows_of_a_task = mha_rows_of_a_task(numbers_of_a_row);
+    job->num_tasks = mha_divide_up(merge->rows, job->rows_of_a_task);
+    job->threads = mha_threads_for(job->num_tasks, (double)merge->rows * (double)numbers_of_a_row,
+                                   num_threads);
+    MHA_TRY(
+        mha_multiply_sizes((size_t)merge->parts, mha_dtype_size(merge->dtype), &job->shares_size));
+    return mha_workspace_piece_size(job->shares_size, &job->shares_size);
+}
+
+static void merge_rows(void *context, int64_t task, int worker) {
+    const merge_job *job = context;
+    const mha_merge_attention *merge = job->merge;
+    const int64_t first = task * job->rows_of_a_task;
     const mha_merge_block block = {
         .parts = merge->parts,
-        .rows = merge->rows,
+        .first_row = first,
+        .end_row = mha_smaller(first + job->rows_of_a_task, merge->rows),
         .width = merge->width,
         .outputs = merge->outputs,
         .lses = merge->lses,
         .output = merge->output,
         .lse = merge->lse,
-        .shares = merge->shares,
+        .shares = job->shares + (size_t)worker * job->shares_size,
     };
-    mha_kernels_for(merge->dtype)->merge(&block);
+    job->kernels->merge(&block);
+}
+
+mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,
+                                         size_t *bytes) {
+    merge_job job;
+    *bytes = 0;
+    MHA_TRY(plan(merge, num_threads, &job));
+    return mha_workspace_reserve(bytes, job.shares_size, (size_t)job.threads);
+}
+
+mha_status mha_merge_attention_forward(const mha_merge_attention *merge, mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    merge_job job;
+    size_t all;
+    void *shares;
+    MHA_TRY(plan(merge, execution->num_threads, &job));
+    MHA_TRY(mha_multiply_sizes(job.shares_size, (size_t)job.threads, &all));
+    MHA_TRY(mha_workspace_take(&execution->workspace, all, &shares));
+    job.shares = shares;
+    const mha_status status =
+        mha_pool_run(job.num_tasks, job.threads, merge_rows, &job, &execution->cancel);
+    execution->workspace.used = used_before;
+    return status;
 }

@@ -1,32 +1,65 @@
 /* Step 4 of the figure. Inside multi_head_attention the attention step writes each head's columns
- * in place (the strides of split_heads), so that merging costs nothing; this is the step alone. */
+ * in place (the strides of split_heads), so that merging costs nothing; this is the step alone. A
+ * task is some of the tokens. */
 #include <string.h>
 
-#include "mha/attention.h"
+#include "../threads/partition.h"
+#include "../threads/pool.h"
+#include "attention_rows.h"
 
-mha_status mha_merge_heads_forward(mha_dtype dtype, const mha_tensor *heads, void *merged) {
-    const int batch_axes = heads->axes - 3;
-    const int64_t num_heads = mha_extent(heads, 3);
-    const int64_t length = mha_extent(heads, 2);
-    const int64_t width = mha_extent(heads, 1);
+typedef struct merge_job {
+    const mha_merge_heads *merge;
+    int64_t width; /* of a token: heads * d */
+    int64_t tokens, tokens_of_a_task;
+} merge_job;
+
+/* A token's columns of one head after the other, side by side. `item` is a constant. */
+static inline void merge_token(const mha_tensor *heads, const char *token, const size_t item,
+                               char *to) {
+    const int64_t num_heads = mha_extent(heads, 3), columns = mha_extent(heads, 1);
     const int64_t step = mha_stride(heads, 1);
-    const size_t item = mha_dtype_size(dtype);
-    int64_t batch;
-    MHA_TRY(mha_count_elements(heads->shape, batch_axes, &batch));
-
-    char *to = merged;
-    for (int64_t b = 0; b < batch; b++) {
-        const char *sequence = (const char *)heads->data + mha_leading_offset(heads, batch_axes, b);
-        for (int64_t token = 0; token < length; token++) {
-            for (int64_t head = 0; head < num_heads; head++) {
-                const char *from =
-                    sequence + head * mha_stride(heads, 3) + token * mha_stride(heads, 2);
-                for (int64_t column = 0; column < width; column++) {
-                    memcpy(to, from + column * step, item);
-                    to += item;
-                }
-            }
+    for (int64_t head = 0; head < num_heads; head++) {
+        const char *from = token + head * mha_stride(heads, 3);
+        for (int64_t column = 0; column < columns; column++) {
+            memcpy(to, from + column * step, item);
+            to += item;
         }
     }
-    return MHA_OK;
+}
+
+static void merge_tokens(void *context, int64_t task, int worker) {
+    const merge_job *job = context;
+    const mha_tensor *heads = &job->merge->heads;
+    const int64_t length = mha_extent(heads, 2);
+    const int64_t item = (int64_t)mha_dtype_size(job->merge->dtype);
+    const int64_t first = task * job->tokens_of_a_task;
+    const int64_t end = mha_smaller(first + job->tokens_of_a_task, job->tokens);
+    (void)worker;
+    for (int64_t i = first; i < end; i++) {
+        const char *token = (const char *)heads->data +
+                            mha_leading_offset(heads, heads->axes - 3, i / length) +
+                            i % length * mha_stride(heads, 2);
+        char *to = (char *)job->merge->merged + i * job->width * item;
+        if (item == sizeof(float)) {
+            merge_token(heads, token, sizeof(float), to);
+        } else {
+            merge_token(heads, token, sizeof(double), to);
+        }
+    }
+}
+
+mha_status mha_merge_heads_forward(const mha_merge_heads *merge, mha_execution *execution) {
+    const mha_tensor *heads = &merge->heads;
+    merge_job job = {.merge = merge};
+    int64_t batch;
+    MHA_TRY(mha_count_elements(heads->shape, heads->axes - 3, &batch));
+    if (__builtin_mul_overflow(batch, mha_extent(heads, 2), &job.tokens) ||
+        __builtin_mul_overflow(mha_extent(heads, 3), mha_extent(heads, 1), &job.width)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    job.tokens_of_a_task = mha_rows_of_a_task(job.width);
+    const int64_t num_tasks = mha_divide_up(job.tokens, job.tokens_of_a_task);
+    const int threads =
+        mha_threads_for(num_tasks, (double)job.tokens * (double)job.width, execution->num_threads);
+    return mha_pool_run(num_tasks, threads, merge_tokens, &job, &execution->cancel);
 }

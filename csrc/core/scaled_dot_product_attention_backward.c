@@ -286,15 +286,26 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
     }
 }
 
+/* What a pair of a query and a key costs, 1 up to 128 columns of key and of value; a column of
+ * additive attention, a tanh there and back, costs 24 plain ones. */
+static double cost_of_a_pair(const mha_attention *attention) {
+    const double head_dim = (double)mha_extent(&attention->key, 1);
+    const double columns = (attention->additive_w == NULL ? head_dim : 24 * head_dim) +
+                           (double)mha_extent(&attention->value, 1);
+    return columns > 256 ? columns / 256 : 1;
+}
+
 /* Keys of a chunk: few enough that a task takes some tens of milliseconds, by the shapes alone; at
- * most MOST_CHUNKS, a bit each. */
+ * most MOST_CHUNKS, a bit each. Less than a vector of queries costs as much as one. */
 static int64_t chunk_keys_of(const gradient_job *job) {
-    enum { PAIRS_OF_A_TASK = 4 << 20, FEWEST_KEYS = 2 * MHA_KEY_BLOCK, MOST_CHUNKS = 63 };
-    const int64_t key_len = mha_extent(&job->attention->key, 2);
-    const double queries = (double)job->group * (double)mha_extent(&job->attention->query, 2) + 1;
-    const double keys = PAIRS_OF_A_TASK / queries;
+    enum { PAIRS_OF_A_TASK = 4 << 20, LANES = 8, FEWEST_BLOCKS = 2, MOST_CHUNKS = 63 };
+    const mha_attention *a = job->attention;
+    const int64_t key_len = mha_extent(&a->key, 2), query_len = mha_extent(&a->query, 2);
+    const double lanes = query_len < LANES ? LANES : (double)query_len;
+    const double keys = PAIRS_OF_A_TASK / (cost_of_a_pair(a) * ((double)job->group * lanes + 1));
     const int64_t fewest = mha_divide_up(key_len, (int64_t)MOST_CHUNKS);
-    int64_t wanted = keys > FEWEST_KEYS ? (int64_t)keys : FEWEST_KEYS;
+    int64_t wanted = FEWEST_BLOCKS * MHA_KEY_BLOCK;
+    wanted = keys > (double)wanted ? (int64_t)keys : wanted;
     wanted = wanted > fewest ? wanted : fewest;
     const int64_t chunks = mha_divide_up(key_len, wanted);
     const int64_t equal = chunks == 0 ? 0 : mha_divide_up(key_len, chunks);

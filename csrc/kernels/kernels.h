@@ -153,7 +153,7 @@ typedef struct mha_matmul_block {
 } mha_matmul_block;
 
 typedef struct mha_merge_block {
-    int64_t parts, rows, width;
+    int64_t parts, first_row, end_row, width;
     const void *const *outputs; /* each (rows, width) */
     const void *const *lses;    /* each (rows,) */
     void *output, *lse;

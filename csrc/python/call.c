@@ -159,8 +159,8 @@ static int call_check(mha_status status) {
 int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
                  int num_threads) {
     mha_execution execution;
-    size_t bytes;
-    if (call_check(workspace(problem, num_threads, &bytes)) < 0 ||
+    size_t bytes = 0;
+    if ((workspace != NULL && call_check(workspace(problem, num_threads, &bytes)) < 0) ||
         call_begin(&execution, bytes, num_threads) < 0) {
         return -1;
     }

@@ -12,8 +12,8 @@ int mha_call_threads(void);
 typedef mha_status core_workspace(const void *problem, int num_threads, size_t *bytes);
 typedef mha_status core_forward(const void *problem, mha_execution *execution);
 
-/* Runs a step with the GIL released, in a workspace of the size it asks for; Ctrl-C stops it. 0, or
- * -1 with the exception: MemoryError, or what a signal handler raised. */
+/* Runs a step with the GIL released, in a workspace of the size it asks for (NULL: it needs none);
+ * Ctrl-C stops it. 0, or -1 with the exception: MemoryError, or what a signal handler raised. */
 int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
                  int num_threads);
 

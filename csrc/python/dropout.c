@@ -1,6 +1,11 @@
 /* dropout_mask: which weights dropout keeps. */
+#include "call.h"
 #include "convert.h"
 #include "options.h"
+
+static mha_status forward(const void *mask, mha_execution *execution) {
+    return mha_dropout_mask_forward(mask, execution);
+}
 
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
     npy_intp shape[NPY_MAXDIMS];
@@ -8,6 +13,10 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     (void)module;
     if (nargs != 3 || !PyTuple_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "dropout_mask takes shape, p and seed");
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
         return NULL;
     }
     const int axes = (int)PyTuple_GET_SIZE(args[0]);
@@ -30,16 +39,20 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     if (kept == NULL) {
         return NULL;
     }
-    const int64_t heads = axes >= 4 ? shape[axes - 3] : 1;
-    int64_t batch = 1;
+    mha_dropout_mask mask = {
+        .threshold = mha_dropout_threshold(p),
+        .seed = seed,
+        .batch = 1,
+        .heads = axes >= 4 ? shape[axes - 3] : 1,
+        .query_len = shape[axes - 2],
+        .key_len = shape[axes - 1],
+        .kept = PyArray_DATA(kept),
+    };
     for (int axis = 0; axis < (axes >= 4 ? axes - 3 : axes - 2); axis++) {
-        batch *= shape[axis];
+        mask.batch *= shape[axis];
     }
-    if (PyArray_SIZE(kept) > 0) {
-        uint8_t *data = PyArray_DATA(kept);
-        Py_BEGIN_ALLOW_THREADS mha_dropout_mask(mha_dropout_threshold(p), seed, batch, heads,
-                                                shape[axes - 2], shape[axes - 1], data);
-        Py_END_ALLOW_THREADS
+    if (PyArray_SIZE(kept) > 0 && mha_call_run(NULL, forward, &mask, num_threads) < 0) {
+        Py_CLEAR(kept);
     }
     return (PyObject *)kept;
 }

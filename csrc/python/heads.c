@@ -1,4 +1,5 @@
 /* split_heads and merge_heads: steps 2 and 4 of the figure. */
+#include "call.h"
 #include "convert.h"
 
 PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
@@ -49,16 +50,23 @@ cleanup:
     return heads;
 }
 
+static mha_status forward(const void *merge, mha_execution *execution) {
+    return mha_merge_heads_forward(merge, execution);
+}
+
 PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
     PyArrayObject *x = NULL, *real = NULL, *merged = NULL;
     PyObject *result = NULL;
-    mha_tensor heads;
-    mha_dtype dtype;
+    mha_merge_heads merge;
     npy_intp shape[NPY_MAXDIMS];
     static const char *const names[] = {"x"};
     (void)module;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
+        return NULL;
+    }
     x = mha_as_array(x_object, "x");
-    if (x == NULL || mha_result_dtype(&x, names, 1, &dtype) < 0) {
+    if (x == NULL || mha_result_dtype(&x, names, 1, &merge.dtype) < 0) {
         goto cleanup;
     }
     const int axes = PyArray_NDIM(x);
@@ -68,7 +76,7 @@ PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
                      mha_array_shape_text(x, text));
         goto cleanup;
     }
-    real = mha_as_strided_real(x, dtype, "x");
+    real = mha_as_strided_real(x, merge.dtype, "x");
     if (real == NULL) {
         goto cleanup;
     }
@@ -77,22 +85,14 @@ PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
     }
     shape[axes - 3] = PyArray_DIM(real, axes - 2);
     shape[axes - 2] = PyArray_DIM(real, axes - 3) * PyArray_DIM(real, axes - 1);
-    merged = mha_new_array(axes - 1, shape, mha_typenum(dtype), "output");
+    merged = mha_new_array(axes - 1, shape, mha_typenum(merge.dtype), "output");
     if (merged == NULL) {
         goto cleanup;
     }
-    mha_tensor_of(real, &heads);
-    void *data = PyArray_DATA(merged);
-    mha_status status = MHA_OK;
-    if (PyArray_SIZE(merged) > 0) {
-        Py_BEGIN_ALLOW_THREADS status = mha_merge_heads_forward(dtype, &heads, data);
-        Py_END_ALLOW_THREADS
-    }
-    if (status == MHA_OK) {
-        result = (PyObject *)merged;
-        merged = NULL;
-    } else {
-        PyErr_SetString(PyExc_MemoryError, mha_status_message(status));
+    mha_tensor_of(real, &merge.heads);
+    merge.merged = PyArray_DATA(merged);
+    if (PyArray_SIZE(merged) == 0 || mha_call_run(NULL, forward, &merge, num_threads) == 0) {
+        result = Py_NewRef((PyObject *)merged);
     }
 cleanup:
     Py_XDECREF(x);

@@ -1,6 +1,4 @@
 /* merge_attention: attention over parts of the keys, joined. */
-#include <stdlib.h>
-
 #include "call.h"
 #include "convert.h"
 
@@ -110,13 +108,19 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype
     return 0;
 }
 
-static int compute(const parts *p, mha_dtype dtype, PyArrayObject *output, PyArrayObject *lse) {
+static mha_status workspace_of(const void *merge, int num_threads, size_t *bytes) {
+    return mha_merge_attention_workspace(merge, num_threads, bytes);
+}
+
+static mha_status forward(const void *merge, mha_execution *execution) {
+    return mha_merge_attention_forward(merge, execution);
+}
+
+static int compute(const parts *p, mha_dtype dtype, int num_threads, PyArrayObject *output,
+                   PyArrayObject *lse) {
     const int axes = PyArray_NDIM(output);
     const void **pointers = PyMem_Calloc((size_t)p->count, 2 * sizeof *pointers);
-    double *shares = PyMem_Calloc((size_t)p->count, sizeof *shares);
-    if (pointers == NULL || shares == NULL) {
-        PyMem_Free(pointers);
-        PyMem_Free(shares);
+    if (pointers == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -133,12 +137,10 @@ static int compute(const parts *p, mha_dtype dtype, PyArrayObject *output, PyArr
         .lses = pointers + p->count,
         .output = PyArray_DATA(output),
         .lse = PyArray_DATA(lse),
-        .shares = shares,
     };
-    Py_BEGIN_ALLOW_THREADS mha_merge_attention_forward(&merge);
-    Py_END_ALLOW_THREADS PyMem_Free(pointers);
-    PyMem_Free(shares);
-    return 0;
+    const int failed = mha_call_run(workspace_of, forward, &merge, num_threads);
+    PyMem_Free(pointers);
+    return failed;
 }
 
 PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
@@ -149,6 +151,10 @@ PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssi
     (void)module;
     if (nargs != 2) {
         PyErr_SetString(PyExc_TypeError, "merge_attention takes outputs and lses");
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
         return NULL;
     }
     /* As tuples: making arrays of them may run Python code that changes the caller's lists. */
@@ -178,7 +184,7 @@ PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssi
     const npy_intp *shape = PyArray_DIMS(p.outputs[0]);
     output = mha_new_array(axes, shape, mha_typenum(dtype), "output");
     lse = output == NULL ? NULL : mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
-    if (lse == NULL || compute(&p, dtype, output, lse) < 0) {
+    if (lse == NULL || compute(&p, dtype, num_threads, output, lse) < 0) {
         goto cleanup;
     }
     result = PyTuple_Pack(2, (PyObject *)output, (PyObject *)lse);

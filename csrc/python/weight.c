@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "call.h"
 static const char CAPSULE_NAME[] = "mha.packed_weight";
 
 /* What a capsule holds; freed with it. */
@@ -17,6 +18,10 @@ static void free_packed(PyObject *capsule) {
     free(packed);
 }
 
+static mha_status pack(const void *packing, mha_execution *execution) {
+    return mha_pack_weight(packing, execution);
+}
+
 /* A capsule with the panels of a C array (in, out): the fast path of frozen layers. */
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     PyArrayObject *array = NULL, *real = NULL;
@@ -25,6 +30,10 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     size_t bytes;
     static const char *const names[] = {"weight"};
     (void)module;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
+        return NULL;
+    }
     array = mha_as_array(object, "weight");
     packed = calloc(1, sizeof *packed);
     if (packed == NULL) {
@@ -50,13 +59,17 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
         PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
         goto cleanup;
     }
-    const mha_weight weight = {.data = PyArray_DATA(real),
-                               .in = packed->in,
-                               .out = packed->out,
-                               .in_stride = PyArray_STRIDE(real, 0),
-                               .out_stride = PyArray_STRIDE(real, 1)};
-    Py_BEGIN_ALLOW_THREADS mha_pack_weight(packed->dtype, &weight, packed->panels);
-    Py_END_ALLOW_THREADS capsule = PyCapsule_New(packed, CAPSULE_NAME, free_packed);
+    const mha_weight_packing packing = {.dtype = packed->dtype,
+                                        .weight = {.data = PyArray_DATA(real),
+                                                   .in = packed->in,
+                                                   .out = packed->out,
+                                                   .in_stride = PyArray_STRIDE(real, 0),
+                                                   .out_stride = PyArray_STRIDE(real, 1)},
+                                        .packed = packed->panels};
+    if (mha_call_run(NULL, pack, &packing, num_threads) < 0) {
+        goto cleanup;
+    }
+    capsule = PyCapsule_New(packed, CAPSULE_NAME, free_packed);
     if (capsule != NULL) {
         packed = NULL;
     }

@@ -11,3 +11,10 @@ int mha_threads_for(int64_t num_tasks, double operations, int num_threads) {
     }
     return threads < 1 ? 1 : threads;
 }
+
+int64_t mha_rows_of_a_task(int64_t numbers_of_a_row) {
+    enum { NUMBERS_OF_A_TASK = 1 << 16 };
+    return numbers_of_a_row >= NUMBERS_OF_A_TASK || numbers_of_a_row < 1
+               ? 1
+               : NUMBERS_OF_A_TASK / numbers_of_a_row;
+}

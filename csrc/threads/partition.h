@@ -8,4 +8,7 @@
  * multiply-adds. */
 int mha_threads_for(int64_t num_tasks, double operations, int num_threads);
 
+/* The rows of a task that does little more than read and write them: at least one. */
+int64_t mha_rows_of_a_task(int64_t numbers_of_a_row);
+
 #endif

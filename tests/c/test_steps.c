@@ -65,7 +65,9 @@ static void check_projection(mha_dtype dtype, int64_t rows, int64_t in, int64_t 
     }
     CHECK_OK(mha_packed_weight_size(dtype, in, out, &packed_size));
     packed = malloc(packed_size + 1);
-    mha_pack_weight(dtype, &projection.weight, packed);
+    const mha_weight_packing packing = {dtype, projection.weight, packed};
+    mha_execution three_threads = {.num_threads = 3};
+    CHECK_OK(mha_pack_weight(&packing, &three_threads));
     projection.weight.data = packed;
     projection.weight.packed = true;
     projection.output = second;
@@ -93,7 +95,9 @@ static void test_heads(void) {
     mha_split_heads(&whole, 4, &heads);
     CHECK(heads.axes == 4 && heads.shape[1] == 4 && heads.shape[2] == 3 && heads.shape[3] == 2);
     CHECK(heads.strides[1] == 8 && heads.strides[2] == 32 && heads.strides[3] == 4);
-    CHECK_OK(mha_merge_heads_forward(MHA_FLOAT32, &heads, merged));
+    const mha_merge_heads merge = {MHA_FLOAT32, heads, merged};
+    mha_execution one_thread = {.num_threads = 1};
+    CHECK_OK(mha_merge_heads_forward(&merge, &one_thread));
     CHECK(memcmp(x, merged, sizeof x) == 0);
 }
 

@@ -87,10 +87,18 @@ typedef struct mha_weight {
     bool packed;
 } mha_weight;
 
-/* Bytes that mha_pack_weight writes, and the packing itself: panels of 128 bytes of columns. */
+/* Bytes that packing writes, and the packing itself: panels of 128 bytes of columns. */
 mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out,
                                   size_t *bytes) MHA_MUST_CHECK;
-void mha_pack_weight(mha_dtype dtype, const mha_weight *weight, void *packed);
+
+typedef struct mha_weight_packing {
+    mha_dtype dtype;
+    mha_weight weight;
+    void *packed;
+} mha_weight_packing;
+
+mha_status mha_pack_weight(const mha_weight_packing *packing,
+                           mha_execution *execution) MHA_MUST_CHECK;
 
 /* output (rows, out) = x (rows, in) @ weight (in, out) + bias (out,) or NULL.
  * x and output have contiguous last axes; row strides are in bytes. With x_transposed x lies as
@@ -125,9 +133,15 @@ mha_status mha_linear_projection_forward(const mha_linear_projection *projection
  * another tensor than x. */
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
 
-/* (..., heads, len, d), any strides -> C-contiguous (..., len, heads * d). */
-mha_status mha_merge_heads_forward(mha_dtype dtype, const mha_tensor *heads,
-                                   void *merged) MHA_MUST_CHECK;
+/* heads (..., heads, len, d), any strides -> merged, C-contiguous (..., len, heads * d). */
+typedef struct mha_merge_heads {
+    mha_dtype dtype;
+    mha_tensor heads;
+    void *merged;
+} mha_merge_heads;
+
+mha_status mha_merge_heads_forward(const mha_merge_heads *merge,
+                                   mha_execution *execution) MHA_MUST_CHECK;
 
 /* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
  * for none. `attended` and `merged` are before and after head_gate, the same array without. */
@@ -174,7 +188,7 @@ mha_status mha_additive_attention_forward(const mha_additive_attention *additive
                                           mha_execution *execution) MHA_MUST_CHECK;
 
 /* Joins attention over parts of the keys. outputs[part] (rows, width) and lses[part] (rows,) are
- * C-contiguous, as are output and lse. `shares` is scratch for `parts` reals. */
+ * C-contiguous, as are output and lse. */
 typedef struct mha_merge_attention {
     mha_dtype dtype;
     int64_t parts, rows, width;
@@ -182,16 +196,26 @@ typedef struct mha_merge_attention {
     const void *const *lses;
     void *output;
     void *lse;
-    void *shares;
 } mha_merge_attention;
 
-void mha_merge_attention_forward(const mha_merge_attention *merge);
+mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,
+                                         size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_merge_attention_forward(const mha_merge_attention *merge,
+                                       mha_execution *execution) MHA_MUST_CHECK;
 
 /* round(65536 p), what the 16 random bits of a weight are compared with. */
 uint32_t mha_dropout_threshold(double p);
 
-/* kept[batch][head][query][key] = 1 where dropout with this threshold and seed keeps the weight. */
-void mha_dropout_mask(uint32_t threshold, uint64_t seed, int64_t batch, int64_t heads,
-                      int64_t query_len, int64_t key_len, uint8_t *kept);
+/* kept (batch, heads, query_len, key_len) is 1 where dropout with this threshold and seed keeps the
+ * weight. */
+typedef struct mha_dropout_mask {
+    uint32_t threshold;
+    uint64_t seed;
+    int64_t batch, heads, query_len, key_len;
+    uint8_t *kept;
+} mha_dropout_mask;
+
+mha_status mha_dropout_mask_forward(const mha_dropout_mask *mask,
+                                    mha_execution *execution) MHA_MUST_CHECK;
 
 #endif

@@ -1,0 +1,61 @@
+/* Which attention weights dropout keeps, as an array: integers only, the same on every instruction
+ * set. A task is some of the rows. */
+#include "../kernels/dropout.h"
+
+#include "../threads/partition.h"
+#include "../threads/pool.h"
+#include "attention_rows.h"
+
+uint32_t mha_dropout_threshold(double p) { return (uint32_t)(65536.0 * p + 0.5); }
+
+/* The eight kept bits of keys 8*group .. 8*group+7 of one query: bit i set = kept. */
+static uint32_t kept_of_group(const mha_dropout *dropout, int64_t query, int64_t group) {
+    const philox_words counter = {
+        {(uint32_t)group, (uint32_t)query, (uint32_t)dropout->head, (uint32_t)dropout->batch}};
+    const philox_words random = philox4x32(counter, dropout->seed, PHILOX_ROUNDS);
+    uint32_t kept = 0;
+    for (int key = 0; key < 8; key++) {
+        const uint32_t sixteen = random.word[key / 2] >> (16 * (key % 2)) & 0xFFFF;
+        kept |= (uint32_t)(sixteen >= dropout->threshold) << key;
+    }
+    return kept;
+}
+
+static void draw_row(const mha_dropout *dropout, int64_t query, int64_t key_len, uint8_t *kept) {
+    for (int64_t key = 0; key < key_len; key += 8) {
+        const uint32_t eight = kept_of_group(dropout, query, key / 8);
+        for (int64_t bit = 0; bit < 8 && key + bit < key_len; bit++) {
+            kept[key + bit] = eight >> bit & 1;
+        }
+    }
+}
+
+typedef struct mask_job {
+    const mha_dropout_mask *mask;
+    int64_t rows, rows_of_a_task;
+} mask_job;
+
+static void draw_rows(void *context, int64_t task, int worker) {
+    const mask_job *job = context;
+    const mha_dropout_mask *mask = job->mask;
+    const int64_t first = task * job->rows_of_a_task;
+    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
+    (void)worker;
+    for (int64_t row = first; row < end; row++) {
+        const mha_dropout dropout = {.threshold = mask->threshold,
+                                     .seed = mask->seed,
+                                     .head = row / mask->query_len % mask->heads,
+                                     .batch = row / mask->query_len / mask->heads};
+        draw_row(&dropout, row % mask->query_len, mask->key_len, mask->kept + row * mask->key_len);
+    }
+}
+
+mha_status mha_dropout_mask_forward(const mha_dropout_mask *mask, mha_execution *execution) {
+    const int64_t shape[] = {mask->batch, mask->heads, mask->query_len};
+    mask_job job = {.mask = mask, .rows_of_a_task = mha_rows_of_a_task(mask->key_len)};
+    MHA_TRY(mha_count_elements(shape, 3, &job.rows));
+    const int64_t num_tasks = mha_divide_up(job.rows, job.rows_of_a_task);
+    const double operations = 4 * (double)job.rows * (double)mask->key_len;
+    const int threads = mha_threads_for(num_tasks, operations, execution->num_threads);
+    return mha_pool_run(num_tasks, threads, draw_rows, &job, &execution->cancel);
+}

@@ -176,6 +176,63 @@ def test_fork_inside_a_call():
     assert done.stdout.strip() == "both are right", done.stderr
 
 
+RAISED_IN_THE_CHILD = """
+import os, signal
+import numpy as np
+import mha
+x = np.random.default_rng(0).standard_normal((1, 8, 3000, 64), np.float32)
+child = []
+def fork_and_raise(*_):
+    child.append(os.fork())
+    if child[0] == 0:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, fork_and_raise)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    with mha.threads(2):
+        while not child:
+            mha.scaled_dot_product_attention(x, x, x)
+except KeyboardInterrupt:
+    with mha.threads(2):
+        mha.scaled_dot_product_attention(x[:, :, :300], x, x)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]))
+"""
+
+
+def test_a_handler_that_forks_and_raises():
+    done = run_python(RAISED_IN_THE_CHILD)
+    assert done.stdout.strip() == "7", done.stderr
+
+
+RESHAPED = """
+import threading, time, warnings
+import numpy as np
+import mha
+warnings.simplefilter("ignore")  # NumPy deprecates what this thread does
+query, key = np.ones((4, 64)), np.ones((4000, 64), np.float32)  # casting key lets it run
+def reshape():
+    while True:
+        for shape in ((64, 4), (4, 64)):
+            query.shape = shape
+            time.sleep(1e-4)
+threading.Thread(target=reshape, daemon=True).start()
+end = time.perf_counter() + 3
+while time.perf_counter() < end:
+    try:
+        output, lse = mha.scaled_dot_product_attention(query, key, key, return_lse=True)
+        assert output.shape == (4, 64) and lse.shape == (4,)
+    except ValueError:
+        pass
+print("survived")
+"""
+
+
+def test_another_thread_reshapes_an_argument():
+    done = run_python(RESHAPED)
+    assert done.stdout.strip() == "survived", (done.returncode, done.stderr)
+
+
 def test_exit_while_threads_compute():
     code = ("import threading, numpy as np, mha\n"
             "x = np.ones((1, 8, 4000, 64), np.float32)\n"

@@ -21,6 +21,7 @@ typedef struct gradient_job {
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
     bool bias_has_own_pass; /* tasks share it */
+    int64_t bias_keys;      /* of a task of that pass, where queries share it */
     bool copies_keys;       /* and values, and gathers their gradients side by side */
     char *scratch; /* scratch_size bytes for each worker, of which the kernel's come first */
     size_t scratch_size, kernel_size;
@@ -35,6 +36,11 @@ typedef struct key_chunk {
     void *key, *value, *grad_key, *grad_value; /* gradients: NULL where not wanted */
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
 } key_chunk;
+
+/* Queries and keys of a head. */
+typedef struct score_area {
+    int64_t first_query, end_query, first_key, end_key;
+} score_area;
 
 /* Whether tasks would add to the same numbers of grad bias, in any order. */
 static bool is_shared_by_tasks(const mha_tensor *bias, int batch_axes, int64_t chunks) {
@@ -102,23 +108,23 @@ static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void
     }
 }
 
-/* Zeros in a head's grad bias for the queries first..end. Tasks that add to it do so themselves:
- * all tasks may run again, in the child of a signal handler that forks. */
-static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first,
-                       int64_t end) {
+/* Zeros in a head's grad bias for some queries and keys. Tasks that add to it do so themselves: all
+ * tasks may run again, in the child of a signal handler that forks. */
+static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, score_area area) {
     const mha_tensor *bias = &job->gradients->grad_bias;
     const size_t item = mha_dtype_size(job->attention->dtype);
     if (bias->data == NULL || mha_extent(bias, 1) == 0) {
         return; /* without scores the array may be empty */
     }
-    const int64_t keys = mha_stride(bias, 1) == 0 ? 1 : mha_extent(bias, 1);
-    for (int64_t query = first; query < end; query++) {
+    const int64_t end_query = mha_stride(bias, 2) == 0
+                                  ? mha_smaller(area.first_query + 1, area.end_query)
+                                  : area.end_query;
+    const int64_t end_key =
+        mha_stride(bias, 1) == 0 ? mha_smaller(area.first_key + 1, area.end_key) : area.end_key;
+    for (int64_t query = area.first_query; query < end_query; query++) {
         char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
-        for (int64_t key = 0; key < keys; key++) {
+        for (int64_t key = area.first_key; key < end_key; key++) {
             memset(row + key * mha_stride(bias, 1), 0, item);
-        }
-        if (mha_stride(bias, 2) == 0) {
-            return;
         }
     }
 }
@@ -246,7 +252,9 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
     }
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
-            clear_bias(job, c.batch, head, 0, mha_extent(&job->attention->query, 2));
+            const score_area whole = {0, mha_extent(&job->attention->query, 2), 0,
+                                      mha_extent(&job->attention->key, 2)};
+            clear_bias(job, c.batch, head, whole);
         }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
             differentiate_block(job, &c, head, query_block, worker);
@@ -258,30 +266,34 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
     }
 }
 
-static bool bias_is_shared_by_queries(const gradient_job *job) {
-    return mha_stride(&job->gradients->grad_bias, 2) == 0;
-}
-
-/* Task: the gradient of a bias that heads or batch items share, for one block of queries, or for
- * all of them where these share it too. Heads add to it in order. */
+/* Task: the gradient of a bias that heads or batch items share, for one block of queries, or where
+ * these share it too for some keys. Heads add to it in order. */
 static void differentiate_bias(void *context, int64_t task, int worker) {
     const gradient_job *job = context;
-    const bool all = bias_is_shared_by_queries(job);
-    const int64_t first = all ? 0 : task, end = all ? job->query_blocks : task + 1;
-    const int64_t end_query =
-        mha_smaller(end * MHA_QUERY_CHAIN, mha_extent(&job->attention->query, 2));
-    for (int64_t item = 0; item < job->batch * job->heads; item++) {
-        clear_bias(job, item / job->heads, item % job->heads, first * MHA_QUERY_CHAIN, end_query);
+    const int64_t query_len = mha_extent(&job->attention->query, 2);
+    const int64_t key_len = mha_extent(&job->attention->key, 2);
+    const bool of_keys = mha_stride(&job->gradients->grad_bias, 2) == 0;
+    score_area area = {0, query_len, 0, key_len};
+    if (of_keys) {
+        area.first_key = task * job->bias_keys;
+        area.end_key = mha_smaller(area.first_key + job->bias_keys, key_len);
+    } else {
+        area.first_query = task * MHA_QUERY_CHAIN;
+        area.end_query = mha_smaller(area.first_query + MHA_QUERY_CHAIN, query_len);
     }
-    for (int64_t batch = 0; batch < job->batch; batch++) {
-        for (int64_t head = 0; head < job->heads; head++) {
-            for (int64_t query_block = first; query_block < end; query_block++) {
-                mha_key_ranges visible;
-                mha_attention_backward_block block =
-                    block_of(job, batch, head, query_block, &visible);
-                want_bias(job, batch, head, block.attention.first_query, &block);
-                run_block(job, &block, worker);
-            }
+    for (int64_t item = 0; item < job->batch * job->heads; item++) {
+        clear_bias(job, item / job->heads, item % job->heads, area);
+    }
+    const int64_t first = of_keys ? 0 : task, end = of_keys ? job->query_blocks : task + 1;
+    for (int64_t item = 0; item < job->batch * job->heads; item++) {
+        const int64_t batch = item / job->heads, head = item % job->heads;
+        for (int64_t query_block = first; query_block < end; query_block++) {
+            mha_key_ranges visible;
+            mha_attention_backward_block block = block_of(job, batch, head, query_block, &visible);
+            block.first_key = area.first_key;
+            block.end_key = area.end_key;
+            want_bias(job, batch, head, block.attention.first_query, &block);
+            run_block(job, &block, worker);
         }
     }
 }
@@ -295,21 +307,45 @@ static double cost_of_a_pair(const mha_attention *attention) {
     return columns > 256 ? columns / 256 : 1;
 }
 
-/* Keys of a chunk: few enough that a task takes some tens of milliseconds, by the shapes alone; at
- * most MOST_CHUNKS, a bit each. Less than a vector of queries costs as much as one. */
-static int64_t chunk_keys_of(const gradient_job *job) {
-    enum { PAIRS_OF_A_TASK = 4 << 20, LANES = 8, FEWEST_BLOCKS = 2, MOST_CHUNKS = 63 };
-    const mha_attention *a = job->attention;
-    const int64_t key_len = mha_extent(&a->key, 2), query_len = mha_extent(&a->query, 2);
-    const double lanes = query_len < LANES ? LANES : (double)query_len;
-    const double keys = PAIRS_OF_A_TASK / (cost_of_a_pair(a) * ((double)job->group * lanes + 1));
-    const int64_t fewest = mha_divide_up(key_len, (int64_t)MOST_CHUNKS);
+/* So many keys that a task that meets `queries` of them takes some tens of milliseconds, by the
+ * shapes alone: whole blocks, as equal as can be, cut at most `most` times. Less than a vector of
+ * queries costs as much as one. */
+static int64_t keys_of_a_task(const mha_attention *attention, double queries, int64_t most) {
+    enum { PAIRS_OF_A_TASK = 4 << 20, LANES = 8, FEWEST_BLOCKS = 2 };
+    const int64_t key_len = mha_extent(&attention->key, 2);
+    const double keys =
+        PAIRS_OF_A_TASK / (cost_of_a_pair(attention) * (queries < LANES ? LANES : queries) + 1);
+    const int64_t fewest = mha_divide_up(key_len, most);
     int64_t wanted = FEWEST_BLOCKS * MHA_KEY_BLOCK;
     wanted = keys > (double)wanted ? (int64_t)keys : wanted;
     wanted = wanted > fewest ? wanted : fewest;
-    const int64_t chunks = mha_divide_up(key_len, wanted);
-    const int64_t equal = chunks == 0 ? 0 : mha_divide_up(key_len, chunks);
+    const int64_t tasks = mha_divide_up(key_len, wanted);
+    const int64_t equal = tasks == 0 ? 0 : mha_divide_up(key_len, tasks);
     return mha_divide_up(equal, MHA_KEY_BLOCK) * MHA_KEY_BLOCK;
+}
+
+/* A chunk has a bit in job->done. */
+static int64_t chunk_keys_of(const gradient_job *job) {
+    enum { MOST_CHUNKS = 63 };
+    const double query_len = (double)mha_extent(&job->attention->query, 2);
+    return keys_of_a_task(job->attention, (double)job->group * query_len, MOST_CHUNKS);
+}
+
+/* Keys of a task of differentiate_bias where queries share the bias; all, where keys do too. */
+static int64_t bias_keys_of(const gradient_job *job) {
+    const int64_t key_len = mha_extent(&job->attention->key, 2);
+    const double queries =
+        (double)job->batch * (double)job->heads * (double)mha_extent(&job->attention->query, 2);
+    return mha_stride(&job->gradients->grad_bias, 1) == 0
+               ? key_len
+               : keys_of_a_task(job->attention, queries, key_len > 0 ? key_len : 1);
+}
+
+static int64_t count_bias_tasks(const gradient_job *job) {
+    const int64_t key_len = mha_extent(&job->attention->key, 2);
+    return mha_stride(&job->gradients->grad_bias, 2) != 0 || job->query_blocks == 0
+               ? job->query_blocks
+               : mha_divide_up(key_len, job->bias_keys > 0 ? job->bias_keys : 1);
 }
 
 static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
@@ -352,6 +388,7 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
                              is_shared_by_tasks(&gradients->grad_bias, a->batch_axes, job->chunks);
+    job->bias_keys = job->bias_has_own_pass ? bias_keys_of(job) : 0;
     return plan_scratch(job);
 }
 
@@ -431,7 +468,7 @@ static mha_status run_passes(gradient_job *job, mha_execution *execution) {
     if (!job->bias_has_own_pass) {
         return MHA_OK;
     }
-    tasks = job->query_blocks == 0 || !bias_is_shared_by_queries(job) ? job->query_blocks : 1;
+    tasks = count_bias_tasks(job);
     return mha_pool_run(tasks, threads_of(job, tasks, execution->num_threads), differentiate_bias,
                         job, &execution->cancel);
 }

@@ -62,6 +62,12 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     return (PyArrayObject *)array;
 }
 
+PyArrayObject *mha_as_private_array(PyObject *object, const char *name) {
+    return PyArray_CheckExact(object)
+               ? (PyArrayObject *)PyArray_View((PyArrayObject *)object, NULL, NULL)
+               : mha_as_array(object, name);
+}
+
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) {
     char text[MHA_SHAPE_TEXT];
     if (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {

@@ -10,6 +10,9 @@
 /* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
+/* The same, but never the object itself: a view of it that no other thread can reshape. */
+PyArrayObject *mha_as_private_array(PyObject *object, const char *name);
+
 /* 0 for float32, float64 and integers, and for bool and float16, which are cast where another
  * array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);

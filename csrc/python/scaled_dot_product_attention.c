@@ -22,7 +22,8 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     MHA_OPTION_FORMS(OPTIONS),
 };
 
-/* Whether each axis steps over all that the smaller ones reach: no element is met twice. */
+/* Whether two indices may meet in one element: an axis steps less far than those with smaller
+ * strides reach. */
 static bool overlaps_itself(PyArrayObject *array) {
     const int axes = PyArray_NDIM(array);
     if (PyArray_SIZE(array) == 0) {
@@ -114,8 +115,9 @@ static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
     if (out == Py_None) {
         return mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
     }
-    if (check_out(out, inputs->dtype, shape, axes) < 0 ||
-        check_out_alone((PyArrayObject *)out, args) < 0) {
+    /* First what may let other threads run: they could give `out` another shape. */
+    if ((PyArray_Check(out) && check_out_alone((PyArrayObject *)out, args) < 0) ||
+        check_out(out, inputs->dtype, shape, axes) < 0) {
         return NULL;
     }
     Py_INCREF(out);

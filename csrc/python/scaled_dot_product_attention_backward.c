@@ -128,7 +128,13 @@ static PyArrayObject *new_gradient(PyArrayObject *like, const char *name) {
     return gradient;
 }
 
-/* New arrays for the gradients that are wanted; zeros for bias, whose parts are added up. */
+static bool has_no_scores(const score_shape *scores) {
+    return scores->heads == 0 || scores->query_len == 0 || scores->key_len == 0 ||
+           PyArray_MultiplyList(scores->batch, scores->batch_axes) == 0;
+}
+
+/* New arrays for the gradients that are wanted; zeros for bias where there are no scores, and so
+ * nothing writes it. */
 static int new_gradients(int64_t wrt, backward_arguments *a) {
     PyArrayObject *const like[] = {a->inputs.query, a->inputs.key, a->inputs.value, a->options.bias,
                                    a->additive_w == NULL ? NULL : a->inputs.query};
@@ -142,7 +148,7 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
         }
     }
     PyArrayObject *bias = a->gradients[GRAD_BIAS];
-    if (bias != NULL) {
+    if (bias != NULL && has_no_scores(&a->inputs.scores)) {
         memset(PyArray_DATA(bias), 0, (size_t)PyArray_NBYTES(bias));
     }
     return 0;

@@ -5,7 +5,7 @@
 static PyObject *settle_array(PyObject *object, const char *name) {
     return PyLong_CheckExact(object) || PyBool_Check(object)
                ? Py_NewRef(object)
-               : (PyObject *)mha_as_array(object, name);
+               : (PyObject *)mha_as_private_array(object, name);
 }
 
 static PyObject *settle_real(PyObject *object, const char *name) {

@@ -1,6 +1,7 @@
-/* Turning arguments into arrays and numbers may run Python code (__array__, __index__, __float__)
- * that resizes or retypes other arguments. So it comes first, for all of them; what is checked
- * afterwards stays as it was checked. */
+/* Turning arguments into arrays and numbers may run Python code (__array__, __index__, __float__),
+ * or let other threads run, that reshape or retype other arguments. So it comes first, for all of
+ * them, and arrays become views that nobody else holds; what is checked afterwards stays as it was
+ * checked. */
 #ifndef MHA_SETTLE_H
 #define MHA_SETTLE_H
 

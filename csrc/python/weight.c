@@ -34,7 +34,7 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     if (num_threads == 0) {
         return NULL;
     }
-    array = mha_as_array(object, "weight");
+    array = mha_as_private_array(object, "weight");
     packed = calloc(1, sizeof *packed);
     if (packed == NULL) {
         PyErr_NoMemory();

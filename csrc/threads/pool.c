@@ -196,12 +196,12 @@ static mha_status run_as_caller(const mha_cancel *cancel) {
     const unsigned forks = pool.forks;
     for (;;) {
         const bool cancelled = is_cancelled(cancel);
-        if (pool.forks != forks) {
-            return MHA_OK;
-        }
         if (cancelled) {
             atomic_store(&pool.stopped, true);
             return MHA_CANCELLED;
+        }
+        if (pool.forks != forks) {
+            return MHA_OK;
         }
         const int64_t task = atomic_fetch_add(&pool.next_task, 1);
         if (task >= pool.num_tasks) {
@@ -248,8 +248,9 @@ mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function fu
     const mha_status status = run_as_caller(cancel);
     if (pool.forks != forks) {
         /* A signal handler forked and this is the child: the workers, and the tasks that they were
-         * at, are gone, and so is the job. All tasks again; the pool is as new. */
-        return run_inline(num_tasks, function, context, cancel);
+         * at, are gone, and so is the job. All tasks again, unless the handler also raised; the
+         * pool is as new. */
+        return status == MHA_CANCELLED ? status : run_inline(num_tasks, function, context, cancel);
     }
     wait_for_workers();
     pthread_mutex_unlock(&pool.in_use);

@@ -1,18 +1,22 @@
 """Arguments on the Python side, checked as the C core checks its own: each error names the
 argument, what came and what was wanted."""
 
+import math
+import numbers
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 
-def as_array(array: ArrayLike, name: str) -> NDArray[Any]:
-    """numpy.asarray, with the argument's name in front of its errors."""
+def as_array(array: Any, name: str) -> NDArray[Any]:
+    """numpy.asarray, or from_dlpack where that is all that is offered, with the argument's name in
+    front of its errors."""
+    offers = [hasattr(array, name) for name in ("__array__", "__array_interface__", "__dlpack__")]
     try:
-        return np.asarray(array)
+        return np.from_dlpack(array) if offers == [False, False, True] else np.asarray(array)
     except (TypeError, ValueError) as error:
         raised = ValueError if isinstance(error, ValueError) else TypeError
         raise raised(f"{name}: got {type(array).__name__}, wanted an array, but NumPy could not"
@@ -32,6 +36,18 @@ def as_int(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
+
+
+def as_probability(value: Any, name: str) -> float:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number in [0, 1)")
+    try:
+        probability = float(value)
+    except OverflowError:  # an int beyond all floats
+        probability = math.inf
+    if not 0 <= probability < 1:
+        raise ValueError(f"{name}: got {value}, wanted a number in [0, 1)")
+    return probability
 
 
 def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:

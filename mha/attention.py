@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha.arguments import as_array, wanted_bits, wanted_names
-from mha.dropout import seed_for
+from mha.dropout import DrawnSeed
 from mha.gradients import (
     AdditiveAttentionGradients,
     AdditiveSteps,
@@ -85,9 +85,10 @@ def scaled_dot_product_attention(
     >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
     (2, 8, 4, 64)
     """
-    return _core.scaled_dot_product_attention(
-        query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, out, False)
+    with DrawnSeed(dropout, rng) as seed:
+        return _core.scaled_dot_product_attention(
+            query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
+            softcap, empty_rows, dropout, seed, return_weights, return_lse, out, False)
 
 
 def scaled_dot_product_attention_vjp(
@@ -127,10 +128,11 @@ def scaled_dot_product_attention_vjp(
     (2, 8, 4, 64)
     """
     wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
-    arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
-                 softcap, empty_rows, dropout, seed_for(dropout, rng))
-    output, kept_output, statistics = _core.scaled_dot_product_attention(
-        *arguments, False, False, None, True)
+    with DrawnSeed(dropout, rng) as seed:
+        arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window,
+                     scale, softcap, empty_rows, dropout, seed)
+        output, kept_output, statistics = _core.scaled_dot_product_attention(
+            *arguments, False, False, None, True)
 
     def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None,
                  ) -> ScaledDotProductAttentionGradients:
@@ -171,9 +173,10 @@ def additive_attention(
     >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
     (2, 1, 4)
     """
-    return _core.additive_attention(
-        query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
-        None, None, empty_rows, dropout, seed_for(dropout, rng), return_weights, False)
+    with DrawnSeed(dropout, rng) as seed:
+        return _core.additive_attention(
+            query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
+            None, None, empty_rows, dropout, seed, return_weights, False)
 
 
 def additive_attention_vjp(
@@ -212,10 +215,11 @@ def additive_attention_vjp(
     (8,)
     """
     wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
-    options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
-               dropout, seed_for(dropout, rng))
-    output, kept = _core.additive_attention(
-        query, key, value, W_q, W_k, w_v, *options, False, True)
+    with DrawnSeed(dropout, rng) as seed:
+        options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
+                   dropout, seed)
+        output, kept = _core.additive_attention(
+            query, key, value, W_q, W_k, w_v, *options, False, True)
     query, key, value, *weights = (
         as_array(array, name).astype(output.dtype, copy=False) for name, array in zip(
             AdditiveAttentionGradients._fields, (query, key, value, W_q, W_k, w_v), strict=True))
@@ -279,10 +283,11 @@ def multi_head_attention(
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
     (2, 4, 512)
     """
-    return _core.multi_head_attention(
-        query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
-        head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-        empty_rows, dropout, seed_for(dropout, rng), return_weights, return_lse, None, False)
+    with DrawnSeed(dropout, rng) as seed:
+        return _core.multi_head_attention(
+            query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
+            head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
+            empty_rows, dropout, seed, return_weights, return_lse, None, False)
 
 
 def multi_head_attention_vjp(
@@ -324,10 +329,11 @@ def multi_head_attention_vjp(
     >>> pullback(np.ones_like(output)).W_q.shape
     (512, 512)
     """
-    options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap, empty_rows,
-               dropout, seed_for(dropout, rng))
-    return figure_vjp((query, key, value), (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o), num_heads,
-                      num_kv_heads, head_gate, options, wrt, None)
+    with DrawnSeed(dropout, rng) as seed:
+        options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
+                   empty_rows, dropout, seed)
+        return figure_vjp((query, key, value), (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o),
+                          num_heads, num_kv_heads, head_gate, options, wrt, None)
 
 
 def figure_vjp(

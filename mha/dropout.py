@@ -51,12 +51,27 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]
     return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
 
 
-def seed_for(dropout: float, rng: Any) -> int:
-    """The seed of a call with this dropout: nothing is drawn where there is none."""
-    if isinstance(dropout, (int, float, np.number)) and dropout == 0:
+class DrawnSeed:
+    """The seed of one call, for `with`. Nothing is drawn where there is no dropout; and where the
+    call fails, a Generator stands where it stood."""
+
+    def __init__(self, dropout: float, rng: Any) -> None:
         check_rng(rng)
-        return 0
-    return seed_from(rng)
+        self.source = None
+        if isinstance(dropout, (int, float, np.number)) and dropout == 0:
+            self.seed = 0
+            return
+        if isinstance(rng, (np.random.Generator, np.random.BitGenerator)):
+            self.source = np.random.default_rng(rng).bit_generator
+            self.state = self.source.state
+        self.seed = seed_from(rng)
+
+    def __enter__(self) -> int:
+        return self.seed
+
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        if raised is not None and self.source is not None:
+            self.source.state = self.state
 
 
 def seed_from(rng: Any) -> int:

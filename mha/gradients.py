@@ -64,7 +64,8 @@ class MultiHeadAttentionGradients(NamedTuple):
 def checked_gradient(gradient: ArrayLike, result: NDArray[Any], name: str) -> NDArray[Any]:
     """The gradient with respect to a result: of its shape, in its type."""
     array = as_array(gradient, name)
-    if array.dtype.kind not in "iub" and array.dtype not in (np.float16, np.float32, np.float64):
+    if array.dtype.kind not in "iub" and array.dtype.newbyteorder("=") not in (
+            np.float16, np.float32, np.float64):
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted {result.dtype}")
     if array.shape != result.shape:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {result.shape}")

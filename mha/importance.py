@@ -130,21 +130,25 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     Raises
     ------
     ValueError: a shape without heads, a loss that is not one finite number. TypeError: a shape
-    that is not ints. What the loss itself raises.
+    that is not ints, a loss that is no function or gives no number. What the loss itself raises.
 
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 3.2.
 
     >>> mha.importance.ablation(lambda gates: 3 - gates @ [0.5, 2.0], 2).tolist()
     [0.5, 2.0]
     """
+    if not callable(loss):
+        raise TypeError(f"loss: got {type(loss).__name__}, wanted a function of the gates")
     sizes = shape if isinstance(shape, tuple) else (shape,)
     sizes = tuple(as_int(size, "shape") for size in sizes)
     if not sizes or min(sizes) < 1:
         raise ValueError(f"shape: got {shape!r}, wanted a number of heads, or (layers, heads)")
 
     def measured(gates: NDArray[np.float64]) -> float:
-        result = np.asarray(loss(gates))
-        if result.size != 1 or result.dtype.kind not in "iuf" or not math.isfinite(result.item()):
+        result = as_array(loss(gates), "loss")
+        if result.dtype.kind not in "iuf":
+            raise TypeError(f"loss: got {result!r}, wanted one finite number")
+        if result.size != 1 or not math.isfinite(result.item()):
             raise ValueError(f"loss: got {result!r}, wanted one finite number")
         return float(result.item())
 
@@ -185,6 +189,7 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     [0.6, 0.8]
     """
     normalise = as_bool(normalise, "normalise")
+    _check_iterable(gate_gradients, "gate_gradients")
     total: NDArray[np.float64] | None = None
     count = 0
     for one in gate_gradients:
@@ -230,7 +235,7 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[n
     Raises
     ------
     ValueError: no layers, unequal or other shapes, residual out of range. TypeError: weights that
-    are not floats.
+    are not floats, a residual that is no number.
 
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3.
 
@@ -238,7 +243,10 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[n
     >>> mha.importance.rollout([swap, swap], residual=0.0).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    if not isinstance(residual, numbers.Real) or not 0 <= residual <= 1:
+    _check_iterable(weights, "weights")
+    if not isinstance(residual, numbers.Real):
+        raise TypeError(f"residual: got {type(residual).__name__}, wanted a share in [0, 1]")
+    if not 0 <= residual <= 1:
         raise ValueError(f"residual: got {residual!r}, wanted a share in [0, 1]")
     mixed: NDArray[np.float64] | None = None
     for one in weights:
@@ -254,6 +262,11 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[n
     if mixed is None:
         raise ValueError("weights: got none, wanted those of one layer or more")
     return mixed
+
+
+def _check_iterable(arrays: Any, name: str) -> None:
+    if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)):
+        raise TypeError(f"{name}: got {type(arrays).__name__}, wanted a sequence of arrays")
 
 
 def _floats(array: ArrayLike, name: str) -> NDArray[np.float64]:

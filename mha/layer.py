@@ -1,17 +1,24 @@
 """MultiHeadAttention: the figure as a layer that owns its parameters."""
 
+import copy
 import math
-import numbers
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, as_bool, as_int, no_memory, wanted_names
+from mha.arguments import (
+    as_array,
+    as_bool,
+    as_int,
+    as_probability,
+    no_memory,
+    wanted_names,
+)
 from mha.attention import figure_vjp
-from mha.dropout import check_rng, seed_for
+from mha.dropout import DrawnSeed, check_rng
 from mha.gradients import MultiHeadAttentionGradients, MultiHeadPullback
 
 __all__ = ["MultiHeadAttention"]
@@ -103,7 +110,7 @@ class MultiHeadAttention:
         self.key_dim = _size(key_dim, "key_dim", self.embed_dim)
         self.value_dim = _size(value_dim, "value_dim", self.key_dim)
         self.output_dim = _size(output_dim, "output_dim", self.embed_dim)
-        self.dropout = _probability(dropout)
+        self.dropout = as_probability(dropout, "dropout")
         self.use_bias = as_bool(use_bias, "use_bias")
         self.dtype = _layer_dtype(dtype)
         self._packed: dict[str, object] | None = None
@@ -174,12 +181,13 @@ class MultiHeadAttention:
         dropout = self.dropout if as_bool(training, "training") else 0.0
         weights: Mapping[str, object] = self._packed or self._parameters
         parameters = self._parameters
-        return _core.multi_head_attention(
-            query, key, value, weights["W_q"], weights["W_k"], weights["W_v"], weights["W_o"],
-            parameters.get("b_q"), parameters.get("b_k"), parameters.get("b_v"),
-            parameters.get("b_o"), self.num_heads, self.num_kv_heads, head_gate, mask, bias,
-            key_lengths, causal, query_offset, window, scale, softcap, empty_rows, dropout,
-            seed_for(dropout, rng), return_weights, return_lse, self.dtype, False)
+        with DrawnSeed(dropout, rng) as seed:
+            return _core.multi_head_attention(
+                query, key, value, weights["W_q"], weights["W_k"], weights["W_v"], weights["W_o"],
+                parameters.get("b_q"), parameters.get("b_k"), parameters.get("b_v"),
+                parameters.get("b_o"), self.num_heads, self.num_kv_heads, head_gate, mask, bias,
+                key_lengths, causal, query_offset, window, scale, softcap, empty_rows, dropout,
+                seed, return_weights, return_lse, self.dtype, False)
 
     def vjp(self, query: ArrayLike, key: ArrayLike | None = None,
             value: ArrayLike | None = None, *, mask: ArrayLike | None = None,
@@ -215,14 +223,16 @@ class MultiHeadAttention:
         value = key if value is None else value
         dropout = self.dropout if as_bool(training, "training") else 0.0
         parameters = self._parameters
-        options = (_with_two_or_four_axes(mask, "mask", query),
-                   _with_two_or_four_axes(bias, "bias", query), key_lengths, causal, query_offset,
-                   window, scale, softcap, empty_rows, dropout, seed_for(dropout, rng))
-        output, whole_pullback = figure_vjp(
-            (query, key, value), tuple(parameters[name] for name in WEIGHTS),
-            tuple(parameters.get(name) for name in BIASES), self.num_heads, self.num_kv_heads,
-            head_gate, options, needed, self.dtype)
-        bias_shape = () if bias is None else np.shape(bias)
+        bias = None if bias is None else as_array(bias, "bias")
+        bias_shape = () if bias is None else bias.shape
+        with DrawnSeed(dropout, rng) as seed:
+            options = (_with_two_or_four_axes(mask, "mask", query),
+                       _with_two_or_four_axes(bias, "bias", query), key_lengths, causal,
+                       query_offset, window, scale, softcap, empty_rows, dropout, seed)
+            output, whole_pullback = figure_vjp(
+                (query, key, value), tuple(parameters[name] for name in WEIGHTS),
+                tuple(parameters.get(name) for name in BIASES), self.num_heads, self.num_kv_heads,
+                head_gate, options, needed, self.dtype)
 
         def pullback(grad_output: ArrayLike,
                      grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
@@ -250,6 +260,9 @@ class MultiHeadAttention:
     def load_parameters(self, mapping: Mapping[str, ArrayLike]) -> None:
         """Copy the arrays of a mapping with the names of `parameters()` into the layer.
 
+        They are written into the arrays that `parameters()` gave before; where two of these share
+        memory, or one is read-only, new arrays take their place.
+
         Raises
         ------
         ValueError: missing or unknown names, wrong shapes, a frozen layer. TypeError: arrays that
@@ -268,9 +281,12 @@ class MultiHeadAttention:
                                + [f"none for {missing}"] * bool(missing))
             raise ValueError(f"mapping: got {got}, wanted exactly {sorted(self._parameters)}")
         loaded = {name: self._checked(name, mapping[name]).copy() for name in self._parameters}
+        old = self._parameters
+        alone = {name: _is_alone(old[name], [old[other] for other in old if other != name])
+                 for name in old}
         for name, parameter in loaded.items():
-            if self._parameters[name].flags.writeable:
-                self._parameters[name][...] = parameter  # arrays handed out before stay live
+            if alone[name]:
+                self._parameters[name][...] = parameter
             else:
                 self._parameters[name] = parameter
 
@@ -367,7 +383,7 @@ class MultiHeadAttention:
         for name, array in self._parameters.items():
             of_heads, width = chosen[name[-1]]
             columns = (of_heads[:, None] * width + np.arange(width)).ravel()
-            pruned[name] = array if name == "b_o" else np.take(
+            pruned[name] = array.copy() if name == "b_o" else np.take(
                 array, columns, axis=0 if name == "W_o" else -1)
         vars(self).update(_parameters=pruned, num_heads=len(kept), num_kv_heads=len(key_heads))
         return self
@@ -400,16 +416,15 @@ class MultiHeadAttention:
             self.freeze()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self._copied(lambda parameter: parameter.copy())
+        return self._with({name: copy.deepcopy(value, memo) for name, value in vars(self).items()
+                           if name != "_packed"})
 
     def __copy__(self) -> Self:
-        return self._copied(lambda parameter: parameter)
+        return self._with({**vars(self), "_parameters": dict(self._parameters)})
 
-    def _copied(self, copy_parameter: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
+    def _with(self, attributes: dict[str, Any]) -> Self:
         other = self.__class__.__new__(self.__class__)
-        other.__dict__.update(self.__dict__, _packed=None)
-        other._parameters = {name: copy_parameter(parameter)
-                             for name, parameter in self._parameters.items()}
+        other.__dict__.update(attributes, _packed=None)
         return other.freeze() if self.frozen else other
 
     def __repr__(self) -> str:
@@ -433,6 +448,14 @@ def _size(value: Any, name: str, default: int | None = None) -> int:
     return size
 
 
+def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
+    """Whether each element may be written without changing another one."""
+    repeats = any(stride == 0 and size > 1
+                  for stride, size in zip(array.strides, array.shape, strict=True))
+    return array.flags.writeable and not repeats and not any(
+        np.may_share_memory(array, other) for other in others)
+
+
 def _as_ints(heads: Any) -> list[int]:
     is_number = isinstance(heads, np.ndarray) and heads.ndim == 0
     if isinstance(heads, (str, bytes)) or not isinstance(heads, Collection) or is_number:
@@ -448,14 +471,6 @@ def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
     if not stay:
         raise ValueError(f"heads: got all {num_heads}, wanted one to stay")
     return stay
-
-
-def _probability(dropout: Any) -> float:
-    if not isinstance(dropout, numbers.Real) or isinstance(dropout, bool):
-        raise TypeError(f"dropout: got {type(dropout).__name__}, wanted a number in [0, 1)")
-    if not 0 <= float(dropout) < 1:
-        raise ValueError(f"dropout: got {dropout}, wanted a number in [0, 1)")
-    return float(dropout)
 
 
 def _layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:
@@ -478,6 +493,6 @@ def _with_two_or_four_axes(array: ArrayLike | None, name: str,
         raise ValueError(
             f"{name}: got {array.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
             f" (batch, heads, query_len, key_len); for one per batch item write {name}[:, None]")
-    if array.ndim == 4 and len(array) == 1 and np.ndim(query) == 2:
+    if array.ndim == 4 and len(array) == 1 and as_array(query, "query").ndim == 2:
         return array[0]
     return array

@@ -57,3 +57,16 @@ def assert_accurate(function, reference, arguments, options):
 def by_token(array):
     """The same numbers with the rows of all heads side by side, as projections leave them."""
     return np.ascontiguousarray(np.swapaxes(array, -2, -3)).swapaxes(-2, -3)
+
+
+class OnlyDlpack:
+    """An array of another library that NumPy can take by DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()

@@ -130,6 +130,7 @@ ATTENTION = [
     row(attend, "scale", float("nan"), V, "nan", "a finite number"),
     row(attend, "scale", float("inf"), V, "inf", "a finite number"),
     row(attend, "scale", np.float32("-inf"), V, "-inf", "a finite number"),
+    row(attend, "scale", -3e38, V, "-3e+38", "a finite number of at most 1.7e38 in float32"),
     row(attend, "softcap", 0, V, "0", "a finite number above 0"),
     row(attend, "softcap", -1.0, V, "-1.0", "a finite number above 0"),
     row(attend, "softcap", float("nan"), V, "nan", "a finite number above 0"),

@@ -64,3 +64,19 @@ def test_rng():
     state = np.random.get_state()[1].tolist()
     attend(None)
     assert np.random.get_state()[1].tolist() == state
+
+
+def test_a_call_that_fails_draws_nothing():
+    rng = np.random.default_rng(1)
+    state = rng.bit_generator.state
+    x, layer = np.ones((2, 4, 8), np.float32), mha.MultiHeadAttention(8, 2, dropout=0.5)
+    for call in (lambda: mha.scaled_dot_product_attention(x, x, x, dropout=1.5, rng=rng),
+                 lambda: mha.scaled_dot_product_attention(x, x, x[:1], dropout=0.5, rng=rng),
+                 lambda: mha.scaled_dot_product_attention_vjp(x, x, x[:1], dropout=0.5, rng=rng),
+                 lambda: layer(x, x[:1], training=True, rng=rng),
+                 lambda: layer.vjp(x, x[:1], training=True, rng=rng.bit_generator)):
+        with pytest.raises(ValueError, match="got"):
+            call()
+        assert rng.bit_generator.state == state
+    layer(x, training=True, rng=rng)
+    assert rng.bit_generator.state != state

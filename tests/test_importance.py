@@ -28,6 +28,14 @@ def test_the_two_extremes():
     np.testing.assert_allclose(importance.variance(both), [0, 7 / 64], atol=1e-15)
 
 
+def test_a_pruned_layer_has_arrays_of_its_own():
+    layer = mha.MultiHeadAttention(12, 3)
+    before = layer.parameters()
+    layer.prune_heads([0])
+    assert not any(np.shares_memory(before[name], array)
+                   for name, array in layer.parameters().items())
+
+
 @pytest.mark.parametrize(("function", "of_row"), [
     (importance.variance, lambda row: ((row - row.mean())**2).mean()),
     (importance.confidence, max),
@@ -222,7 +230,7 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.confidence(W, lengths=[1.0]), TypeError, "lengths: got an array of float"),
     (lambda: importance.ablation(lambda gates: gates, 3), ValueError, "loss: got"),
     (lambda: importance.ablation(lambda gates: np.nan, 3), ValueError, "loss: got array.nan"),
-    (lambda: importance.ablation(lambda gates: "1", 3), ValueError, "loss: got array..1"),
+    (lambda: importance.ablation(lambda gates: "1", 3), TypeError, "loss: got array..1"),
     (lambda: importance.ablation(lambda gates: gates @ [1], 3), ValueError, "matmul"),
     (lambda: importance.ablation(lambda gates: 1.0, 0), ValueError, "shape: got 0"),
     (lambda: importance.ablation(lambda gates: 1.0, (2, "a")), TypeError, "shape: got str"),
@@ -237,7 +245,10 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.rollout([W, W[0]]), ValueError, "weights: got shape"),
     (lambda: importance.rollout([W[..., :2]]), ValueError, "weights: got shape"),
     (lambda: importance.rollout([W], residual=2), ValueError, "residual: got 2"),
-    (lambda: importance.rollout([W], residual="a"), ValueError, "residual: got 'a'")])
+    (lambda: importance.rollout([W], residual="a"), TypeError, "residual: got str"),
+    (lambda: importance.rollout(3), TypeError, "weights: got int, wanted a sequence"),
+    (lambda: importance.gradient(3), TypeError, "gate_gradients: got int, wanted a sequence"),
+    (lambda: importance.ablation(3, 2), TypeError, "loss: got int, wanted a function")])
 def test_errors_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from agreement import assert_accurate
+from agreement import OnlyDlpack, assert_accurate
 
 import mha
 from mha import reference
@@ -174,6 +174,38 @@ def test_loaded_parameters_stay_live():
     assert np.array_equal(layer.W_k, other.W_q)
 
 
+def test_loading_into_parameters_that_share_memory():
+    source = mha.MultiHeadAttention(8, 2, rng=5)
+    both, wide = np.eye(8, dtype=np.float32), np.zeros((8, 12), np.float32)
+    layer = mha.MultiHeadAttention(8, 2)
+    layer.W_q = layer.W_k = both
+    layer.W_v, layer.W_o = wide[:, :8], wide[:, 4:]
+    layer.b_q = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (8,), (0,))
+    source.b_q[:] = range(8)
+    layer.load_parameters(source.parameters())
+    for name, array in source.parameters().items():
+        assert np.array_equal(getattr(layer, name), array), name
+    assert np.array_equal(both, np.eye(8))
+
+
+def test_dlpack():
+    layer = mha.MultiHeadAttention(8, 2, rng=0)
+    x = np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32)
+    mask, bias = x[None, 0, :, :4] > 0, x[None, 1, :, :4]
+    options = {"mask": mask[0], "bias": bias[0], "key_lengths": np.array([3, 4])}
+    theirs = {name: OnlyDlpack(array) for name, array in options.items()}
+    output, pullback = layer.vjp(x, **options)
+    other_output, other_pullback = layer.vjp(OnlyDlpack(x), **theirs)
+    assert np.array_equal(layer(OnlyDlpack(x), **theirs), output)
+    assert np.array_equal(other_output, output)
+    for one, other in zip(pullback(x), other_pullback(OnlyDlpack(x)), strict=True):
+        assert one is other is None or np.array_equal(one, other)
+    assert layer(OnlyDlpack(x[0]), mask=mask[None, 0:1]).shape == (4, 8)
+    layer.W_q = OnlyDlpack(layer.W_k)
+    assert np.array_equal(layer.W_q, layer.W_k)
+    assert mha.masks.from_lengths(OnlyDlpack(np.array([1, 2])), 3).shape == (2, 1, 1, 3)
+
+
 def test_frozen_is_frozen():
     layer = random_layer()
     mine = layer.W_q
@@ -220,6 +252,19 @@ def test_copies(frozen):
     deep = copy.deepcopy(layer).unfreeze()
     deep.W_q[...] = 0
     assert not np.array_equal(deep(x), layer(x))
+
+
+def test_deep_copies_share_nothing():
+    class Logged(mha.MultiHeadAttention):
+        log: list[int]
+
+    first, second = Logged(8, 2), mha.MultiHeadAttention(8, 2)
+    first.log, second.W_q = [], first.W_q
+    copied, other = copy.deepcopy([first, second])
+    copied.log.append(1)
+    copied.W_q[:] = 0
+    assert first.log == [] and first.W_q.any()
+    assert not other.W_q.any()  # these two shared it
 
 
 def test_repr():

@@ -97,3 +97,11 @@ def test_one_row_alone_is_the_same_row():
     whole = mha.linear(x, weight)
     for row in range(20):
         assert np.array_equal(mha.linear(x[row], weight), whole[row])
+
+
+def test_gradients_of_any_byte_order():
+    x, weight = np.ones((4, 8), np.float32), np.eye(8, dtype=np.float32)
+    gradient = np.arange(32.0).reshape(4, 8)
+    pullback = mha.linear_vjp(x, weight)[1]
+    for dtype in (">f4", ">f8", "<f2"):
+        assert np.array_equal(pullback(gradient.astype(dtype)).x, gradient)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from agreement import as_tuple, assert_accurate, by_token, relative_error
+from agreement import OnlyDlpack, as_tuple, assert_accurate, by_token, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -233,16 +233,6 @@ def test_types():
 
 
 def test_dlpack():
-    class OnlyDlpack:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **options):
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
     arguments = random_inputs(np.random.default_rng(7), np.float32)
     assert np.array_equal(mha.scaled_dot_product_attention(*map(OnlyDlpack, arguments)),
                           mha.scaled_dot_product_attention(*arguments))

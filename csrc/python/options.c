@@ -246,7 +246,10 @@ static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, do
     }
     const double largest = dtype == MHA_FLOAT32 ? (double)FLT_MAX / 2 : DBL_MAX / 2;
     if (!(fabs(*scale) <= largest)) {
-        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number", object);
+        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number%s", object,
+                     !isfinite(*scale)      ? ""
+                     : dtype == MHA_FLOAT32 ? " of at most 1.7e38 in float32"
+                                            : " of at most 8.9e307 in float64");
         return -1;
     }
     return 0;

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha.arguments import as_array, wanted_bits, wanted_names
-from mha.dropout import DrawnSeed
+from mha.dropout import drawn_seed
 from mha.gradients import (
     AdditiveAttentionGradients,
     AdditiveSteps,
@@ -85,7 +85,7 @@ def scaled_dot_product_attention(
     >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
     (2, 8, 4, 64)
     """
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         return _core.scaled_dot_product_attention(
             query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
             softcap, empty_rows, dropout, seed, return_weights, return_lse, out, False)
@@ -128,7 +128,7 @@ def scaled_dot_product_attention_vjp(
     (2, 8, 4, 64)
     """
     wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window,
                      scale, softcap, empty_rows, dropout, seed)
         output, kept_output, statistics = _core.scaled_dot_product_attention(
@@ -173,7 +173,7 @@ def additive_attention(
     >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
     (2, 1, 4)
     """
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         return _core.additive_attention(
             query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
             None, None, empty_rows, dropout, seed, return_weights, False)
@@ -215,7 +215,7 @@ def additive_attention_vjp(
     (8,)
     """
     wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
                    dropout, seed)
         output, kept = _core.additive_attention(
@@ -283,7 +283,7 @@ def multi_head_attention(
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
     (2, 4, 512)
     """
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         return _core.multi_head_attention(
             query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
             head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
@@ -329,7 +329,7 @@ def multi_head_attention_vjp(
     >>> pullback(np.ones_like(output)).W_q.shape
     (512, 512)
     """
-    with DrawnSeed(dropout, rng) as seed:
+    with drawn_seed(dropout, rng) as seed:
         options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
                    empty_rows, dropout, seed)
         return figure_vjp((query, key, value), (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o),

@@ -74,6 +74,11 @@ class DrawnSeed:
             self.source.state = self.state
 
 
+def drawn_seed(dropout: float, rng: Any) -> DrawnSeed:
+    """The seed of a call; quickly, where there is neither dropout nor a source."""
+    return NOTHING_DRAWN if rng is None and dropout == 0.0 else DrawnSeed(dropout, rng)
+
+
 def seed_from(rng: Any) -> int:
     """The 64-bit seed of one call: None draws fresh entropy, an int is the seed, and a NumPy
     Generator (or anything `numpy.random.default_rng` takes) gives one uint64."""
@@ -103,3 +108,6 @@ def _checked_seed(seed: Any, name: str) -> int:
     if not 0 <= int(seed) < 2**64:
         raise ValueError(f"{name}: got {seed}, wanted an int in [0, 2**64)")
     return int(seed)
+
+
+NOTHING_DRAWN = DrawnSeed(0.0, None)

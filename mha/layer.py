@@ -18,7 +18,7 @@ from mha.arguments import (
     wanted_names,
 )
 from mha.attention import figure_vjp
-from mha.dropout import DrawnSeed, check_rng
+from mha.dropout import check_rng, drawn_seed
 from mha.gradients import MultiHeadAttentionGradients, MultiHeadPullback
 
 __all__ = ["MultiHeadAttention"]
@@ -181,7 +181,7 @@ class MultiHeadAttention:
         dropout = self.dropout if as_bool(training, "training") else 0.0
         weights: Mapping[str, object] = self._packed or self._parameters
         parameters = self._parameters
-        with DrawnSeed(dropout, rng) as seed:
+        with drawn_seed(dropout, rng) as seed:
             return _core.multi_head_attention(
                 query, key, value, weights["W_q"], weights["W_k"], weights["W_v"], weights["W_o"],
                 parameters.get("b_q"), parameters.get("b_k"), parameters.get("b_v"),
@@ -225,7 +225,7 @@ class MultiHeadAttention:
         parameters = self._parameters
         bias = None if bias is None else as_array(bias, "bias")
         bias_shape = () if bias is None else bias.shape
-        with DrawnSeed(dropout, rng) as seed:
+        with drawn_seed(dropout, rng) as seed:
             options = (_with_two_or_four_axes(mask, "mask", query),
                        _with_two_or_four_axes(bias, "bias", query), key_lengths, causal,
                        query_offset, window, scale, softcap, empty_rows, dropout, seed)

@@ -112,9 +112,10 @@ static void bench_attention(int64_t heads, int64_t query_len, int64_t key_len, i
     const size_t keys = (size_t)(heads * key_len * head_dim);
     float *query = random_floats(queries), *key = random_floats(keys), *value = random_floats(keys);
     float *output = random_floats(queries);
-    mha_attention attention = {.dtype = MHA_FLOAT32, .batch_axes = 0};
-    attention.options.scale = 1 / sqrt((double)head_dim);
-    attention.options.window_left = attention.options.window_right = MHA_UNLIMITED;
+    const mha_attention_options options = {.scale = 1 / sqrt((double)head_dim),
+                                           .window_left = MHA_UNLIMITED,
+                                           .window_right = MHA_UNLIMITED};
+    mha_attention attention = {.dtype = MHA_FLOAT32, .batch_axes = 0, .options = &options};
     attention.query = heads_tensor(query, heads, query_len, head_dim);
     attention.key = heads_tensor(key, heads, key_len, head_dim);
     attention.value = heads_tensor(value, heads, key_len, head_dim);

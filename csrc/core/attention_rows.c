@@ -55,7 +55,7 @@ static int64_t option_of(const mha_tensor *option, int batch_axes, int64_t batch
 
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
                        int64_t *end) {
-    const mha_attention_options *options = &attention->options;
+    const mha_attention_options *options = attention->options;
     const int axes = attention->batch_axes;
     int64_t position = i;
     *begin = 0;
@@ -80,18 +80,17 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
 }
 
 double mha_gate_of(const mha_attention *attention, int64_t head) {
-    if (attention->options.head_gate == NULL) {
+    if (attention->head_gate == NULL) {
         return 1;
     }
-    return attention->dtype == MHA_FLOAT32
-               ? (double)((const float *)attention->options.head_gate)[head]
-               : ((const double *)attention->options.head_gate)[head];
+    return attention->dtype == MHA_FLOAT32 ? (double)((const float *)attention->head_gate)[head]
+                                           : ((const double *)attention->head_gate)[head];
 }
 
 /* Which keys the block's queries see: ranges, mask and bias. */
 static void set_visibility(const mha_attention *attention, int64_t batch, int64_t head,
                            mha_key_ranges *visible, mha_attention_block *block) {
-    const mha_tensor *mask = &attention->options.mask, *bias = &attention->options.bias;
+    const mha_tensor *mask = &attention->options->mask, *bias = &attention->options->bias;
     const int axes = attention->batch_axes;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
     for (int64_t i = 0; i < block->query_len; i++) {
@@ -131,10 +130,10 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
         .key_stride = mha_stride(&a->key, 2) / item,
         .value_stride = mha_stride(&a->value, 2) / item,
         .additive_w = a->additive_w,
-        .scale = a->additive_w == NULL ? a->options.scale : 1, /* additive scores have none */
-        .softcap = a->options.softcap,
-        .uniform_empty_rows = a->options.uniform_empty_rows,
-        .dropout = {a->options.dropout_threshold, a->options.dropout_seed, head, batch},
+        .scale = a->additive_w == NULL ? a->options->scale : 1, /* additive scores have none */
+        .softcap = a->options->softcap,
+        .uniform_empty_rows = a->options->uniform_empty_rows,
+        .dropout = {a->options->dropout_threshold, a->options->dropout_seed, head, batch},
         .gate = mha_gate_of(a, head),
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
         .output_stride = mha_stride(&a->output, 2) / item,

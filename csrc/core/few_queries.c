@@ -35,7 +35,7 @@ static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) 
 bool mha_has_few_queries(const mha_attention *attention) {
     return few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
                          mha_extent(&attention->query, 1)) &&
-           attention->additive_w == NULL && !attention->options.uniform_empty_rows;
+           attention->additive_w == NULL && !attention->options->uniform_empty_rows;
 }
 
 /* Columns of a partial output. */
@@ -133,7 +133,7 @@ static void *result_of(const few_job *job, const few_rows *rows, int64_t row, vo
 
 static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int64_t row) {
     const mha_attention *a = job->attention;
-    const mha_attention_options *options = &a->options;
+    const mha_attention_options *options = a->options;
     const int64_t head = head_of(job, rows, row), query = query_of(job, rows, row);
     mha_few_queries_row r = {
         .data = mha_at_row(&a->query, a->batch_axes, rows->batch, head, query),
@@ -171,16 +171,16 @@ static void attend_chunk(void *context, int64_t task, int worker) {
         .value = mha_at_row(&a->value, a->batch_axes, rows.batch, rows.kv_head, 0),
         .key_stride = mha_stride(&a->key, 2) / item,
         .value_stride = mha_stride(&a->value, 2) / item,
-        .scale = a->options.scale,
-        .softcap = a->options.softcap,
-        .biased = a->options.bias.data != NULL,
+        .scale = a->options->scale,
+        .softcap = a->options->softcap,
+        .biased = a->options->bias.data != NULL,
         .output = part,
     };
-    if (a->options.mask.data != NULL) {
-        block.mask_key_stride = mha_stride(&a->options.mask, 1);
+    if (a->options->mask.data != NULL) {
+        block.mask_key_stride = mha_stride(&a->options->mask, 1);
     }
-    if (a->options.bias.data != NULL) {
-        block.bias_key_stride = mha_stride(&a->options.bias, 1) / item;
+    if (a->options->bias.data != NULL) {
+        block.bias_key_stride = mha_stride(&a->options->bias, 1) / item;
     }
     block.largest = part + rows.rows * width_of(a) * item;
     block.denominator = (char *)block.largest + rows.rows * item;
@@ -209,9 +209,9 @@ static void join_chunks(void *context, int64_t task, int worker) {
             .outputs = part + row * columns * item,
             .largest = largest,
             .denominator = largest + rows.rows * item,
-            .scale = a->options.scale,
-            .softcap = a->options.softcap,
-            .biased = a->options.bias.data != NULL,
+            .scale = a->options->scale,
+            .softcap = a->options->softcap,
+            .biased = a->options->bias.data != NULL,
             .gate = mha_gate_of(a, head),
             .output = mha_at_row(&a->output, a->batch_axes, rows.batch, head, query),
             .begin = rows.begin,

@@ -86,9 +86,19 @@ static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha
     heads->strides[batch_axes] = m->head_bytes;
 }
 
-/* The attention step with its four tensors seen by head. */
+/* The attention step with its four tensors seen by head; the other fields one by one, since a
+ * small layer's call would feel a copy of all axes. */
 static mha_attention attention_of(const mha_multi_head_attention *l, const matrices *m) {
-    mha_attention attention = l->attention;
+    mha_attention attention;
+    attention.dtype = l->attention.dtype;
+    attention.batch_axes = l->attention.batch_axes;
+    attention.weights = l->attention.weights;
+    attention.lse = l->attention.lse;
+    attention.largest = l->attention.largest;
+    attention.denominator = l->attention.denominator;
+    attention.additive_w = NULL;
+    attention.head_gate = l->attention.head_gate;
+    attention.options = l->attention.options;
     heads_of(l, &m->query, &attention.query);
     heads_of(l, &m->key, &attention.key);
     heads_of(l, &m->value, &attention.value);
@@ -194,7 +204,7 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     const bool gates_apart = layer->kept.attended != layer->kept.merged;
     if (gates_apart) {
         attention.output.data = layer->kept.attended;
-        attention.options.head_gate = NULL;
+        attention.head_gate = NULL;
     }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
     if (gates_apart) {

@@ -118,7 +118,7 @@ static mha_status plan_scratch(attention_job *job) {
         job->kernels->attention_scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
-        a->options.window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
+        a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
         mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
     MHA_TRY(mha_workspace_piece_size(kernel_size, &job->kernel_size));
     return mha_workspace_piece_size(job->kernel_size +

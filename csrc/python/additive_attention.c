@@ -98,7 +98,7 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
     PyObject *result = NULL;
     npy_intp shape[NPY_MAXDIMS];
     mha_additive_attention additive;
-    mha_attention *attention = &additive.attention;
+    mha_attention_options pointed;
     (void)module;
     if (nargs != NUM_ARGUMENTS) {
         PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
@@ -129,16 +129,8 @@ PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_arg
         goto cleanup;
     }
     /* 2. Take the pointers. */
-    attention->dtype = inputs.dtype;
-    attention->batch_axes = inputs.scores.batch_axes;
-    attention->weights = weights == NULL ? NULL : PyArray_DATA(weights);
-    attention->lse = NULL;
-    mha_point_statistics(kept.statistics, attention);
-    mha_tensor_with_heads(inputs.query, &attention->query);
-    mha_tensor_with_heads(inputs.key, &attention->key);
-    mha_tensor_with_heads(inputs.value, &attention->value);
-    mha_tensor_with_heads(output, &attention->output);
-    mha_point_options(&options, &inputs.scores, &attention->options);
+    const attention_results results = {output, weights, NULL, kept.statistics};
+    mha_point_attention(&inputs, &options, &results, &pointed, &additive.attention);
     additive.query = PyArray_DATA(inputs.query);
     additive.key = PyArray_DATA(inputs.key);
     additive.w_v = PyArray_DATA(w_v);

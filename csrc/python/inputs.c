@@ -131,6 +131,27 @@ void mha_clear_inputs(attention_inputs *inputs) {
     Py_CLEAR(inputs->value);
 }
 
+static void *data_or_null(PyArrayObject *array) {
+    return array == NULL ? NULL : PyArray_DATA(array);
+}
+
+void mha_point_attention(const attention_inputs *inputs, converted_options *options,
+                         const attention_results *results, mha_attention_options *pointed,
+                         mha_attention *attention) {
+    attention->dtype = inputs->dtype;
+    attention->batch_axes = inputs->scores.batch_axes;
+    mha_tensor_with_heads(inputs->query, &attention->query);
+    mha_tensor_with_heads(inputs->key, &attention->key);
+    mha_tensor_with_heads(inputs->value, &attention->value);
+    mha_tensor_with_heads(results->output, &attention->output);
+    attention->weights = data_or_null(results->weights);
+    attention->lse = data_or_null(results->lse);
+    mha_point_statistics(results->statistics, attention);
+    attention->additive_w = attention->head_gate = NULL;
+    mha_point_options(options, &inputs->scores, pointed);
+    attention->options = pointed;
+}
+
 int mha_output_shape(const attention_inputs *inputs, npy_intp *shape) {
     const int axes = PyArray_NDIM(inputs->query);
     memcpy(shape, PyArray_DIMS(inputs->query), (size_t)axes * sizeof *shape);

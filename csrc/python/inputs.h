@@ -24,4 +24,14 @@ int mha_output_shape(const attention_inputs *inputs, npy_intp *shape);
 /* The three given arguments as arrays, before any conversion of their type. */
 int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]);
 
+/* The arrays that attention writes; NULL for what is not wanted. */
+typedef struct attention_results {
+    PyArrayObject *output, *weights, *lse, *statistics;
+} attention_results;
+
+/* Every field of `attention`, without additive_w and head_gate; its options are `pointed`. */
+void mha_point_attention(const attention_inputs *inputs, converted_options *options,
+                         const attention_results *results, mha_attention_options *pointed,
+                         mha_attention *attention);
+
 #endif

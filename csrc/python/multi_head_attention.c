@@ -280,7 +280,8 @@ static const void *data_or_null(PyArrayObject *array) {
 }
 
 static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weights,
-                  PyArrayObject *lse, mha_multi_head_attention *layer) {
+                  PyArrayObject *lse, mha_attention_options *options,
+                  mha_multi_head_attention *layer) {
     mha_weight *const to[] = {&layer->W_q, &layer->W_k, &layer->W_v, &layer->W_o};
     const void **const biases[] = {&layer->b_q, &layer->b_k, &layer->b_v, &layer->b_o};
     layer->attention.dtype = a->dtype;
@@ -295,8 +296,9 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     }
     layer->attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
     layer->attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
-    mha_point_options(&a->options, &a->scores, &layer->attention.options);
-    layer->attention.options.head_gate = data_or_null(a->head_gate);
+    mha_point_options(&a->options, &a->scores, options);
+    layer->attention.options = options;
+    layer->attention.head_gate = data_or_null(a->head_gate);
     for (int axis = 0; axis < a->scores.batch_axes; axis++) {
         layer->batch_shape[axis] = a->scores.batch[axis];
     }
@@ -329,6 +331,7 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
     PyObject *result = NULL;
     npy_intp shape[NPY_MAXDIMS];
+    mha_attention_options options;
     mha_multi_head_attention layer;
     (void)module;
     if (nargs != NUM_ARGUMENTS) {
@@ -355,7 +358,7 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
         goto cleanup;
     }
     /* 2. Take the pointers, 3. compute. */
-    point(&arguments, output, weights, lse, &layer);
+    point(&arguments, output, weights, lse, &options, &layer);
     if (mha_call_run(workspace_of, forward, &layer, num_threads) < 0) {
         goto cleanup;
     }

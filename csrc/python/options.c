@@ -388,7 +388,6 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
     options->uniform_empty_rows = converted->uniform_empty_rows;
     options->dropout_threshold = mha_dropout_threshold(converted->dropout);
     options->dropout_seed = converted->seed;
-    options->head_gate = NULL;
 }
 
 int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,

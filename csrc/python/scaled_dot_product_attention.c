@@ -139,6 +139,7 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
     converted_options options = {0};
     PyArrayObject *output = NULL, *weights = NULL, *lse = NULL, *statistics = NULL, *kept = NULL;
     PyObject *result = NULL;
+    mha_attention_options pointed;
     mha_attention attention;
     (void)module;
     if (nargs != NUM_ARGUMENTS) {
@@ -171,17 +172,8 @@ PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const 
         }
     }
     /* 2. Take the pointers. */
-    attention.dtype = inputs.dtype;
-    attention.batch_axes = inputs.scores.batch_axes;
-    attention.additive_w = NULL;
-    mha_point_statistics(statistics, &attention);
-    attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
-    attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
-    mha_tensor_with_heads(inputs.query, &attention.query);
-    mha_tensor_with_heads(inputs.key, &attention.key);
-    mha_tensor_with_heads(inputs.value, &attention.value);
-    mha_tensor_with_heads(output, &attention.output);
-    mha_point_options(&options, &inputs.scores, &attention.options);
+    const attention_results results = {output, weights, lse, statistics};
+    mha_point_attention(&inputs, &options, &results, &pointed, &attention);
     /* 3. Compute. */
     if (mha_call_run(workspace_of, forward, &attention, num_threads) < 0) {
         goto cleanup;

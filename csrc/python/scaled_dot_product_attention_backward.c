@@ -154,21 +154,15 @@ static int new_gradients(int64_t wrt, backward_arguments *a) {
     return 0;
 }
 
-static void point(backward_arguments *a, PyObject *const *args, mha_attention *attention,
-                  mha_attention_gradients *gradients) {
+static void point(backward_arguments *a, PyObject *const *args, mha_attention_options *options,
+                  mha_attention *attention, mha_attention_gradients *gradients) {
     mha_tensor *const wanted[] = {&gradients->grad_query, &gradients->grad_key,
                                   &gradients->grad_value, &gradients->grad_bias,
                                   &gradients->grad_additive_w};
-    attention->dtype = a->inputs.dtype;
-    attention->batch_axes = a->inputs.scores.batch_axes;
+    const attention_results results = {.output = (PyArrayObject *)args[OUTPUT],
+                                       .statistics = (PyArrayObject *)args[STATISTICS]};
+    mha_point_attention(&a->inputs, &a->options, &results, options, attention);
     attention->additive_w = a->additive_w == NULL ? NULL : PyArray_DATA(a->additive_w);
-    attention->weights = attention->lse = NULL;
-    mha_point_statistics((PyArrayObject *)args[STATISTICS], attention);
-    mha_tensor_with_heads(a->inputs.query, &attention->query);
-    mha_tensor_with_heads(a->inputs.key, &attention->key);
-    mha_tensor_with_heads(a->inputs.value, &attention->value);
-    mha_tensor_with_heads((PyArrayObject *)args[OUTPUT], &attention->output);
-    mha_point_options(&a->options, &a->inputs.scores, &attention->options);
     gradients->attention = attention;
     mha_tensor_with_heads(a->grad_output, &gradients->grad_output);
     gradients->grad_lse = a->grad_lse == NULL ? NULL : PyArray_DATA(a->grad_lse);
@@ -205,6 +199,7 @@ PyObject *mha_py_scaled_dot_product_attention_backward(PyObject *module,
     PyObject *args[NUM_ARGUMENTS] = {NULL};
     backward_arguments arguments = {0};
     PyObject *result = NULL;
+    mha_attention_options options;
     mha_attention attention;
     mha_attention_gradients gradients;
     int64_t wrt;
@@ -223,7 +218,7 @@ PyObject *mha_py_scaled_dot_product_attention_backward(PyObject *module,
         goto cleanup;
     }
     /* 2. Take the pointers, 3. compute. */
-    point(&arguments, args, &attention, &gradients);
+    point(&arguments, args, &options, &attention, &gradients);
     if (mha_call_run(workspace_of, backward, &gradients, num_threads) < 0) {
         goto cleanup;
     }

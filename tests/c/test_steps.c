@@ -148,16 +148,17 @@ static void check_attention(mha_dtype dtype, int64_t query_len, int64_t key_len,
     double *expected = malloc((size_t)(query_len * dim) * sizeof *expected + 1);
     int64_t offset = key_len - query_len;
     size_t bytes;
+    const mha_attention_options options = {.causal = causal,
+                                           .window_left = MHA_UNLIMITED,
+                                           .window_right = MHA_UNLIMITED,
+                                           .scale = 1 / sqrt((double)dim),
+                                           .query_offset = {.data = &offset, .axes = 0}};
     mha_attention attention = {.dtype = dtype,
                                .query = one_head(query, query_len, dim, dtype),
                                .key = one_head(key, key_len, dim, dtype),
                                .value = one_head(value, key_len, dim, dtype),
                                .output = one_head(output, query_len, dim, dtype),
-                               .options = {.causal = causal,
-                                           .window_left = MHA_UNLIMITED,
-                                           .window_right = MHA_UNLIMITED,
-                                           .scale = 1 / sqrt((double)dim),
-                                           .query_offset = {.data = &offset, .axes = 0}}};
+                               .options = &options};
     CHECK_OK(mha_scaled_dot_product_attention_workspace(&attention, 2, &bytes));
     mha_execution execution = execution_of(bytes, 2);
     CHECK_OK(mha_scaled_dot_product_attention_forward(&attention, &execution));
@@ -195,13 +196,13 @@ static void test_multi_head_attention(void) {
         identity[i * DIM + i] = 1;
     }
     const mha_weight weight = weight_of(identity, DIM, DIM, MHA_FLOAT64);
+    const mha_attention_options options = {
+        .window_left = MHA_UNLIMITED,
+        .window_right = MHA_UNLIMITED,
+        .scale = 1 / sqrt(DIM),
+        .query_offset = {.data = &offset, .axes = 1, .shape = {1}}};
     const mha_multi_head_attention layer = {
-        .attention = {.dtype = MHA_FLOAT64,
-                      .batch_axes = 1,
-                      .options = {.window_left = MHA_UNLIMITED,
-                                  .window_right = MHA_UNLIMITED,
-                                  .scale = 1 / sqrt(DIM),
-                                  .query_offset = {.data = &offset, .axes = 1, .shape = {1}}}},
+        .attention = {.dtype = MHA_FLOAT64, .batch_axes = 1, .options = &options},
         .batch_shape = {1},
         .query_len = LENGTH,
         .key_len = LENGTH,

@@ -28,7 +28,6 @@ typedef struct mha_attention_options {
     bool uniform_empty_rows;
     uint32_t dropout_threshold; /* a weight is kept iff its 16 random bits >= this; 0: no dropout */
     uint64_t dropout_seed;
-    const void *head_gate; /* real (heads,) or NULL: multiplies each head's output */
 } mha_attention_options;
 
 /* query  (batch..., heads, query_len, head_dim)          last axis contiguous
@@ -39,7 +38,8 @@ typedef struct mha_attention_options {
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)
  * largest, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
  * scores and divided its exponentials by, for the gradients
- * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key). */
+ * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key)
+ * head_gate,  if given: contiguous (heads,): multiplies each head's output. */
 typedef struct mha_attention {
     mha_dtype dtype;
     int batch_axes;
@@ -48,7 +48,8 @@ typedef struct mha_attention {
     void *lse;
     void *largest, *denominator;
     const void *additive_w;
-    mha_attention_options options;
+    const void *head_gate;
+    const mha_attention_options *options;
 } mha_attention;
 
 mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,

@@ -25,7 +25,7 @@ from mha.attention import (
 from mha.dropout import dropout_mask
 from mha.heads import merge_heads, split_heads
 from mha.layer import MultiHeadAttention
-from mha.projection import linear, linear_vjp
+from mha.linear_projection import linear, linear_vjp
 from mha.runtime import (
     get_num_threads,
     instruction_set,

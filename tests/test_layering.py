@@ -63,7 +63,7 @@ WRITABLE = {
     "pool", "process_num_threads",
     "chosen",  # the kernels in use
     "key", "key_once", "key_works", "last_poll",  # each thread's workspace and last look at signals
-    "kept", "functions", "handler",  # blocks of results for reuse, and how NumPy gives them back
+    "spare", "functions", "handler",  # blocks of results for reuse, and how NumPy gives them back
     "num_threads_variable",  # of mha.threads
     "methods", "module_definition",  # Python's and NumPy's
     "mha_numpy_api", "mha_numpy_apiPyArray_RUNTIME_VERSION",

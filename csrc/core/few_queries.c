@@ -18,7 +18,7 @@ typedef struct few_job {
     int64_t chunks, chunk_keys;
     int64_t key_heads; /* of all batch items */
     /* Partial results (key head, row block, chunk) of part_size bytes: output (rows,
-     * value_head_dim), largest (rows,), denominator (rows,). */
+     * value_head_dim padded to MHA_FEW_PADDING), largest (rows,), denominator (rows,). */
     char *parts;
     size_t part_size;
     char *scratch; /* scratch_size bytes for each worker */
@@ -136,8 +136,8 @@ static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int6
     const mha_attention_options *options = a->options;
     const int64_t head = head_of(job, rows, row), query = query_of(job, rows, row);
     mha_few_queries_row r = {
-        .data = mha_at_row(&a->query, a->batch_axes, rows->batch, head, query),
-        .query = query,
+        .query = mha_at_row(&a->query, a->batch_axes, rows->batch, head, query),
+        .query_index = query,
         .weights = result_of(job, rows, row, a->weights, job->key_len),
         .dropout = {options->dropout_threshold, options->dropout_seed, head, rows->batch},
     };
@@ -253,6 +253,7 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     job->scratch = piece;
     MHA_TRY(mha_pool_run(num_tasks, threads, attend_chunk, job, &execution->cancel));
     const int64_t row_blocks = job->key_heads * job->row_blocks;
+    /* A few numbers for each row: less work than waking another thread. */
     return mha_pool_run(row_blocks, 1, join_chunks, job, &execution->cancel);
 }
 

@@ -99,8 +99,8 @@ enum { MHA_FEW_PADDING = 16 };
 
 /* One query of one head. */
 typedef struct mha_few_queries_row {
-    const void *data;           /* (head_dim,) */
-    int64_t query;              /* its position among all queries, for dropout */
+    const void *query;          /* (head_dim,) */
+    int64_t query_index;        /* among all queries, for dropout */
     int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
     const uint8_t *mask;        /* of key 0, or NULL */
     const void *bias;           /* of key 0, or NULL */

@@ -13,40 +13,40 @@
 #include "convert.h"
 
 /* A workspace up to this size stays with its thread between calls. */
-enum { KEPT_BYTES = 8 << 20 };
+enum { MOST_CACHED_BYTES = 8 << 20 };
 
-typedef struct kept_workspace {
+typedef struct cached_workspace {
     char *base;
     size_t size;
     bool in_use; /* a signal handler that runs inside a call may call us again */
-} kept_workspace;
+} cached_workspace;
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static bool key_works;
 
-static void free_kept(void *memory) {
-    kept_workspace *kept = memory;
-    free(kept->base);
-    free(kept);
+static void free_cached(void *memory) {
+    cached_workspace *cached = memory;
+    free(cached->base);
+    free(cached);
 }
 
-static void create_key(void) { key_works = pthread_key_create(&key, free_kept) == 0; }
+static void create_key(void) { key_works = pthread_key_create(&key, free_cached) == 0; }
 
-/* This thread's kept workspace, or NULL when there is none to be had. */
-static kept_workspace *kept_of_thread(void) {
+/* This thread's cached workspace, or NULL when there is none to be had. */
+static cached_workspace *cached_of_thread(void) {
     if (pthread_once(&key_once, create_key) != 0 || !key_works) {
         return NULL;
     }
-    kept_workspace *kept = pthread_getspecific(key);
-    if (kept == NULL) {
-        kept = calloc(1, sizeof *kept);
-        if (kept != NULL && pthread_setspecific(key, kept) != 0) {
-            free(kept);
-            kept = NULL;
+    cached_workspace *cached = pthread_getspecific(key);
+    if (cached == NULL) {
+        cached = calloc(1, sizeof *cached);
+        if (cached != NULL && pthread_setspecific(key, cached) != 0) {
+            free(cached);
+            cached = NULL;
         }
     }
-    return kept;
+    return cached;
 }
 
 static char *allocate_aligned(size_t bytes) {
@@ -102,16 +102,16 @@ static int poll_signals(void *context) {
 /* Fills `execution` but for cancel; -1 with a MemoryError. Needs call_end after success. */
 static int call_begin(mha_execution *execution, size_t bytes, int num_threads) {
     const size_t needed = bytes < MHA_WORKSPACE_ALIGNMENT ? MHA_WORKSPACE_ALIGNMENT : bytes;
-    kept_workspace *kept = needed <= KEPT_BYTES ? kept_of_thread() : NULL;
+    cached_workspace *cached = needed <= MOST_CACHED_BYTES ? cached_of_thread() : NULL;
     mha_workspace workspace = {.size = needed};
-    if (kept != NULL && !kept->in_use) {
-        if (kept->size < needed) {
-            free(kept->base);
-            kept->base = allocate_aligned(needed);
-            kept->size = kept->base == NULL ? 0 : needed;
+    if (cached != NULL && !cached->in_use) {
+        if (cached->size < needed) {
+            free(cached->base);
+            cached->base = allocate_aligned(needed);
+            cached->size = cached->base == NULL ? 0 : needed;
         }
-        workspace.base = kept->base;
-        kept->in_use = kept->base != NULL;
+        workspace.base = cached->base;
+        cached->in_use = cached->base != NULL;
     } else {
         workspace.base = allocate_aligned(needed);
     }
@@ -125,9 +125,9 @@ static int call_begin(mha_execution *execution, size_t bytes, int num_threads) {
 }
 
 static void call_end(mha_execution *execution) {
-    kept_workspace *kept = key_works ? pthread_getspecific(key) : NULL;
-    if (kept != NULL && kept->base == execution->workspace.base) {
-        kept->in_use = false;
+    cached_workspace *cached = key_works ? pthread_getspecific(key) : NULL;
+    if (cached != NULL && cached->base == execution->workspace.base) {
+        cached->in_use = false;
     } else {
         free(execution->workspace.base);
     }

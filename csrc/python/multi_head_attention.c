@@ -58,8 +58,8 @@ enum kept_step {
 
 /* Everything of a call that owns memory; cleared in one place. */
 typedef struct layer_arguments {
-    PyArrayObject *sequences[3]; /* query, key, value: C-contiguous (batch..., len, dim) */
-    converted_weight weights[4]; /* W_q, W_k, W_v, W_o */
+    PyArrayObject *sequences[3];  /* query, key, value: C-contiguous (batch..., len, dim) */
+    converted_weight matrices[4]; /* W_q, W_k, W_v, W_o */
     PyArrayObject *biases[4];
     PyArrayObject *head_gate;
     mha_dtype dtype;
@@ -76,7 +76,7 @@ static void clear(layer_arguments *a) {
         Py_CLEAR(a->sequences[i]);
     }
     for (int i = 0; i < 4; i++) {
-        Py_CLEAR(a->weights[i].owner);
+        Py_CLEAR(a->matrices[i].owner);
         Py_CLEAR(a->biases[i]);
     }
     for (int i = 0; i < NUM_KEPT; i++) {
@@ -178,7 +178,7 @@ static int convert_parameters(PyObject *const *args, layer_arguments *a) {
     static const char *const meanings[] = {"the last axis of query", "the last axis of key",
                                            "the last axis of value", "num_heads * value_head_dim"};
     const char *kv_name = args[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
-    converted_weight *w = a->weights;
+    converted_weight *w = a->matrices;
     for (int i = 0; i < 3; i++) {
         const int64_t in = PyArray_DIM(a->sequences[i], PyArray_NDIM(a->sequences[i]) - 1);
         if (mha_convert_weight(args[W_Q + i], a->dtype, in, meanings[i], weight_names[i], &w[i]) <
@@ -226,7 +226,7 @@ static void set_scores(layer_arguments *a) {
     a->scores.heads = a->num_heads;
     a->scores.query_len = PyArray_DIM(query, axes - 2);
     a->scores.key_len = PyArray_DIM(a->sequences[1], axes - 2);
-    a->scores.head_dim = a->weights[0].out / a->num_heads;
+    a->scores.head_dim = a->matrices[0].out / a->num_heads;
 }
 
 static int convert(PyObject *const *args, layer_arguments *a) {
@@ -252,7 +252,7 @@ static PyArrayObject *new_step(const layer_arguments *a, int64_t length, int64_t
 /* Without gates the merged heads are what attention wrote: one array for both. */
 static int new_kept_steps(layer_arguments *a) {
     const int64_t query_len = a->scores.query_len, key_len = a->scores.key_len;
-    const converted_weight *w = a->weights;
+    const converted_weight *w = a->matrices;
     const struct {
         int64_t length, width;
         const char *name;
@@ -311,7 +311,7 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     layer->value = PyArray_DATA(a->sequences[2]);
     layer->output = PyArray_DATA(output);
     for (int i = 0; i < 4; i++) {
-        mha_point_weight(&a->weights[i], to[i]);
+        mha_point_weight(&a->matrices[i], to[i]);
         *biases[i] = data_or_null(a->biases[i]);
     }
 }
@@ -348,7 +348,7 @@ PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_a
     }
     const int axes = PyArray_NDIM(arguments.sequences[0]);
     memcpy(shape, PyArray_DIMS(arguments.sequences[0]), (size_t)axes * sizeof *shape);
-    shape[axes - 1] = (npy_intp)arguments.weights[3].out;
+    shape[axes - 1] = (npy_intp)arguments.matrices[3].out;
     output = mha_new_array(axes, shape, mha_typenum(arguments.dtype), "output");
     if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], args[RETURN_LSE], arguments.dtype,
                                          &arguments.scores, &weights, &lse) < 0) {

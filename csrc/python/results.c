@@ -3,38 +3,38 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { SMALLEST_KEPT = 256 << 10, MOST_KEPT = 16, ALIGNMENT = 64 };
+enum { SMALLEST_SPARE = 256 << 10, MOST_SPARE = 16, ALIGNMENT = 64 };
 
 /* Oldest first. Only tried locks are taken: a fork may leave one behind. */
 static struct {
     pthread_mutex_t lock;
-    void *blocks[MOST_KEPT];
-    size_t sizes[MOST_KEPT];
+    void *blocks[MOST_SPARE];
+    size_t sizes[MOST_SPARE];
     int count;
     size_t bytes;
-} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} spare = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static PyObject *handler; /* the capsule that tells NumPy of the functions below */
 
-static void *remove_kept(int index) {
-    void *block = kept.blocks[index];
-    kept.bytes -= kept.sizes[index];
-    kept.count--;
-    memmove(kept.blocks + index, kept.blocks + index + 1,
-            (size_t)(kept.count - index) * sizeof *kept.blocks);
-    memmove(kept.sizes + index, kept.sizes + index + 1,
-            (size_t)(kept.count - index) * sizeof *kept.sizes);
+static void *take_spare(int index) {
+    void *block = spare.blocks[index];
+    spare.bytes -= spare.sizes[index];
+    spare.count--;
+    memmove(spare.blocks + index, spare.blocks + index + 1,
+            (size_t)(spare.count - index) * sizeof *spare.blocks);
+    memmove(spare.sizes + index, spare.sizes + index + 1,
+            (size_t)(spare.count - index) * sizeof *spare.sizes);
     return block;
 }
 
 static void *allocate(void *context, size_t size) {
     void *block = NULL;
     (void)context;
-    if (size >= SMALLEST_KEPT && pthread_mutex_trylock(&kept.lock) == 0) {
-        for (int i = kept.count - 1; i >= 0 && block == NULL; i--) {
-            block = kept.sizes[i] == size ? remove_kept(i) : NULL;
+    if (size >= SMALLEST_SPARE && pthread_mutex_trylock(&spare.lock) == 0) {
+        for (int i = spare.count - 1; i >= 0 && block == NULL; i--) {
+            block = spare.sizes[i] == size ? take_spare(i) : NULL;
         }
-        pthread_mutex_unlock(&kept.lock);
+        pthread_mutex_unlock(&spare.lock);
     }
     if (block == NULL && posix_memalign(&block, ALIGNMENT, size) != 0) {
         return NULL;
@@ -46,16 +46,16 @@ static void release(void *context, void *block, size_t size) {
     (void)context;
     (void)size;              /* with the sanitizer */
 #ifndef __SANITIZE_ADDRESS__ /* it finds what is used after its release */
-    if (block != NULL && size >= SMALLEST_KEPT && size <= MHA_KEPT_RESULT_BYTES &&
-        pthread_mutex_trylock(&kept.lock) == 0) {
-        while (kept.count == MOST_KEPT || kept.bytes + size > MHA_KEPT_RESULT_BYTES) {
-            free(remove_kept(0));
+    if (block != NULL && size >= SMALLEST_SPARE && size <= MHA_SPARE_BLOCK_BYTES &&
+        pthread_mutex_trylock(&spare.lock) == 0) {
+        while (spare.count == MOST_SPARE || spare.bytes + size > MHA_SPARE_BLOCK_BYTES) {
+            free(take_spare(0));
         }
-        kept.blocks[kept.count] = block;
-        kept.sizes[kept.count++] = size;
-        kept.bytes += size;
+        spare.blocks[spare.count] = block;
+        spare.sizes[spare.count++] = size;
+        spare.bytes += size;
         block = NULL;
-        pthread_mutex_unlock(&kept.lock);
+        pthread_mutex_unlock(&spare.lock);
     }
 #endif
     free(block);
@@ -81,7 +81,7 @@ int mha_start_results(void) {
 
 /* While it holds, NumPy takes memory by the functions above. NULL, or what stood before. */
 static PyObject *begin(npy_intp bytes) {
-    return bytes < SMALLEST_KEPT ? Py_NewRef(Py_None) : PyDataMem_SetHandler(handler);
+    return bytes < SMALLEST_SPARE ? Py_NewRef(Py_None) : PyDataMem_SetHandler(handler);
 }
 
 static PyArrayObject *end(PyObject *before, PyArrayObject *array) {
@@ -96,11 +96,11 @@ static PyArrayObject *end(PyObject *before, PyArrayObject *array) {
     return array;
 }
 
-/* Bytes of such an array, or more than SMALLEST_KEPT where it is larger. */
-static npy_intp bytes_up_to_kept(int axes, const npy_intp *shape) {
+/* Bytes of such an array, or more than SMALLEST_SPARE where it is larger. */
+static npy_intp bytes_up_to_spare(int axes, const npy_intp *shape) {
     npy_intp bytes = (npy_intp)sizeof(double);
-    for (int axis = 0; axis < axes && 0 < bytes && bytes < SMALLEST_KEPT; axis++) {
-        bytes *= shape[axis] < SMALLEST_KEPT ? shape[axis] : SMALLEST_KEPT;
+    for (int axis = 0; axis < axes && 0 < bytes && bytes < SMALLEST_SPARE; axis++) {
+        bytes *= shape[axis] < SMALLEST_SPARE ? shape[axis] : SMALLEST_SPARE;
     }
     for (int axis = 0; axis < axes; axis++) {
         bytes = shape[axis] == 0 ? 0 : bytes;
@@ -109,7 +109,7 @@ static npy_intp bytes_up_to_kept(int axes, const npy_intp *shape) {
 }
 
 PyArrayObject *mha_new_result(int axes, const npy_intp *shape, int typenum) {
-    PyObject *before = begin(bytes_up_to_kept(axes, shape));
+    PyObject *before = begin(bytes_up_to_spare(axes, shape));
     return before == NULL ? NULL
                           : end(before, (PyArrayObject *)PyArray_SimpleNew(axes, shape, typenum));
 }

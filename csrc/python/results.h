@@ -1,13 +1,13 @@
 /* Memory of large results. A result of some MiB comes fresh from the system at every call and goes
  * back when the array dies; its first touch then costs a page fault every 4 KiB, a quarter of the
  * time of a training step at BERT's sizes. So the last few blocks that died are kept for results of
- * the same size, up to MHA_KEPT_RESULT_BYTES. */
+ * the same size, up to MHA_SPARE_BLOCK_BYTES. */
 #ifndef MHA_RESULTS_H
 #define MHA_RESULTS_H
 
 #include "binding.h"
 
-enum { MHA_KEPT_RESULT_BYTES = 32 << 20 };
+enum { MHA_SPARE_BLOCK_BYTES = 32 << 20 };
 
 /* To be called once, when the module is imported; -1 with an exception. */
 int mha_start_results(void);

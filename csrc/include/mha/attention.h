@@ -1,5 +1,6 @@
-/* The forward steps of multi-head attention. Shapes are the caller's duty: each comment states
- * the contract, and the Python binding checks it. No function keeps a pointer after it returns. */
+/* The steps of multi-head attention, and attention backwards. Shapes are the caller's duty: each
+ * comment states the contract, and the Python binding checks it. No function keeps a pointer after
+ * it returns. */
 #ifndef MHA_ATTENTION_H
 #define MHA_ATTENTION_H
 

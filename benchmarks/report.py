@@ -159,7 +159,8 @@ def write(measurements, isa, folder, machine_name, versions, taken):
         "own on the same CPUs, all but one stopped, rounds interleaved, in true float32, results "
         "checked to 1e-4 against float64. "
         "'of the machine' is the fraction of the FMA rate, or of the "
-        "read rate where reading is the bound, measured in the same rounds.\n",
+        "read rate where reading is the bound, measured in the same rounds. 'Wanted' is what this "
+        "project aims at for the row, 'best' the best of all peers but NumPy.\n",
         "![ratios](results.png)\n",
     ]
     for threads in counts:

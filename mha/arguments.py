@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
 def as_array(array: Any, name: str) -> NDArray[Any]:
@@ -48,6 +48,16 @@ def as_probability(value: Any, name: str) -> float:
     if not 0 <= probability < 1:
         raise ValueError(f"{name}: got {value}, wanted a number in [0, 1)")
     return probability
+
+
+def as_real_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        known = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in (np.float32, np.float64):
+        raise TypeError(f"dtype: got {dtype!r}, wanted float32 or float64")
+    return known
 
 
 def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:

@@ -19,6 +19,8 @@ def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
     ValueError: fewer than two axes, num_heads < 1, or a last axis that it does not divide.
     TypeError: num_heads is not an int.
 
+    Source: Vaswani et al. 2017, section 3.2.2: the columns that W_i^Q of head i projects to.
+
     >>> mha.split_heads(np.zeros((2, 4, 512)), 8).shape
     (2, 8, 4, 64)
     """
@@ -31,6 +33,8 @@ def merge_heads(x: ArrayLike) -> NDArray[Any]:
     Raises
     ------
     ValueError: fewer than three axes. TypeError: a type other than float32, float64 or integers.
+
+    Source: Vaswani et al. 2017, section 3.2.2: Concat(head_1, ..., head_h).
 
     >>> mha.merge_heads(np.zeros((2, 8, 4, 64))).shape
     (2, 4, 512)

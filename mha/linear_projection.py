@@ -30,6 +30,8 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> ND
     ------
     ValueError: sizes that do not fit. TypeError: a type other than float32, float64 or integer.
 
+    Source: Vaswani et al. 2017, section 3.2.2, figure 2: the linear projections.
+
     >>> mha.linear(np.ones((2, 3)), np.ones((3, 4)), np.zeros(4)).shape
     (2, 4)
     """

@@ -26,6 +26,8 @@ def causal(query_len: int, key_len: int | None = None,
     ------
     ValueError: a negative length. TypeError: a length or offset that is not an int.
 
+    Source: Vaswani et al. 2017, section 3.2.3: masking out what a position must not see.
+
     >>> mha.masks.causal(3).tolist()
     [[True, False, False], [True, True, False], [True, True, True]]
     """
@@ -36,12 +38,13 @@ def sliding_window(query_len: int, key_len: int | None = None, *, left: int | No
                    right: int | None = None, query_offset: int | None = None) -> NDArray[np.bool_]:
     """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
 
-    None leaves a side open. left=2, right=0 sees the token itself and the two before it (Beltagy
-    et al. 2020, "Longformer", section 3.1).
+    None leaves a side open. left=2, right=0 sees the token itself and the two before it.
 
     Raises
     ------
     ValueError: a negative length or side. TypeError: one that is not an int.
+
+    Source: Beltagy et al. 2020, "Longformer", section 3.1.
 
     >>> mha.masks.sliding_window(3, left=1, right=0).tolist()
     [[True, False, False], [True, True, False], [False, True, True]]
@@ -73,6 +76,8 @@ def from_lengths(lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
     ValueError: a length outside [0, key_len], or another number of axes. TypeError: lengths that
     are not integers.
 
+    Source: Dive into Deep Learning, "Attention Scoring Functions": the masked softmax.
+
     >>> mha.masks.from_lengths([1, 3], 3)[:, 0, 0].tolist()
     [[True, False, False], [True, True, True]]
     """
@@ -103,6 +108,8 @@ def from_attend(mask: ArrayLike) -> NDArray[np.bool_]:
     ------
     ValueError: floats other than 0 and 1. TypeError: other than bool, integers and floats.
 
+    Source: the arguments `attention_mask` of Keras and Hugging Face Transformers.
+
     >>> mha.masks.from_attend([[1, 0], [1, 1]]).tolist()
     [[True, False], [True, True]]
     """
@@ -117,6 +124,8 @@ def from_blocked(mask: ArrayLike) -> NDArray[np.bool_]:
     Raises
     ------
     ValueError: floats other than 0 and 1. TypeError: other than bool, integers and floats.
+
+    Source: the argument `key_padding_mask` of PyTorch's nn.MultiheadAttention.
 
     >>> mha.masks.from_blocked([[0, 1], [0, 0]]).tolist()
     [[True, False], [True, True]]

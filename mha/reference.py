@@ -1,9 +1,9 @@
 """Multi-head attention in plain NumPy: the text to learn from, and the oracle of the tests.
 
 Read it top-down: `multi_head_attention` is the figure, and every box of the figure is one of the
-functions below it. Same names, arguments and meanings as the public functions of `mha`, which do
-the same work in C. It favours clarity: the scores are stored whole, so memory grows with
-query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
+functions below it. Same names, arguments and meanings (but for `out`) as the public functions of
+`mha`, which do the same work in C. It favours clarity: the scores are stored whole, so memory grows
+with query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
 `steps` shows every intermediate of a layer, with its shape and the file that computes it in C.
 
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
@@ -399,6 +399,8 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     Raises
     ------
     ValueError, TypeError: as a call of the layer; TypeError for another kind of layer.
+
+    Source: Vaswani et al. 2017, figure 2.
 
     >>> layer, x = mha.MultiHeadAttention(512, 8), np.ones((2, 10, 512))
     >>> found = mha.reference.steps(layer, x)  # doctest: +ELLIPSIS

@@ -1,6 +1,6 @@
 """The gradients of `mha.reference` in plain NumPy: each function is the chain rule, backwards.
 
-The same names, arguments and meanings as the public functions of `mha`; reachable as
+The same names, arguments and meanings as the public functions of `mha`, without `wrt`; reachable as
 `mha.reference.linear_vjp` and so on. A function does the forward pass, keeps what the way back
 needs, and returns (output, pullback); the pullback takes the gradient of a loss with respect to the
 output and returns a dictionary of its gradients with respect to the arguments.

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import typing
@@ -183,7 +184,8 @@ def test_docstring_has_what_a_reader_needs_and_its_examples_run(name):
         assert "Error: " in text or "ValueError, TypeError: " in text
         assert "Raises\n------\n" in text
     if name not in WITHOUT_ARRAYS:
-        assert "_len" in text or "(" in text.split(">>>")[0], "shapes"
+        assert re.search(r"\((?:\.\.\.|\w+),[^)]*\)", text.split(">>>")[0]), "shapes"
+        assert "Source: " in text or re.search(r"et al\. 20\d\d", text), "the source"
     threads = mha.get_num_threads()
     try:
         failed, tried = run_examples(name, text)

@@ -98,27 +98,40 @@ INTERRUPTED = """
 import os, signal, threading, time
 import numpy as np
 import mha
-x = np.ones((1, 8, 60000, 64), np.float32)  # many seconds on any machine
+{before}
 when = []
 def interrupt():
-    time.sleep(0.3)
+    time.sleep(0.2)
     when.append(time.perf_counter())
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
     with mha.threads({num_threads}):
-        mha.scaled_dot_product_attention(x, x, x)
+        {call}
 except KeyboardInterrupt:
     print(time.perf_counter() - when[0])
-small = x[:, :, :100]
+small = np.ones((1, 8, 100, 64), np.float32)
 assert np.allclose(mha.scaled_dot_product_attention(small, small, small), 1)
 print("goes on")
 """
 
+LONG_CALLS = {  # what to prepare, and a call that takes seconds on any machine
+    "attention": ("x = np.ones((1, 8, 60000, 64), np.float32)",
+                  "mha.scaled_dot_product_attention(x, x, x)"),
+    "dropout mask": ("", "mha.dropout_mask((1 << 16, 1 << 15), 0.1, 1)"),
+    "gradient of a bias that all queries share": (
+        "x, bias = np.ones((4, 8, 1024, 64), np.float32), np.ones(1024, np.float32)\n"
+        "output, pullback = mha.scaled_dot_product_attention_vjp("
+        "x, x, x, bias=bias, wrt=['bias'])",
+        "[pullback(output) for _ in range(100)]"),
+}
+
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_ctrl_c(num_threads):
-    done = run_python(INTERRUPTED.format(num_threads=num_threads))
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_ctrl_c(name, num_threads):
+    before, call = LONG_CALLS[name]
+    done = run_python(INTERRUPTED.format(before=before, call=call, num_threads=num_threads))
     assert "goes on" in done.stdout, (done.stdout, done.stderr)
     assert float(done.stdout.split()[0]) < 1, done.stdout
 

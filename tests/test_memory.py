@@ -33,10 +33,12 @@ def test_scores_are_never_materialised(options):
     assert int(done.stdout) * 1024 <= 8 * 2**20, done.stdout
 
 
-def test_a_mask_is_read_as_it_is():
-    """A bool mask is not widened to floats: a broadcast one costs nothing at all."""
-    code = PEAK.format(length=16384, queries=2000,
-                       options="mask=np.broadcast_to(np.arange(16384) < 5000, (2000, 16384)),")
+@pytest.mark.parametrize("option", [
+    "mask=np.broadcast_to(np.arange(16384) < 5000, (2000, 16384)),",
+    "bias=np.broadcast_to(np.zeros(16384), (1, 8, 2000, 16384)),"])
+def test_what_is_broadcast_costs_nothing(option):
+    """A bool mask is not widened to floats, and a bias is cast once for all that repeat it."""
+    code = PEAK.format(length=16384, queries=2000, options=option)
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
     assert int(done.stdout) * 1024 <= 8 * 2**20, done.stdout
 

@@ -232,6 +232,21 @@ def test_types():
     assert np.array_equal(attention(*lists), attention(*double))
 
 
+def test_a_repeated_bias_of_another_type():
+    query, key, value = random_inputs(np.random.default_rng(8), np.float32)
+    shape = (*query.shape[:-1], key.shape[-2])
+    for axes in ((-1,), (-2,), (-2, -1), (0, 1), (0, -1)):
+        once = np.random.default_rng(9).standard_normal(
+            [1 if axis in axes or axis - len(shape) in axes else size
+             for axis, size in enumerate(shape)]).astype(">f8")
+        bias = np.broadcast_to(once, shape)
+        output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value, bias=bias)
+        same, same_pullback = mha.scaled_dot_product_attention_vjp(
+            query, key, value, bias=bias.astype(np.float32))
+        assert np.array_equal(output, same)
+        assert np.array_equal(pullback(output).bias, same_pullback(output).bias)
+
+
 def test_dlpack():
     arguments = random_inputs(np.random.default_rng(7), np.float32)
     assert np.array_equal(mha.scaled_dot_product_attention(*map(OnlyDlpack, arguments)),

@@ -135,8 +135,46 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     return real;
 }
 
+/* A view of the same numbers: axes that repeat theirs are as long as `lengths` says, the others as
+ * they are. The view owns a reference to the array. */
+static PyArrayObject *with_repeated_axes(PyArrayObject *array, PyArrayObject *repeating,
+                                         const npy_intp *lengths) {
+    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(array);
+    for (int axis = 0; axis < axes; axis++) {
+        const bool repeats = PyArray_STRIDE(repeating, axis) == 0;
+        shape[axis] = repeats ? (lengths == NULL ? 1 : lengths[axis]) : PyArray_DIM(array, axis);
+        strides[axis] = repeats ? 0 : PyArray_STRIDE(array, axis);
+    }
+    Py_INCREF(PyArray_DESCR(array));
+    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(
+        &PyArray_Type, PyArray_DESCR(array), axes, shape, strides, PyArray_DATA(array), 0, NULL);
+    Py_INCREF(array);
+    if (view == NULL) {
+        Py_DECREF(array);
+    } else if (PyArray_SetBaseObject(view, (PyObject *)array) < 0) {
+        Py_CLEAR(view);
+    }
+    return view;
+}
+
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
-    return as_real(array, dtype, name, 0);
+    bool repeats = false;
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        repeats |= PyArray_STRIDE(array, axis) == 0 && PyArray_DIM(array, axis) > 1;
+    }
+    if (!repeats || PyArray_SIZE(array) == 0) {
+        return as_real(array, dtype, name, 0);
+    }
+    /* Casting what is there once: what is only repeated may be as large as all scores. */
+    PyArrayObject *once = with_repeated_axes(array, array, NULL), *result = NULL;
+    PyArrayObject *real = once == NULL ? NULL : as_real(once, dtype, name, 0);
+    if (real != NULL) {
+        result = with_repeated_axes(real, array, PyArray_DIMS(array));
+    }
+    Py_XDECREF(once);
+    Py_XDECREF(real);
+    return result;
 }
 
 PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, const char *name) {

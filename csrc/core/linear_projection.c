@@ -100,11 +100,11 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
 }
 
 /* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
-enum { MOST_SIDE_BY_SIDE = 4, MOST_PACKED_BYTES = 64 << 20 };
+enum { MOST_PACKED_BYTES = 64 << 20 };
 
 typedef struct packing_job {
     const mha_linear_projection *projections; /* as they came */
-    char *packed[MOST_SIDE_BY_SIDE];          /* their panels, or NULL */
+    char *packed[MHA_MOST_PROJECTIONS];       /* their panels, or NULL */
 } packing_job;
 
 /* Bytes of the packed weight, 0 where packing it as a whole does not repay. */
@@ -161,7 +161,7 @@ static void pack_task(void *context, int64_t task, int worker) {
 
 mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
                                            int num_threads, size_t *bytes) {
-    mha_linear_projection with_packed[MOST_SIDE_BY_SIDE];
+    mha_linear_projection with_packed[MHA_MOST_PROJECTIONS];
     packing_job packing;
     projection_job job;
     MHA_TRY(with_packed_weights(projections, count, NULL, bytes, with_packed, &packing));
@@ -256,7 +256,7 @@ static mha_status pack_rows(projection_job *job, int num_threads, mha_execution 
 
 static mha_status run_steps(const mha_linear_projection *projections, int count,
                             mha_execution *execution) {
-    mha_linear_projection with_packed[MOST_SIDE_BY_SIDE];
+    mha_linear_projection with_packed[MHA_MOST_PROJECTIONS];
     packing_job packing;
     projection_job job;
     size_t all;

@@ -15,6 +15,10 @@
 
 #include "mha/mha.h"
 
+/* The most axes of an array that comes in, NumPy 1's limit for all arrays; one less where the call
+ * adds an axis of heads. */
+enum { MHA_MOST_INPUT_AXES = 32 };
+
 /* The functions of the module, one file each. All take their arguments by position: the Python
  * functions in mha/ have the keywords, defaults and docstrings. New references, or NULL. */
 PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs);

@@ -20,8 +20,9 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
         return NULL;
     }
     const int axes = (int)PyTuple_GET_SIZE(args[0]);
-    if (axes < 2 || axes > 32) {
-        PyErr_Format(PyExc_ValueError, "shape: got %d axes, wanted 2 to 32", axes);
+    if (axes < 2 || axes > MHA_MOST_INPUT_AXES) {
+        PyErr_Format(PyExc_ValueError, "shape: got %d axes, wanted 2 to %d", axes,
+                     MHA_MOST_INPUT_AXES);
         return NULL;
     }
     for (int axis = 0; axis < axes; axis++) {

@@ -19,7 +19,7 @@ PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t
     }
     const int axes = PyArray_NDIM(x);
     char text[MHA_SHAPE_TEXT];
-    if (axes < 2 || axes > 31) {
+    if (axes < 2 || axes > MHA_MOST_INPUT_AXES - 1) {
         PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., len, num_heads * d)",
                      mha_array_shape_text(x, text));
         goto cleanup;
@@ -71,7 +71,7 @@ PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
     }
     const int axes = PyArray_NDIM(x);
     char text[MHA_SHAPE_TEXT];
-    if (axes < 3 || axes > 32) {
+    if (axes < 3 || axes > MHA_MOST_INPUT_AXES) {
         PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., heads, len, d)",
                      mha_array_shape_text(x, text));
         goto cleanup;

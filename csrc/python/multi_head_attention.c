@@ -91,7 +91,7 @@ static int check_sequences(PyArrayObject *const arrays[3]) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(arrays[0]);
     for (int i = 0; i < 3; i++) {
-        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > 31 ||
+        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > MHA_MOST_INPUT_AXES - 1 ||
             PyArray_NDIM(arrays[i]) != axes) {
             PyErr_Format(
                 PyExc_ValueError,

@@ -125,7 +125,8 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
                                                 const mha_weight *weight, const void *bias,
                                                 void *output);
 
-/* `count` projections of one element type side by side, 1 to 4. */
+/* `count` projections of one element type side by side. */
+enum { MHA_MOST_PROJECTIONS = 4 };
 mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
                                            int num_threads, size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,

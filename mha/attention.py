@@ -220,7 +220,7 @@ def additive_attention_vjp(
                    dropout, seed)
         output, kept = _core.additive_attention(
             query, key, value, W_q, W_k, w_v, *options, False, True)
-    query, key, value, *weights = (
+    query, key, value, *matrices = (
         as_array(array, name).astype(output.dtype, copy=False) for name, array in zip(
             AdditiveAttentionGradients._fields, (query, key, value, W_q, W_k, w_v), strict=True))
     projected_query, projected_key, statistics = kept
@@ -232,7 +232,7 @@ def additive_attention_vjp(
         grad_output = checked_gradient(grad_output, steps.output, "grad_output")
         if grad_lse is not None:
             grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
-        return additive_gradients(steps, tuple(weights), options, wanted, grad_output, grad_lse)
+        return additive_gradients(steps, tuple(matrices), options, wanted, grad_output, grad_lse)
 
     return output, pullback
 
@@ -337,13 +337,13 @@ def multi_head_attention_vjp(
 
 
 def figure_vjp(
-        inputs: tuple[Any, ...], weights: tuple[Any, ...], biases: tuple[Any, ...],
+        inputs: tuple[Any, ...], matrices: tuple[Any, ...], biases: tuple[Any, ...],
         num_heads: int, num_kv_heads: int | None, head_gate: Any, options: Any,
         wrt: Collection[str] | None, dtype: Any) -> tuple[NDArray[Any], MultiHeadPullback]:
     """`multi_head_attention_vjp` for functions and layers; options from mask to seed, as the core
     takes them; dtype is a layer's, or None."""
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
-    arguments: list[Any] = [*inputs, *weights, *biases, num_heads, num_kv_heads, head_gate,
+    arguments: list[Any] = [*inputs, *matrices, *biases, num_heads, num_kv_heads, head_gate,
                             *options, False, False, dtype, True]
     output, (*kept, statistics) = _core.multi_head_attention(*arguments)
     given = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
@@ -355,7 +355,8 @@ def figure_vjp(
     steps = FigureSteps._make(
         [*(array[None] for array in arrays), statistics[:, None]] if one_sequence
         else [*arrays, statistics])
-    matrices = tuple(as_array(array, "W").astype(output.dtype, copy=False) for array in weights)
+    own_matrices = tuple(
+        as_array(array, "W").astype(output.dtype, copy=False) for array in matrices)
     gate = None if head_gate is None else as_array(head_gate, "head_gate").astype(output.dtype)
     if one_sequence and options[2] is not None:  # key_lengths gets the batch axis too
         options = (*options[:2], as_array(options[2], "key_lengths")[None], *options[3:])
@@ -367,7 +368,7 @@ def figure_vjp(
         if grad_lse is not None:
             grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
         found = figure_gradients(
-            steps, matrices, num_heads, num_kv_heads or num_heads, gate, options, wanted,
+            steps, own_matrices, num_heads, num_kv_heads or num_heads, gate, options, wanted,
             grad_output[None] if one_sequence else grad_output,
             grad_lse if grad_lse is None or not one_sequence else grad_lse[None])
         if one_sequence:

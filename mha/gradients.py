@@ -116,11 +116,11 @@ class AdditiveSteps(NamedTuple):
 
 
 def additive_gradients(
-        steps: AdditiveSteps, weights: tuple[NDArray[Any], ...], options: tuple[Any, ...],
+        steps: AdditiveSteps, matrices: tuple[NDArray[Any], ...], options: tuple[Any, ...],
         wanted: set[str], grad_output: NDArray[Any], grad_lse: NDArray[Any] | None,
         ) -> AdditiveAttentionGradients:
-    """Additive attention backwards. weights: W_q, W_k, w_v; options: from mask to seed."""
-    W_q, W_k, w_v = weights
+    """Additive attention backwards. matrices: W_q, W_k, w_v; options: from mask to seed."""
+    W_q, W_k, w_v = matrices
 
     # 2. Attention with the scores w_v . tanh(projected query + projected key).
     asked = [bool({"query", "W_q"} & wanted), bool({"key", "W_k"} & wanted), "value" in wanted,
@@ -162,7 +162,7 @@ class FigureSteps(NamedTuple):
 
 
 def figure_gradients(
-        steps: FigureSteps, weights: tuple[NDArray[Any], ...], num_heads: int, num_kv_heads: int,
+        steps: FigureSteps, matrices: tuple[NDArray[Any], ...], num_heads: int, num_kv_heads: int,
         head_gate: NDArray[Any] | None, options: tuple[Any, ...], wanted: set[str],
         grad_output: NDArray[Any], grad_lse: NDArray[Any] | None) -> dict[str, Gradient]:
     """The figure backwards, from the output projection to the input projections.
@@ -170,7 +170,7 @@ def figure_gradients(
     options: those of attention from mask to seed, as the core takes them. wanted: names of
     arguments, without those that were not given.
     """
-    W_q, W_k, W_v, W_o = weights
+    W_q, W_k, W_v, W_o = matrices
     found: dict[str, Gradient] = {}
 
     # 5. Output projection.

@@ -68,6 +68,9 @@ dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -pa
 # The core alone, without Python: its own small test program.
 test-c: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
+	@if grep -qsw avx2 /proc/cpuinfo && ! grep -qsw avx512dq /proc/cpuinfo; then \
+		echo "the kernels of AVX-512, emulated:"; \
+		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_AVX512=1; fi
 
 # What needs the peers themselves: PyTorch in a virtual environment of its own.
 test-peers: dist/.built

@@ -1,0 +1,277 @@
+/* The AVX-512 instructions that simd_avx512.h uses, as pairs of AVX2 ones or lane by lane: slow,
+ * but it lets any machine with AVX2 run the kernels that are compiled for the wider vectors.
+ * Included before everything else (-include). */
+#ifndef EMULATED_AVX512_H
+#define EMULATED_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EMULATED static inline __attribute__((always_inline))
+
+typedef union emulated_floats {
+    __m512 all;
+    __m256 half[2];
+    float lane[16];
+    uint32_t bits[16];
+} emulated_floats;
+
+typedef union emulated_doubles {
+    __m512d all;
+    __m256d half[2];
+    double lane[8];
+    uint64_t bits[8];
+} emulated_doubles;
+
+typedef union emulated_integers {
+    __m512i all;
+    uint32_t word[16];
+    uint64_t lane[8];
+} emulated_integers;
+
+/* Two operands, half by half. */
+#define EMULATE_PAIR(name, suffix, vector, lanes)                                                  \
+    EMULATED vector emulated_##name##_##suffix(vector a, vector b) {                               \
+        lanes x = {.all = a}, y = {.all = b};                                                      \
+        x.half[0] = _mm256_##name##_##suffix(x.half[0], y.half[0]);                                \
+        x.half[1] = _mm256_##name##_##suffix(x.half[1], y.half[1]);                                \
+        return x.all;                                                                              \
+    }
+
+/* What both element types have. `count` lanes, numbers of type `real`, masks of type `mask`. */
+#define EMULATE_REAL(suffix, vector, lanes, real, count, mask)                                     \
+    EMULATE_PAIR(add, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(sub, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(mul, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(div, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(max, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(min, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(and, suffix, vector, lanes)                                                       \
+    EMULATE_PAIR(andnot, suffix, vector, lanes)                                                    \
+    EMULATE_PAIR(or, suffix, vector, lanes)                                                        \
+    EMULATED vector emulated_fmadd_##suffix(vector a, vector b, vector c) {                        \
+        lanes x = {.all = a}, y = {.all = b}, z = {.all = c};                                      \
+        x.half[0] = _mm256_fmadd_##suffix(x.half[0], y.half[0], z.half[0]);                        \
+        x.half[1] = _mm256_fmadd_##suffix(x.half[1], y.half[1], z.half[1]);                        \
+        return x.all;                                                                              \
+    }                                                                                              \
+    EMULATED vector emulated_set1_##suffix(real a) {                                               \
+        lanes x;                                                                                   \
+        x.half[0] = x.half[1] = _mm256_set1_##suffix(a);                                           \
+        return x.all;                                                                              \
+    }                                                                                              \
+    EMULATED vector emulated_loadu_##suffix(const real *from) {                                    \
+        lanes x;                                                                                   \
+        memcpy(&x, from, sizeof x);                                                                \
+        return x.all;                                                                              \
+    }                                                                                              \
+    EMULATED void emulated_storeu_##suffix(real *to, vector a) { memcpy(to, &a, sizeof a); }       \
+    EMULATED vector emulated_mask_blend_##suffix(mask chosen, vector no, vector yes) {             \
+        lanes x = {.all = no}, y = {.all = yes};                                                   \
+        for (int i = 0; i < count; i++) {                                                          \
+            x.bits[i] = chosen >> i & 1 ? y.bits[i] : x.bits[i];                                   \
+        }                                                                                          \
+        return x.all;                                                                              \
+    }                                                                                              \
+    EMULATED vector emulated_maskz_loadu_##suffix(mask wanted, const real *from) {                 \
+        lanes x;                                                                                   \
+        for (int i = 0; i < count; i++) {                                                          \
+            x.lane[i] = wanted >> i & 1 ? from[i] : 0;                                             \
+        }                                                                                          \
+        return x.all;                                                                              \
+    }
+
+EMULATE_REAL(ps, __m512, emulated_floats, float, 16, __mmask16)
+EMULATE_REAL(pd, __m512d, emulated_doubles, double, 8, __mmask8)
+
+/* `how` is a constant of _mm256_cmp. */
+#undef _mm512_cmp_ps_mask
+#undef _mm512_cmp_pd_mask
+#define _mm512_cmp_ps_mask(a, b, how)                                                              \
+    (__extension__({                                                                               \
+        const emulated_floats x = {.all = a}, y = {.all = b};                                      \
+        (__mmask16)(_mm256_movemask_ps(_mm256_cmp_ps(x.half[0], y.half[0], how)) |                 \
+                    _mm256_movemask_ps(_mm256_cmp_ps(x.half[1], y.half[1], how)) << 8);            \
+    }))
+#define _mm512_cmp_pd_mask(a, b, how)                                                              \
+    (__extension__({                                                                               \
+        const emulated_doubles x = {.all = a}, y = {.all = b};                                     \
+        (__mmask8)(_mm256_movemask_pd(_mm256_cmp_pd(x.half[0], y.half[0], how)) |                  \
+                   _mm256_movemask_pd(_mm256_cmp_pd(x.half[1], y.half[1], how)) << 4);             \
+    }))
+
+EMULATED __m512 emulated_permutex2var_ps(__m512 a, __m512i which, __m512 b) {
+    const emulated_floats x = {.all = a}, y = {.all = b};
+    const emulated_integers from = {.all = which};
+    emulated_floats result;
+    for (int i = 0; i < 16; i++) {
+        result.bits[i] = (from.word[i] & 16 ? y.bits : x.bits)[from.word[i] & 15];
+    }
+    return result.all;
+}
+
+EMULATED __m512d emulated_permutex2var_pd(__m512d a, __m512i which, __m512d b) {
+    const emulated_doubles x = {.all = a}, y = {.all = b};
+    const emulated_integers from = {.all = which};
+    emulated_doubles result;
+    for (int i = 0; i < 8; i++) {
+        result.bits[i] = (from.lane[i] & 8 ? y.bits : x.bits)[from.lane[i] & 7];
+    }
+    return result.all;
+}
+
+#define EMULATE_INTEGERS(name, member, count, operation)                                           \
+    EMULATED __m512i emulated_##name(__m512i a, __m512i b) {                                       \
+        emulated_integers x = {.all = a};                                                          \
+        const emulated_integers y = {.all = b};                                                    \
+        for (int i = 0; i < count; i++) {                                                          \
+            x.member[i] = operation;                                                               \
+        }                                                                                          \
+        return x.all;                                                                              \
+    }
+
+EMULATE_INTEGERS(add_epi32, word, 16, x.word[i] + y.word[i])
+EMULATE_INTEGERS(add_epi64, lane, 8, x.lane[i] + y.lane[i])
+EMULATE_INTEGERS(mul_epu32, lane, 8, (x.lane[i] & 0xffffffff) * (y.lane[i] & 0xffffffff))
+
+EMULATED __m512i emulated_set1_epi32(int32_t a) {
+    emulated_integers x;
+    for (int i = 0; i < 16; i++) {
+        x.word[i] = (uint32_t)a;
+    }
+    return x.all;
+}
+
+EMULATED __m512i emulated_set1_epi64(int64_t a) {
+    emulated_integers x;
+    for (int i = 0; i < 8; i++) {
+        x.lane[i] = (uint64_t)a;
+    }
+    return x.all;
+}
+
+EMULATED __m512i emulated_slli_epi32(__m512i a, int by) {
+    emulated_integers x = {.all = a};
+    for (int i = 0; i < 16; i++) {
+        x.word[i] <<= by;
+    }
+    return x.all;
+}
+
+EMULATED __m512i emulated_shift_epi64(__m512i a, int left) {
+    emulated_integers x = {.all = a};
+    for (int i = 0; i < 8; i++) {
+        x.lane[i] = left < 0 ? x.lane[i] >> -left : x.lane[i] << left;
+    }
+    return x.all;
+}
+
+EMULATED __m512i emulated_mask_blend_epi32(__mmask16 chosen, __m512i no, __m512i yes) {
+    emulated_integers x = {.all = no};
+    const emulated_integers y = {.all = yes};
+    for (int i = 0; i < 16; i++) {
+        x.word[i] = chosen >> i & 1 ? y.word[i] : x.word[i];
+    }
+    return x.all;
+}
+
+EMULATED __m512i emulated_cvtepu8_epi32(__m128i bytes) {
+    emulated_integers x;
+    uint8_t byte[16];
+    memcpy(byte, &bytes, sizeof byte);
+    for (int i = 0; i < 16; i++) {
+        x.word[i] = byte[i];
+    }
+    return x.all;
+}
+
+EMULATED __m512 emulated_cvtepi32_ps(__m512i a) {
+    const emulated_integers x = {.all = a};
+    emulated_floats result;
+    for (int i = 0; i < 16; i++) {
+        result.lane[i] = (float)(int32_t)x.word[i];
+    }
+    return result.all;
+}
+
+EMULATED __m512d emulated_cvtepi32_pd(__m256i a) {
+    emulated_doubles result;
+    int32_t word[8];
+    memcpy(word, &a, sizeof word);
+    for (int i = 0; i < 8; i++) {
+        result.lane[i] = word[i];
+    }
+    return result.all;
+}
+
+EMULATED __m512i emulated_setr_epi32(const int32_t (*words)[16]) {
+    __m512i result;
+    memcpy(&result, words, sizeof result);
+    return result;
+}
+
+EMULATED __m512i emulated_setr_epi64(const int64_t (*lanes)[8]) {
+    __m512i result;
+    memcpy(&result, lanes, sizeof result);
+    return result;
+}
+
+#undef _mm512_setr_epi32
+#define _mm512_setr_epi32(...) emulated_setr_epi32(&(const int32_t[16]){__VA_ARGS__})
+#undef _mm512_setr_epi64
+#define _mm512_setr_epi64(...) emulated_setr_epi64(&(const int64_t[8]){__VA_ARGS__})
+#define _mm512_castps_si512(a) ((__m512i)(a))
+#define _mm512_castsi512_ps(a) ((__m512)(a))
+#define _mm512_castpd_si512(a) ((__m512i)(a))
+#define _mm512_castsi512_pd(a) ((__m512d)(a))
+#define _mm512_slli_epi64(a, by) emulated_shift_epi64(a, by)
+#define _mm512_srli_epi64(a, by) emulated_shift_epi64(a, -(by))
+#define _mm512_setzero_ps() emulated_set1_ps(0)
+#define _mm512_setzero_pd() emulated_set1_pd(0)
+#define _mm512_mask_mov_ps(source, chosen, a) emulated_mask_blend_ps(chosen, source, a)
+#define _mm512_mask_mov_pd(source, chosen, a) emulated_mask_blend_pd(chosen, source, a)
+#define _mm512_slli_epi32 emulated_slli_epi32
+#define _mm512_add_epi32 emulated_add_epi32
+#define _mm512_add_epi64 emulated_add_epi64
+#define _mm512_mul_epu32 emulated_mul_epu32
+#define _mm512_set1_epi32 emulated_set1_epi32
+#define _mm512_set1_epi64 emulated_set1_epi64
+#define _mm512_mask_blend_epi32 emulated_mask_blend_epi32
+#define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
+#define _mm512_cvtepi32_ps emulated_cvtepi32_ps
+#define _mm512_cvtepi32_pd emulated_cvtepi32_pd
+#define _mm512_add_ps emulated_add_ps
+#define _mm512_sub_ps emulated_sub_ps
+#define _mm512_mul_ps emulated_mul_ps
+#define _mm512_div_ps emulated_div_ps
+#define _mm512_max_ps emulated_max_ps
+#define _mm512_min_ps emulated_min_ps
+#define _mm512_and_ps emulated_and_ps
+#define _mm512_andnot_ps emulated_andnot_ps
+#define _mm512_or_ps emulated_or_ps
+#define _mm512_fmadd_ps emulated_fmadd_ps
+#define _mm512_set1_ps emulated_set1_ps
+#define _mm512_loadu_ps emulated_loadu_ps
+#define _mm512_storeu_ps emulated_storeu_ps
+#define _mm512_mask_blend_ps emulated_mask_blend_ps
+#define _mm512_maskz_loadu_ps emulated_maskz_loadu_ps
+#define _mm512_permutex2var_ps emulated_permutex2var_ps
+#define _mm512_add_pd emulated_add_pd
+#define _mm512_sub_pd emulated_sub_pd
+#define _mm512_mul_pd emulated_mul_pd
+#define _mm512_div_pd emulated_div_pd
+#define _mm512_max_pd emulated_max_pd
+#define _mm512_min_pd emulated_min_pd
+#define _mm512_and_pd emulated_and_pd
+#define _mm512_andnot_pd emulated_andnot_pd
+#define _mm512_or_pd emulated_or_pd
+#define _mm512_fmadd_pd emulated_fmadd_pd
+#define _mm512_set1_pd emulated_set1_pd
+#define _mm512_loadu_pd emulated_loadu_pd
+#define _mm512_storeu_pd emulated_storeu_pd
+#define _mm512_mask_blend_pd emulated_mask_blend_pd
+#define _mm512_maskz_loadu_pd emulated_maskz_loadu_pd
+#define _mm512_permutex2var_pd emulated_permutex2var_pd
+
+#endif

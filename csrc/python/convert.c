@@ -62,10 +62,13 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     return (PyArrayObject *)array;
 }
 
-PyArrayObject *mha_as_private_array(PyObject *object, const char *name) {
-    return PyArray_CheckExact(object)
-               ? (PyArrayObject *)PyArray_View((PyArrayObject *)object, NULL, NULL)
-               : mha_as_array(object, name);
+int mha_make_private(PyObject **array) {
+    PyObject *view = PyArray_View((PyArrayObject *)*array, NULL, NULL);
+    if (view == NULL) {
+        return -1;
+    }
+    Py_SETREF(*array, view);
+    return 0;
 }
 
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) {

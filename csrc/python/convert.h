@@ -10,8 +10,10 @@
 /* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
-/* The same, but never the object itself: a view of it that no other thread can reshape. */
-PyArrayObject *mha_as_private_array(PyObject *object, const char *name);
+/* *array, owned, becomes a view of itself that no other thread can reshape; 0, or -1 with the
+ * exception. Only after all code that converting other arguments runs: it might resize the array,
+ * and a view would keep the old address. */
+int mha_make_private(PyObject **array);
 
 /* 0 for float32, float64 and integers, and for bool and float16, which are cast where another
  * array decides the type; else -1 with a TypeError. */

@@ -65,8 +65,9 @@ PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
     if (num_threads == 0) {
         return NULL;
     }
-    x = mha_as_private_array(x_object, "x");
-    if (x == NULL || mha_result_dtype(&x, names, 1, &merge.dtype) < 0) {
+    x = mha_as_array(x_object, "x");
+    if (x == NULL || mha_make_private((PyObject **)&x) < 0 ||
+        mha_result_dtype(&x, names, 1, &merge.dtype) < 0) {
         goto cleanup;
     }
     const int axes = PyArray_NDIM(x);

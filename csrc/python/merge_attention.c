@@ -81,10 +81,15 @@ static int common_dtype(const parts *p, mha_dtype *dtype) {
 /* Both sequences as arrays of one element type, C-contiguous. */
 static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype *dtype) {
     for (Py_ssize_t i = 0; i < p->count; i++) {
-        p->outputs[i] = mha_as_private_array(PyTuple_GET_ITEM(outputs, i), "outputs");
-        p->lses[i] =
-            p->outputs[i] == NULL ? NULL : mha_as_private_array(PyTuple_GET_ITEM(lses, i), "lses");
+        p->outputs[i] = mha_as_array(PyTuple_GET_ITEM(outputs, i), "outputs");
+        p->lses[i] = p->outputs[i] == NULL ? NULL : mha_as_array(PyTuple_GET_ITEM(lses, i), "lses");
         if (p->lses[i] == NULL) {
+            return -1;
+        }
+    }
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        if (mha_make_private((PyObject **)&p->outputs[i]) < 0 ||
+            mha_make_private((PyObject **)&p->lses[i]) < 0) {
             return -1;
         }
     }

@@ -5,7 +5,7 @@
 static PyObject *settle_array(PyObject *object, const char *name) {
     return PyLong_CheckExact(object) || PyBool_Check(object)
                ? Py_NewRef(object)
-               : (PyObject *)mha_as_private_array(object, name);
+               : (PyObject *)mha_as_array(object, name);
 }
 
 static PyObject *settle_real(PyObject *object, const char *name) {
@@ -76,6 +76,12 @@ int mha_settle(const argument_form *forms, int count, PyObject *const *given, Py
     for (int i = 0; i < count; i++) {
         settled[i] = settle_one(forms[i], given[i]);
         if (settled[i] == NULL) {
+            return -1;
+        }
+    }
+    /* Not before all are settled: a view of an array that is resized keeps the old address. */
+    for (int i = 0; i < count; i++) {
+        if (PyArray_CheckExact(settled[i]) && mha_make_private(&settled[i]) < 0) {
             return -1;
         }
     }

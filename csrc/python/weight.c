@@ -34,13 +34,14 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     if (num_threads == 0) {
         return NULL;
     }
-    array = mha_as_private_array(object, "weight");
+    array = mha_as_array(object, "weight");
     packed = calloc(1, sizeof *packed);
     if (packed == NULL) {
         PyErr_NoMemory();
         goto cleanup;
     }
-    if (array == NULL || mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
+    if (array == NULL || mha_make_private((PyObject **)&array) < 0 ||
+        mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
         goto cleanup;
     }
     if (PyArray_NDIM(array) != 2) {

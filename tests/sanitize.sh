@@ -9,6 +9,12 @@ mkdir -p "$build"
 MHA_SANITIZE=1 .venv/bin/python setup.py --quiet build_ext --build-temp "$build/objects" \
     --build-lib "$build/lib"
 
+# An object whose source has gone would be copied with the others.
+for object in "$build"/objects/csrc/*/*.o; do
+    source=${object#"$build/objects/"}
+    [ -e "${source%.o}.c" ] || rm "$object"
+done
+
 # The C tests take the objects of the extension: sanitizers make the kernels slow to compile.
 mkdir -p tests/c/build/sanitize
 cp "$build"/objects/csrc/{core,threads,kernels}/*.o tests/c/build/sanitize

@@ -81,7 +81,8 @@ int mha_settle(const argument_form *forms, int count, PyObject *const *given, Py
     }
     /* Not before all are settled: a view of an array that is resized keeps the old address. */
     for (int i = 0; i < count; i++) {
-        if (PyArray_CheckExact(settled[i]) && mha_make_private(&settled[i]) < 0) {
+        const bool is_input = forms[i].kind == AS_ARRAY || forms[i].kind == AS_REAL;
+        if (is_input && PyArray_CheckExact(settled[i]) && mha_make_private(&settled[i]) < 0) {
             return -1;
         }
     }

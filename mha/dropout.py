@@ -56,9 +56,9 @@ class DrawnSeed:
     call fails, a Generator stands where it stood."""
 
     def __init__(self, dropout: float, rng: Any) -> None:
-        check_rng(rng)
         self.source = None
         if isinstance(dropout, (int, float, np.number)) and dropout == 0:
+            check_rng(rng)
             self.seed = 0
             return
         if isinstance(rng, (np.random.Generator, np.random.BitGenerator)):

@@ -18,12 +18,7 @@ mha_status mha_check_columns(const mha_attention *attention) {
 }
 
 bool mha_has_no_rows(const mha_tensor *tensor) {
-    for (int axis = 0; axis < tensor->axes - 1; axis++) {
-        if (tensor->shape[axis] == 0) {
-            return true;
-        }
-    }
-    return false;
+    return mha_is_empty(tensor->shape, tensor->axes - 1);
 }
 
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {

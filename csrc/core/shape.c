@@ -1,8 +1,6 @@
 /* Checked sizes, and where things lie in a strided tensor. */
 #include "mha/tensor.h"
 
-#include <stdbool.h>
-
 size_t mha_dtype_size(mha_dtype dtype) {
     return dtype == MHA_FLOAT32 ? sizeof(float) : sizeof(double);
 }
@@ -17,7 +15,7 @@ mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
 
 int64_t mha_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-static bool is_empty(const int64_t *shape, int axes) {
+bool mha_is_empty(const int64_t *shape, int axes) {
     for (int axis = 0; axis < axes; axis++) {
         if (shape[axis] == 0) {
             return true;
@@ -28,7 +26,7 @@ static bool is_empty(const int64_t *shape, int axes) {
 
 mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
     int64_t product = 1;
-    if (is_empty(shape, axes)) {
+    if (mha_is_empty(shape, axes)) {
         *count = 0;
         return MHA_OK;
     }
@@ -59,7 +57,7 @@ int64_t mha_stride(const mha_tensor *tensor, int from_last) {
 }
 
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
-    const bool empty = is_empty(tensor->shape, tensor->axes);
+    const bool empty = mha_is_empty(tensor->shape, tensor->axes);
     int64_t stride = empty ? 0 : row_bytes;
     tensor->strides[tensor->axes - 1] = empty ? 0 : (int64_t)mha_dtype_size(dtype);
     for (int axis = tensor->axes - 2; axis >= 0; axis--) {
@@ -69,6 +67,6 @@ void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes)
 }
 
 void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
-    const int64_t width = is_empty(tensor->shape, tensor->axes) ? 0 : mha_extent(tensor, 1);
+    const int64_t width = mha_is_empty(tensor->shape, tensor->axes) ? 0 : mha_extent(tensor, 1);
     mha_set_row_strides(tensor, dtype, width * (int64_t)mha_dtype_size(dtype));
 }

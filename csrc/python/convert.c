@@ -138,8 +138,22 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     return real;
 }
 
+PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
+                            const npy_intp *strides, int writeable) {
+    Py_INCREF(PyArray_DESCR(array));
+    PyObject *view = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(array), axes, shape, strides,
+                                          PyArray_DATA(array), writeable, NULL);
+    if (view != NULL) {
+        Py_INCREF(array); /* the view takes it over */
+        if (PyArray_SetBaseObject((PyArrayObject *)view, (PyObject *)array) < 0) {
+            Py_CLEAR(view);
+        }
+    }
+    return (PyArrayObject *)view;
+}
+
 /* A view of the same numbers: axes that repeat theirs are as long as `lengths` says, the others as
- * they are. The view owns a reference to the array. */
+ * they are. */
 static PyArrayObject *with_repeated_axes(PyArrayObject *array, PyArrayObject *repeating,
                                          const npy_intp *lengths) {
     npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
@@ -149,16 +163,7 @@ static PyArrayObject *with_repeated_axes(PyArrayObject *array, PyArrayObject *re
         shape[axis] = repeats ? (lengths == NULL ? 1 : lengths[axis]) : PyArray_DIM(array, axis);
         strides[axis] = repeats ? 0 : PyArray_STRIDE(array, axis);
     }
-    Py_INCREF(PyArray_DESCR(array));
-    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(
-        &PyArray_Type, PyArray_DESCR(array), axes, shape, strides, PyArray_DATA(array), 0, NULL);
-    Py_INCREF(array);
-    if (view == NULL) {
-        Py_DECREF(array);
-    } else if (PyArray_SetBaseObject(view, (PyObject *)array) < 0) {
-        Py_CLEAR(view);
-    }
-    return view;
+    return mha_new_view(array, axes, shape, strides, 0);
 }
 
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name) {

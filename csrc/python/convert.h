@@ -15,6 +15,15 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name);
  * and a view would keep the old address. */
 int mha_make_private(PyObject **array);
 
+static inline void *mha_data_or_null(PyArrayObject *array) {
+    return array == NULL ? NULL : PyArray_DATA(array);
+}
+
+/* A view of the array's memory in another shape, that owns a reference to it; `writeable` is
+ * NPY_ARRAY_WRITEABLE or 0. NULL with an exception. */
+PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
+                            const npy_intp *strides, int writeable);
+
 /* 0 for float32, float64 and integers, and for bool and float16, which are cast where another
  * array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);

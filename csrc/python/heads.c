@@ -36,15 +36,8 @@ PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t
         shape[axis] = (npy_intp)split.shape[axis];
         strides[axis] = (npy_intp)split.strides[axis];
     }
-    Py_INCREF(PyArray_DESCR(x));
-    heads = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), split.axes, shape, strides,
-                                 PyArray_DATA(x), PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE, NULL);
-    if (heads != NULL) {
-        Py_INCREF(x); /* the view owns a reference to x, whose data it shows */
-        if (PyArray_SetBaseObject((PyArrayObject *)heads, (PyObject *)x) < 0) {
-            Py_CLEAR(heads);
-        }
-    }
+    heads = (PyObject *)mha_new_view(x, split.axes, shape, strides,
+                                     PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE);
 cleanup:
     Py_XDECREF(x);
     return heads;

@@ -131,10 +131,6 @@ void mha_clear_inputs(attention_inputs *inputs) {
     Py_CLEAR(inputs->value);
 }
 
-static void *data_or_null(PyArrayObject *array) {
-    return array == NULL ? NULL : PyArray_DATA(array);
-}
-
 void mha_point_attention(const attention_inputs *inputs, converted_options *options,
                          const attention_results *results, mha_attention_options *pointed,
                          mha_attention *attention) {
@@ -144,8 +140,8 @@ void mha_point_attention(const attention_inputs *inputs, converted_options *opti
     mha_tensor_with_heads(inputs->key, &attention->key);
     mha_tensor_with_heads(inputs->value, &attention->value);
     mha_tensor_with_heads(results->output, &attention->output);
-    attention->weights = data_or_null(results->weights);
-    attention->lse = data_or_null(results->lse);
+    attention->weights = mha_data_or_null(results->weights);
+    attention->lse = mha_data_or_null(results->lse);
     mha_point_statistics(results->statistics, attention);
     attention->additive_w = attention->head_gate = NULL;
     mha_point_options(options, &inputs->scores, pointed);

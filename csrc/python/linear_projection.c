@@ -77,7 +77,7 @@ static mha_linear_projection point(const linear_arguments *a) {
         .x_stride =
             axes == 2 ? PyArray_STRIDE(a->rows, a->x_transposed ? 1 : 0) : a->weight.in * item,
         .x_transposed = a->x_transposed,
-        .bias = a->bias == NULL ? NULL : PyArray_DATA(a->bias),
+        .bias = mha_data_or_null(a->bias),
         .output = PyArray_DATA(a->output),
         .output_stride = a->weight.out * item,
     };

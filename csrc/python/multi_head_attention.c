@@ -275,10 +275,6 @@ static int new_kept_steps(layer_arguments *a) {
     return a->kept[STATISTICS] == NULL ? -1 : 0;
 }
 
-static const void *data_or_null(PyArrayObject *array) {
-    return array == NULL ? NULL : PyArray_DATA(array);
-}
-
 static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weights,
                   PyArrayObject *lse, mha_attention_options *options,
                   mha_multi_head_attention *layer) {
@@ -292,13 +288,13 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
                             &layer->kept.projected_value, &layer->kept.attended,
                             &layer->kept.merged};
     for (int i = 0; i < STATISTICS; i++) {
-        *steps[i] = a->kept[i] == NULL ? NULL : PyArray_DATA(a->kept[i]);
+        *steps[i] = mha_data_or_null(a->kept[i]);
     }
-    layer->attention.weights = weights == NULL ? NULL : PyArray_DATA(weights);
-    layer->attention.lse = lse == NULL ? NULL : PyArray_DATA(lse);
+    layer->attention.weights = mha_data_or_null(weights);
+    layer->attention.lse = mha_data_or_null(lse);
     mha_point_options(&a->options, &a->scores, options);
     layer->attention.options = options;
-    layer->attention.head_gate = data_or_null(a->head_gate);
+    layer->attention.head_gate = mha_data_or_null(a->head_gate);
     for (int axis = 0; axis < a->scores.batch_axes; axis++) {
         layer->batch_shape[axis] = a->scores.batch[axis];
     }
@@ -312,7 +308,7 @@ static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weig
     layer->output = PyArray_DATA(output);
     for (int i = 0; i < 4; i++) {
         mha_point_weight(&a->matrices[i], to[i]);
-        *biases[i] = data_or_null(a->biases[i]);
+        *biases[i] = mha_data_or_null(a->biases[i]);
     }
 }
 

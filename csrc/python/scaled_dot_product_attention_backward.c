@@ -162,10 +162,10 @@ static void point(backward_arguments *a, PyObject *const *args, mha_attention_op
     const attention_results results = {.output = (PyArrayObject *)args[OUTPUT],
                                        .statistics = (PyArrayObject *)args[STATISTICS]};
     mha_point_attention(&a->inputs, &a->options, &results, options, attention);
-    attention->additive_w = a->additive_w == NULL ? NULL : PyArray_DATA(a->additive_w);
+    attention->additive_w = mha_data_or_null(a->additive_w);
     gradients->attention = attention;
     mha_tensor_with_heads(a->grad_output, &gradients->grad_output);
-    gradients->grad_lse = a->grad_lse == NULL ? NULL : PyArray_DATA(a->grad_lse);
+    gradients->grad_lse = mha_data_or_null(a->grad_lse);
     for (int i = 0; i < NUM_GRADIENTS; i++) {
         wanted[i]->data = NULL;
         if (a->gradients[i] != NULL && i == GRAD_BIAS) {

@@ -20,6 +20,15 @@
 
 #define CHECK_OK(call) CHECK((call) == MHA_OK)
 
+/* An execution with a workspace of `bytes`; free(execution.workspace.base) after use. */
+static inline mha_execution execution_of(size_t bytes, int num_threads) {
+    const size_t size = (bytes / 64 + 1) * 64;
+    const mha_execution execution = {.num_threads = num_threads,
+                                     .workspace = {.base = aligned_alloc(64, size), .size = bytes}};
+    CHECK(execution.workspace.base != NULL);
+    return execution;
+}
+
 /* Runs `test` on every kernel set of this machine. */
 static inline void on_every_instruction_set(void (*test)(void)) {
     const char *name;

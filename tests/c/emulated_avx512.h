@@ -121,126 +121,40 @@ EMULATED __m512d emulated_permutex2var_pd(__m512d a, __m512i which, __m512d b) {
     return result.all;
 }
 
-#define EMULATE_INTEGERS(name, member, count, operation)                                           \
-    EMULATED __m512i emulated_##name(__m512i a, __m512i b) {                                       \
-        emulated_integers x = {.all = a};                                                          \
-        const emulated_integers y = {.all = b};                                                    \
-        for (int i = 0; i < count; i++) {                                                          \
-            x.member[i] = operation;                                                               \
-        }                                                                                          \
-        return x.all;                                                                              \
-    }
-
-EMULATE_INTEGERS(add_epi32, word, 16, x.word[i] + y.word[i])
-EMULATE_INTEGERS(add_epi64, lane, 8, x.lane[i] + y.lane[i])
-EMULATE_INTEGERS(mul_epu32, lane, 8, (x.lane[i] & 0xffffffff) * (y.lane[i] & 0xffffffff))
-
-EMULATED __m512i emulated_set1_epi32(int32_t a) {
-    emulated_integers x;
-    for (int i = 0; i < 16; i++) {
-        x.word[i] = (uint32_t)a;
-    }
-    return x.all;
-}
-
-EMULATED __m512i emulated_set1_epi64(int64_t a) {
-    emulated_integers x;
-    for (int i = 0; i < 8; i++) {
-        x.lane[i] = (uint64_t)a;
-    }
-    return x.all;
-}
-
-EMULATED __m512i emulated_slli_epi32(__m512i a, int by) {
-    emulated_integers x = {.all = a};
-    for (int i = 0; i < 16; i++) {
-        x.word[i] <<= by;
-    }
-    return x.all;
-}
-
-EMULATED __m512i emulated_shift_epi64(__m512i a, int left) {
-    emulated_integers x = {.all = a};
-    for (int i = 0; i < 8; i++) {
-        x.lane[i] = left < 0 ? x.lane[i] >> -left : x.lane[i] << left;
-    }
-    return x.all;
-}
-
-EMULATED __m512i emulated_mask_blend_epi32(__mmask16 chosen, __m512i no, __m512i yes) {
-    emulated_integers x = {.all = no};
-    const emulated_integers y = {.all = yes};
-    for (int i = 0; i < 16; i++) {
-        x.word[i] = chosen >> i & 1 ? y.word[i] : x.word[i];
-    }
-    return x.all;
-}
-
-EMULATED __m512i emulated_cvtepu8_epi32(__m128i bytes) {
-    emulated_integers x;
-    uint8_t byte[16];
-    memcpy(byte, &bytes, sizeof byte);
-    for (int i = 0; i < 16; i++) {
-        x.word[i] = byte[i];
-    }
-    return x.all;
-}
-
-EMULATED __m512 emulated_cvtepi32_ps(__m512i a) {
-    const emulated_integers x = {.all = a};
-    emulated_floats result;
-    for (int i = 0; i < 16; i++) {
-        result.lane[i] = (float)(int32_t)x.word[i];
-    }
-    return result.all;
-}
-
-EMULATED __m512d emulated_cvtepi32_pd(__m256i a) {
-    emulated_doubles result;
-    int32_t word[8];
-    memcpy(word, &a, sizeof word);
-    for (int i = 0; i < 8; i++) {
-        result.lane[i] = word[i];
-    }
-    return result.all;
-}
-
-EMULATED __m512i emulated_setr_epi32(const int32_t (*words)[16]) {
-    __m512i result;
-    memcpy(&result, words, sizeof result);
-    return result;
-}
-
-EMULATED __m512i emulated_setr_epi64(const int64_t (*lanes)[8]) {
-    __m512i result;
-    memcpy(&result, lanes, sizeof result);
-    return result;
-}
+/* Integers, as GCC's own vectors. */
+typedef uint32_t emulated_words __attribute__((vector_size(64)));
+typedef int32_t emulated_ints __attribute__((vector_size(64)));
+typedef uint64_t emulated_lanes __attribute__((vector_size(64)));
+typedef uint8_t emulated_bytes __attribute__((vector_size(16)));
+typedef int32_t emulated_half_ints __attribute__((vector_size(32)));
 
 #undef _mm512_setr_epi32
-#define _mm512_setr_epi32(...) emulated_setr_epi32(&(const int32_t[16]){__VA_ARGS__})
 #undef _mm512_setr_epi64
-#define _mm512_setr_epi64(...) emulated_setr_epi64(&(const int64_t[8]){__VA_ARGS__})
+#define _mm512_setr_epi32(...) ((__m512i)(emulated_words){__VA_ARGS__})
+#define _mm512_setr_epi64(...) ((__m512i)(emulated_lanes){__VA_ARGS__})
+#define _mm512_set1_epi32(a) ((__m512i)((emulated_words){0} + (uint32_t)(a)))
+#define _mm512_set1_epi64(a) ((__m512i)((emulated_lanes){0} + (uint64_t)(a)))
+#define _mm512_add_epi32(a, b) ((__m512i)((emulated_words)(a) + (emulated_words)(b)))
+#define _mm512_add_epi64(a, b) ((__m512i)((emulated_lanes)(a) + (emulated_lanes)(b)))
+#define _mm512_mul_epu32(a, b)                                                                     \
+    ((__m512i)(((emulated_lanes)(a) & 0xffffffff) * ((emulated_lanes)(b) & 0xffffffff)))
+#define _mm512_slli_epi32(a, by) ((__m512i)((emulated_words)(a) << (by)))
+#define _mm512_slli_epi64(a, by) ((__m512i)((emulated_lanes)(a) << (by)))
+#define _mm512_srli_epi64(a, by) ((__m512i)((emulated_lanes)(a) >> (by)))
+#define _mm512_cvtepu8_epi32(a)                                                                    \
+    ((__m512i) __builtin_convertvector((emulated_bytes)(a), emulated_words))
+#define _mm512_cvtepi32_ps(a) __builtin_convertvector((emulated_ints)(a), __m512)
+#define _mm512_cvtepi32_pd(a) __builtin_convertvector((emulated_half_ints)(a), __m512d)
+#define _mm512_mask_blend_epi32(chosen, no, yes)                                                   \
+    ((__m512i)emulated_mask_blend_ps(chosen, (__m512)(no), (__m512)(yes)))
 #define _mm512_castps_si512(a) ((__m512i)(a))
 #define _mm512_castsi512_ps(a) ((__m512)(a))
 #define _mm512_castpd_si512(a) ((__m512i)(a))
 #define _mm512_castsi512_pd(a) ((__m512d)(a))
-#define _mm512_slli_epi64(a, by) emulated_shift_epi64(a, by)
-#define _mm512_srli_epi64(a, by) emulated_shift_epi64(a, -(by))
 #define _mm512_setzero_ps() emulated_set1_ps(0)
 #define _mm512_setzero_pd() emulated_set1_pd(0)
 #define _mm512_mask_mov_ps(source, chosen, a) emulated_mask_blend_ps(chosen, source, a)
 #define _mm512_mask_mov_pd(source, chosen, a) emulated_mask_blend_pd(chosen, source, a)
-#define _mm512_slli_epi32 emulated_slli_epi32
-#define _mm512_add_epi32 emulated_add_epi32
-#define _mm512_add_epi64 emulated_add_epi64
-#define _mm512_mul_epu32 emulated_mul_epu32
-#define _mm512_set1_epi32 emulated_set1_epi32
-#define _mm512_set1_epi64 emulated_set1_epi64
-#define _mm512_mask_blend_epi32 emulated_mask_blend_epi32
-#define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
-#define _mm512_cvtepi32_ps emulated_cvtepi32_ps
-#define _mm512_cvtepi32_pd emulated_cvtepi32_pd
 #define _mm512_add_ps emulated_add_ps
 #define _mm512_sub_ps emulated_sub_ps
 #define _mm512_mul_ps emulated_mul_ps

@@ -47,14 +47,6 @@ static mha_tensor tensor_of(void *data, int64_t heads, int64_t rows, int64_t col
     return tensor;
 }
 
-static mha_execution execution_of(size_t bytes, int num_threads) {
-    const size_t size = (bytes / 64 + 1) * 64;
-    const mha_execution execution = {.num_threads = num_threads,
-                                     .workspace = {.base = aligned_alloc(64, size), .size = bytes}};
-    CHECK(execution.workspace.base != NULL);
-    return execution;
-}
-
 /* What goes in, the same for every kernel set, and room for what comes out. */
 static struct numbers {
     void *query, *key, *value, *bias, *gradient, *w;

@@ -4,15 +4,6 @@
 
 #include "check.h"
 
-/* An execution with a workspace of `bytes`; free(execution.workspace.base) after use. */
-static mha_execution execution_of(size_t bytes, int num_threads) {
-    const size_t size = (bytes / 64 + 1) * 64;
-    const mha_execution execution = {.num_threads = num_threads,
-                                     .workspace = {.base = aligned_alloc(64, size), .size = bytes}};
-    CHECK(execution.workspace.base != NULL);
-    return execution;
-}
-
 static void *random_array(int64_t count, mha_dtype dtype) {
     void *data = malloc((size_t)count * mha_dtype_size(dtype) + 1);
     CHECK(data != NULL);

@@ -2,6 +2,7 @@
 #ifndef MHA_TENSOR_H
 #define MHA_TENSOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,9 @@ mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;
 
 /* a / b, rounded up; a >= 0, b > 0. */
 int64_t mha_divide_up(int64_t a, int64_t b);
+
+/* Whether an axis is 0. */
+bool mha_is_empty(const int64_t *shape, int axes);
 
 /* The product of shape[0..axes-1]; MHA_SIZE_OVERFLOW if it does not fit int64_t. */
 mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) MHA_MUST_CHECK;

@@ -33,6 +33,7 @@ from mha.runtime import (
     show_config,
     threads,
 )
+from mha.runtime import warn_of_wrong_environment as _warn_of_wrong_environment
 
 if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import compat as compat
@@ -63,6 +64,8 @@ __all__ = [
     "split_heads",
     "threads",
 ]
+
+_warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
 

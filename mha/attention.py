@@ -1,7 +1,9 @@
 """Scaled dot-product, additive and multi-head attention as functions (step 3, and all five)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,20 +22,22 @@ from mha.gradients import (
     checked_gradient,
     figure_gradients,
 )
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["additive_attention", "additive_attention_vjp", "merge_attention",
            "multi_head_attention", "multi_head_attention_vjp", "scaled_dot_product_attention",
            "scaled_dot_product_attention_vjp"]
 
 
+@names_its_keywords
 def scaled_dot_product_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
         query_offset: ArrayLike | None = None,
         window: tuple[int | None, int | None] | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
-        return_lse: bool = False, out: NDArray[Any] | None = None) -> Any:
+        rng: int | np.random.Generator | None = None, return_weights: bool = False,
+        return_lse: bool = False, out: NDArray[Any] | None = None, **unknown: Never) -> Any:
     """softmax(query @ key^T * scale) @ value over the keys that each query may see.
 
     Parameters
@@ -85,20 +89,23 @@ def scaled_dot_product_attention(
     >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
     (2, 8, 4, 64)
     """
+    if unknown:
+        raise unknown_keyword(scaled_dot_product_attention, unknown)
     with drawn_seed(dropout, rng) as seed:
         return _core.scaled_dot_product_attention(
             query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
             softcap, empty_rows, dropout, seed, return_weights, return_lse, out, False)
 
 
+@names_its_keywords
 def scaled_dot_product_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
         query_offset: ArrayLike | None = None,
         window: tuple[int | None, int | None] | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: "int | np.random.Generator | None" = None, wrt: Collection[str] | None = None,
-        ) -> tuple[NDArray[Any], Callable[..., ScaledDotProductAttentionGradients]]:
+        rng: int | np.random.Generator | None = None, wrt: Collection[str] | None = None,
+        **unknown: Never) -> tuple[NDArray[Any], Callable[..., ScaledDotProductAttentionGradients]]:
     """`scaled_dot_product_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -127,6 +134,8 @@ def scaled_dot_product_attention_vjp(
     >>> pullback(np.ones_like(output)).query.shape
     (2, 8, 4, 64)
     """
+    if unknown:
+        raise unknown_keyword(scaled_dot_product_attention_vjp, unknown)
     wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
     with drawn_seed(dropout, rng) as seed:
         arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window,
@@ -142,12 +151,13 @@ def scaled_dot_product_attention_vjp(
     return output, pullback
 
 
+@names_its_keywords
 def additive_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
         causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
-        return_weights: bool = False) -> Any:
+        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
+        return_weights: bool = False, **unknown: Never) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k), for unlike query and key sizes.
 
     Parameters
@@ -173,19 +183,22 @@ def additive_attention(
     >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
     (2, 1, 4)
     """
+    if unknown:
+        raise unknown_keyword(additive_attention, unknown)
     with drawn_seed(dropout, rng) as seed:
         return _core.additive_attention(
             query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
             None, None, empty_rows, dropout, seed, return_weights, False)
 
 
+@names_its_keywords
 def additive_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
         causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
+        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
         wrt: Collection[str] | None = None,
-        ) -> tuple[NDArray[Any], Callable[..., AdditiveAttentionGradients]]:
+        **unknown: Never) -> tuple[NDArray[Any], Callable[..., AdditiveAttentionGradients]]:
     """`additive_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -214,6 +227,8 @@ def additive_attention_vjp(
     >>> pullback(np.ones_like(output)).w_v.shape
     (8,)
     """
+    if unknown:
+        raise unknown_keyword(additive_attention_vjp, unknown)
     wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
     with drawn_seed(dropout, rng) as seed:
         options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
@@ -237,6 +252,7 @@ def additive_attention_vjp(
     return output, pullback
 
 
+@names_its_keywords
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
@@ -247,8 +263,8 @@ def multi_head_attention(
         query_offset: ArrayLike | None = None,
         window: tuple[int | None, int | None] | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
-        return_lse: bool = False) -> Any:
+        rng: int | np.random.Generator | None = None, return_weights: bool = False,
+        return_lse: bool = False, **unknown: Never) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
 
     Parameters
@@ -283,6 +299,8 @@ def multi_head_attention(
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
     (2, 4, 512)
     """
+    if unknown:
+        raise unknown_keyword(multi_head_attention, unknown)
     with drawn_seed(dropout, rng) as seed:
         return _core.multi_head_attention(
             query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
@@ -290,6 +308,7 @@ def multi_head_attention(
             empty_rows, dropout, seed, return_weights, return_lse, None, False)
 
 
+@names_its_keywords
 def multi_head_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
@@ -300,8 +319,8 @@ def multi_head_attention_vjp(
         query_offset: ArrayLike | None = None,
         window: tuple[int | None, int | None] | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: "int | np.random.Generator | None" = None, wrt: Collection[str] | None = None,
-        ) -> tuple[NDArray[Any], MultiHeadPullback]:
+        rng: int | np.random.Generator | None = None, wrt: Collection[str] | None = None,
+        **unknown: Never) -> tuple[NDArray[Any], MultiHeadPullback]:
     """`multi_head_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -329,6 +348,8 @@ def multi_head_attention_vjp(
     >>> pullback(np.ones_like(output)).W_q.shape
     (512, 512)
     """
+    if unknown:
+        raise unknown_keyword(multi_head_attention_vjp, unknown)
     with drawn_seed(dropout, rng) as seed:
         options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
                    empty_rows, dropout, seed)
@@ -381,8 +402,10 @@ def figure_vjp(
     return output, pullback
 
 
+@names_its_keywords
 def merge_attention(outputs: Sequence[ArrayLike],
-                    lses: Sequence[ArrayLike]) -> tuple[NDArray[Any], NDArray[Any]]:
+                    lses: Sequence[ArrayLike],
+                    **unknown: Never) -> tuple[NDArray[Any], NDArray[Any]]:
     """Join attention over parts of the keys into attention over all of them, exactly.
 
     Parameters
@@ -406,4 +429,6 @@ def merge_attention(outputs: Sequence[ArrayLike],
     >>> parts = [mha.scaled_dot_product_attention(q, h, h, return_lse=True) for h in (k[:3], k[3:])]
     >>> output, lse = mha.merge_attention(*zip(*parts))
     """
+    if unknown:
+        raise unknown_keyword(merge_attention, unknown)
     return _core.merge_attention(outputs, lses)

@@ -1,19 +1,24 @@
 """Dropout on the attention weights: the public mask, and the seed of a call."""
 
+from __future__ import annotations
+
 import operator
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha import _core
+from mha.arguments import no_memory
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["dropout_mask"]
 
 
-def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]:
+@names_its_keywords
+def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) -> NDArray[np.bool_]:
     """The mask that `dropout=p, rng=seed` applies to the attention weights: True = kept.
 
     Parameters
@@ -44,10 +49,14 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]
     >>> mha.dropout_mask((4, 10), p=0.5, seed=7).shape
     (4, 10)
     """
+    if unknown:
+        raise unknown_keyword(dropout_mask, unknown)
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
         raise TypeError(f"shape: got {shape!r}, wanted a tuple of ints") from None
+    if any(size >= 2**63 for size in sizes):  # the core counts in int64
+        raise no_memory("shape", sizes)
     return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
 
 

@@ -1,15 +1,19 @@
 """Splitting into heads and merging them again (steps 2 and 4 of the figure)."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, Never
 
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["merge_heads", "split_heads"]
 
 
-def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
+@names_its_keywords
+def split_heads(x: ArrayLike, num_heads: int, **unknown: Never) -> NDArray[Any]:
     """(..., len, num_heads * d) -> (..., num_heads, len, d), as a view: nothing is copied.
 
     Head h holds the features h*d to (h+1)*d of every token. Writing into the view writes into x.
@@ -24,10 +28,13 @@ def split_heads(x: ArrayLike, num_heads: int) -> NDArray[Any]:
     >>> mha.split_heads(np.zeros((2, 4, 512)), 8).shape
     (2, 8, 4, 64)
     """
+    if unknown:
+        raise unknown_keyword(split_heads, unknown)
     return _core.split_heads(x, num_heads)
 
 
-def merge_heads(x: ArrayLike) -> NDArray[Any]:
+@names_its_keywords
+def merge_heads(x: ArrayLike, **unknown: Never) -> NDArray[Any]:
     """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous.
 
     Raises
@@ -39,4 +46,6 @@ def merge_heads(x: ArrayLike) -> NDArray[Any]:
     >>> mha.merge_heads(np.zeros((2, 8, 4, 64))).shape
     (2, 4, 512)
     """
+    if unknown:
+        raise unknown_keyword(merge_heads, unknown)
     return _core.merge_heads(x)

@@ -12,20 +12,29 @@ how sharply a head looks says little about what the network needs.
 `rollout` follows attention through several layers. `mha.plot.importance` draws scores.
 """
 
+from __future__ import annotations
+
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_bool, as_int
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["ablation", "confidence", "entropy", "gradient", "rollout", "variance"]
 
 
-def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+@names_its_keywords
+def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None,
+             **unknown: Never) -> NDArray[np.float64]:
     """The variance of each head's attention weights over the keys, averaged over the queries.
 
     Parameters
@@ -50,13 +59,18 @@ def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray
     >>> mha.importance.variance([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.125]
     """
+    if unknown:
+        raise unknown_keyword(variance, unknown)
+
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return rows.var(axis=-1)
 
     return _mean_of_rows(weights, lengths, of_rows)
 
 
-def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
+@names_its_keywords
+def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None,
+               **unknown: Never) -> NDArray[np.float64]:
     """The largest weight of each row, averaged over the queries: how sharply each head attends.
 
     Parameters
@@ -77,13 +91,18 @@ def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArr
     >>> mha.importance.confidence([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.75]
     """
+    if unknown:
+        raise unknown_keyword(confidence, unknown)
+
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return rows.max(axis=-1)
 
     return _mean_of_rows(weights, lengths, of_rows)
 
 
-def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
+@names_its_keywords
+def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None,
+            **unknown: Never) -> NDArray[np.float64]:
     """The entropy of each row, -sum of weight * log(weight) in nats, averaged over the queries.
 
     Parameters
@@ -104,14 +123,18 @@ def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[
     >>> mha.importance.entropy([[[0.5, 0.5], [1.0, 0.0]]]).round(4).tolist()
     [0.3466]
     """
+    if unknown:
+        raise unknown_keyword(entropy, unknown)
+
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return -(rows * np.log(np.where(rows > 0, rows, 1))).sum(axis=-1)
 
     return _mean_of_rows(weights, lengths, of_rows)
 
 
+@names_its_keywords
 def ablation(loss: Callable[[NDArray[np.float64]], float],
-             shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+             shape: int | tuple[int, ...], **unknown: Never) -> NDArray[np.float64]:
     """How much a loss grows when each head is switched off, one after the other.
 
     Parameters
@@ -137,6 +160,8 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     >>> mha.importance.ablation(lambda gates: 3 - gates @ [0.5, 2.0], 2).tolist()
     [0.5, 2.0]
     """
+    if unknown:
+        raise unknown_keyword(ablation, unknown)
     if not callable(loss):
         raise TypeError(f"loss: got {type(loss).__name__}, wanted a function of the gates")
     sizes = shape if isinstance(shape, tuple) else (shape,)
@@ -161,8 +186,9 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     return scores
 
 
+@names_its_keywords
 def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
-             ) -> NDArray[np.float64]:
+             **unknown: Never) -> NDArray[np.float64]:
     """The mean over examples of |d loss / d gate|: I_h of Michel et al.
 
     Parameters
@@ -188,6 +214,8 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     >>> mha.importance.gradient([[3.0, -1.0], [-3.0, 7.0]]).tolist()
     [0.6, 0.8]
     """
+    if unknown:
+        raise unknown_keyword(gradient, unknown)
     normalise = as_bool(normalise, "normalise")
     _check_iterable(gate_gradients, "gate_gradients")
     total: NDArray[np.float64] | None = None
@@ -216,7 +244,9 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     return scores
 
 
-def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[np.float64]:
+@names_its_keywords
+def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
+            **unknown: Never) -> NDArray[np.float64]:
     """Attention followed through all layers, heads averaged: which input each output comes from.
 
     An entry says how much a token of the last layer holds of a token of the input, as if values
@@ -243,6 +273,8 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[n
     >>> mha.importance.rollout([swap, swap], residual=0.0).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    if unknown:
+        raise unknown_keyword(rollout, unknown)
     _check_iterable(weights, "weights")
     if not isinstance(residual, numbers.Real):
         raise TypeError(f"residual: got {type(residual).__name__}, wanted a share in [0, 1]")

@@ -1,18 +1,23 @@
 """The linear projections of the figure (steps 1 and 5)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Never
 
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha.arguments import as_array, wanted_names
 from mha.gradients import LinearGradients, checked_gradient, linear_gradients
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["linear", "linear_vjp"]
 
 
-def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
+@names_its_keywords
+def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None,
+           **unknown: Never) -> NDArray[Any]:
     """x @ weight + bias: one linear projection.
 
     Parameters
@@ -35,12 +40,15 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> ND
     >>> mha.linear(np.ones((2, 3)), np.ones((3, 4)), np.zeros(4)).shape
     (2, 4)
     """
+    if unknown:
+        raise unknown_keyword(linear, unknown)
     return _core.linear(x, weight, bias)
 
 
+@names_its_keywords
 def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *,
                wrt: Collection[str] | None = None,
-               ) -> tuple[NDArray[Any], Callable[[ArrayLike], LinearGradients]]:
+               **unknown: Never) -> tuple[NDArray[Any], Callable[[ArrayLike], LinearGradients]]:
     """`linear` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -66,6 +74,8 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     >>> pullback(np.ones_like(output)).weight.shape
     (3, 4)
     """
+    if unknown:
+        raise unknown_keyword(linear_vjp, unknown)
     wanted = wanted_names(wrt, LinearGradients._fields)
     output = _core.linear(x, weight, bias)
     rows = as_array(x, "x").astype(output.dtype, copy=False)

@@ -5,18 +5,26 @@ lengths the options `causal=`, `window=` and `key_lengths=` do the same without 
 and skip what they block.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_int, no_memory
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+@names_its_keywords
 def causal(query_len: int, key_len: int | None = None,
-           query_offset: int | None = None) -> NDArray[np.bool_]:
+           query_offset: int | None = None, **unknown: Never) -> NDArray[np.bool_]:
     """(query_len, key_len): key j is visible to query i iff j <= i + query_offset.
 
     key_len defaults to query_len, query_offset to key_len - query_len (the last query sees the
@@ -31,11 +39,15 @@ def causal(query_len: int, key_len: int | None = None,
     >>> mha.masks.causal(3).tolist()
     [[True, False, False], [True, True, False], [True, True, True]]
     """
+    if unknown:
+        raise unknown_keyword(causal, unknown)
     return sliding_window(query_len, key_len, left=None, right=0, query_offset=query_offset)
 
 
+@names_its_keywords
 def sliding_window(query_len: int, key_len: int | None = None, *, left: int | None = None,
-                   right: int | None = None, query_offset: int | None = None) -> NDArray[np.bool_]:
+                   right: int | None = None, query_offset: int | None = None,
+                   **unknown: Never) -> NDArray[np.bool_]:
     """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
 
     None leaves a side open. left=2, right=0 sees the token itself and the two before it.
@@ -49,16 +61,18 @@ def sliding_window(query_len: int, key_len: int | None = None, *, left: int | No
     >>> mha.masks.sliding_window(3, left=1, right=0).tolist()
     [[True, False, False], [True, True, False], [False, True, True]]
     """
+    if unknown:
+        raise unknown_keyword(sliding_window, unknown)
     query_len = _size(query_len, "query_len")
     key_len = query_len if key_len is None else _size(key_len, "key_len")
     if query_offset is None:
         query_offset = key_len - query_len
     try:
         visible = np.ones((query_len, key_len), bool)
+        query_index, key_index = np.arange(query_len)[:, None], np.arange(key_len)
     except (ValueError, OverflowError, MemoryError):
         raise no_memory("query_len, key_len", (query_len, key_len)) from None
-    position = np.arange(query_len)[:, None] + _clipped(as_int(query_offset, "query_offset"))
-    key_index = np.arange(key_len)
+    position = query_index + _clipped(as_int(query_offset, "query_offset"))
     if left is not None:
         visible &= key_index >= position - _clipped(_size(left, "left"))
     if right is not None:
@@ -66,7 +80,8 @@ def sliding_window(query_len: int, key_len: int | None = None, *, left: int | No
     return visible
 
 
-def from_lengths(lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
+@names_its_keywords
+def from_lengths(lengths: ArrayLike, key_len: int, **unknown: Never) -> NDArray[np.bool_]:
     """(batch,) -> (batch, 1, 1, key_len), (batch, query_len) -> (batch, 1, query_len, key_len).
 
     Key j is visible iff j < length: what d2l calls valid_lens.
@@ -81,6 +96,8 @@ def from_lengths(lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
     >>> mha.masks.from_lengths([1, 3], 3)[:, 0, 0].tolist()
     [[True, False, False], [True, True, True]]
     """
+    if unknown:
+        raise unknown_keyword(from_lengths, unknown)
     key_len = _size(key_len, "key_len")
     lengths = as_array(lengths, "lengths")
     if lengths.dtype.kind not in "iu" and lengths.size:
@@ -99,7 +116,8 @@ def from_lengths(lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
         raise no_memory("key_len", (*per_query.shape, key_len)) from None
 
 
-def from_attend(mask: ArrayLike) -> NDArray[np.bool_]:
+@names_its_keywords
+def from_attend(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
     """A mask where nonzero means attend (the PyTorch notebook, Keras, Hugging Face) -> bool.
 
     The shape (..., query_len, key_len) stays as it is.
@@ -113,10 +131,13 @@ def from_attend(mask: ArrayLike) -> NDArray[np.bool_]:
     >>> mha.masks.from_attend([[1, 0], [1, 1]]).tolist()
     [[True, False], [True, True]]
     """
+    if unknown:
+        raise unknown_keyword(from_attend, unknown)
     return _numbers(mask) != 0
 
 
-def from_blocked(mask: ArrayLike) -> NDArray[np.bool_]:
+@names_its_keywords
+def from_blocked(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
     """A mask where nonzero means blocked (the NumPy tutorial, key_padding_mask) -> bool.
 
     The shape (..., query_len, key_len) stays as it is.
@@ -130,6 +151,8 @@ def from_blocked(mask: ArrayLike) -> NDArray[np.bool_]:
     >>> mha.masks.from_blocked([[0, 1], [0, 0]]).tolist()
     [[True, False], [True, True]]
     """
+    if unknown:
+        raise unknown_keyword(from_blocked, unknown)
     return _numbers(mask) == 0
 
 

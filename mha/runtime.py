@@ -1,12 +1,19 @@
 """Threads, the instruction set in use, and show_config."""
 
+from __future__ import annotations
+
 import contextlib
+import os
 import platform
+import re
+import warnings
 from collections.abc import Iterator
+from typing import Never
 
 import numpy as np
 
 from mha import _core
+from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["get_num_threads", "instruction_set", "set_num_threads", "show_config", "threads"]
 
@@ -15,7 +22,7 @@ def get_num_threads() -> int:
     """How many threads a call from here may use.
 
     At the start: MHA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that the process may use
-    (affinity and cgroup quota included).
+    (affinity and cgroup quota included). Importing mha warns of a wrong MHA_NUM_THREADS.
 
     >>> with mha.threads(2):
     ...     mha.get_num_threads()
@@ -24,7 +31,8 @@ def get_num_threads() -> int:
     return _core.get_num_threads()
 
 
-def set_num_threads(num_threads: int) -> None:
+@names_its_keywords
+def set_num_threads(num_threads: int, **unknown: Never) -> None:
     """Set the number of threads of the whole process. The result's bits never depend on it.
 
     Raises
@@ -35,11 +43,13 @@ def set_num_threads(num_threads: int) -> None:
     >>> mha.get_num_threads()
     4
     """
+    if unknown:
+        raise unknown_keyword(set_num_threads, unknown)
     _core.set_num_threads(num_threads)
 
 
-@contextlib.contextmanager
-def threads(num_threads: int) -> Iterator[None]:
+@names_its_keywords
+def threads(num_threads: int, **unknown: Never) -> contextlib.AbstractContextManager[None]:
     """Within `with mha.threads(n):` calls of this context use n threads; others are untouched.
 
     Raises
@@ -50,6 +60,13 @@ def threads(num_threads: int) -> Iterator[None]:
     >>> with mha.threads(1):
     ...     output = mha.scaled_dot_product_attention(x, x, x)
     """
+    if unknown:
+        raise unknown_keyword(threads, unknown)
+    return _threads(num_threads)
+
+
+@contextlib.contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
     token = _core.num_threads_variable.set(_core.checked_num_threads(num_threads))
     try:
         yield
@@ -81,3 +98,11 @@ def show_config() -> None:
     print(f"  threads:         {get_num_threads()}")
     print(f"  NumPy:           {np.__version__}")
     print(f"  Python:          {platform.python_version()} on {platform.machine()}")
+
+
+def warn_of_wrong_environment() -> None:
+    """The core takes a wrong MHA_NUM_THREADS as far as it is a number, else what comes next."""
+    given = os.environ.get("MHA_NUM_THREADS", "")
+    if given and not re.fullmatch(r"\s*\+?0*[1-9][0-9]*\s*", given):
+        warnings.warn(f"MHA_NUM_THREADS: got {given!r}, wanted an int of at least 1; calls use"
+                      f" {get_num_threads()} threads", RuntimeWarning, stacklevel=3)

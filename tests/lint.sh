@@ -6,7 +6,8 @@ bin=.venv/bin
 
 $bin/ruff check .
 $bin/mypy
-$bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha
+# The other modules are their own stubs, whose functions show their signatures without **unknown.
+$bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha._core
 git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
     'benchmarks/*.c' 'benchmarks/*.h' |
     xargs $bin/clang-format --dry-run -Werror

@@ -31,6 +31,16 @@ def figure(a, **changed):
     return mha.multi_head_attention(**good | changed)
 
 
+def figure_vjp(a, **changed):
+    good = {"query": a.x, "key": a.x, "value": a.x, "W_q": a.W, "W_k": a.W, "W_v": a.W, "W_o": a.W,
+            "num_heads": 4}
+    return mha.multi_head_attention_vjp(**good | changed)
+
+
+def figure_of_one(a, **changed):
+    return figure(a, **{"query": a.x[0], "key": a.x[0], "value": a.x[0]} | changed)
+
+
 def make(a, **changed):
     return mha.MultiHeadAttention(**{"embed_dim": 12, "num_heads": 4} | changed)
 
@@ -95,6 +105,8 @@ def from_blocked(a, mask):
     return mha.masks.from_blocked(mask)
 
 
+HUGE_HEADS = [(-2**70, V, str(-2**70), "at least 1"),
+              (2**70, V, str(2**70), "at most 9223372036854775807")]
 FIGURE = [
     *rows(figure, "query", WRONG_ARRAYS[:6]), *rows(figure, "W_q", WRONG_ARRAYS[:4]),
     *rows(figure, "W_o", WRONG_ARRAYS[:4]), *rows(figure, "b_k", WRONG_ARRAYS[1:4]),
@@ -120,7 +132,17 @@ FIGURE = [
     row(figure, "num_heads", 0, V, "0", "at least 1"),
     row(figure, "num_kv_heads", 3, V, "3", "a divisor of num_heads (4)"),
     row(figure, "num_kv_heads", -4, V, "-4", "at least 1"),
-    row(figure, "mask", f(2, 5, 5) > 0, V, "shape (2, 5, 5)", "broadcasts to the scores"),
+    row(figure, "mask", f(2, 5, 5) > 0, V, "3 dimensions", "write mask[:, None]"),
+    row(figure, "bias", f(4, 5, 5), V, "3 dimensions", "write bias[:, None]"),
+    row(figure_of_one, "mask", f(4, 5, 5) > 0, V, "3 dimensions", "write mask[:, None]"),
+    row(figure_of_one, "mask", f(2, 1, 5, 5) > 0, V, "shape (2, 1, 5, 5)", "the scores (4, 5, 5)"),
+    row(figure_vjp, "mask", f(2, 5, 5) > 0, V, "3 dimensions", "write mask[:, None]"),
+    row(figure_vjp, "bias", f(4, 5, 5), V, "3 dimensions", "write bias[:, None]"),
+    row(figure, "mask", f(5, 4) > 0, V, "shape (5, 4)", "broadcasts to the scores (2, 4, 5, 5)"),
+    *rows(figure, "num_heads", HUGE_HEADS), *rows(figure, "num_kv_heads", HUGE_HEADS),
+    row(figure, "num_kv_heads", 2**61, V, str(2**61), "a divisor of num_heads (4)"),
+    ("figure", lambda a: figure(a, num_heads=2**61), V, "W_q", "12 columns",
+     f"a multiple of num_heads ({2**61})"),
     row(figure, "mask", f(5, 5), T, "an array of float32", "bool with True = attend"),
     row(figure, "key_lengths", [6, 0], V, "6", "lengths in [0, 5]"),
     row(figure, "window", (-1, 0), V, "-1", "at least 0"),
@@ -172,6 +194,7 @@ CALL = [
      "10 rows, the last axis of value"),
     row(call, "mask", f(2, 5, 5) > 0, V, "3 dimensions", "write mask[:, None]"),
     row(call, "bias", f(2, 5, 5), V, "3 dimensions", "write bias[:, None]"),
+    row(call, "mask", f(5) > 0, V, "1 dimensions", "2 (query_len, key_len) or 4"),
     row(call, "mask", True, V, "0 dimensions", "2 (query_len, key_len) or 4"),
     row(call, "mask", [[True], [True, False]], V, "list", "an array"),
     row(call, "mask", f(5, 5), T, "an array of float32", "bool with True = attend"),
@@ -212,6 +235,10 @@ MASKS = [
     *rows(causal, "query_len", WRONG_INTS), *rows(causal, "key_len", WRONG_INTS[:3]),
     *rows(causal, "query_offset", WRONG_INTS), *rows(window, "left", WRONG_INTS[:4]),
     *rows(window, "right", WRONG_INTS[:4]), *rows(from_lengths, "key_len", WRONG_INTS),
+    ("causal", lambda a: causal(a, query_len=2**61, key_len=0), M, "query_len, key_len",
+     f"shape ({2**61}, 0)", TOO_LARGE),
+    ("causal", lambda a: causal(a, query_len=0, key_len=2**61), M, "query_len, key_len",
+     f"shape (0, {2**61})", TOO_LARGE),
     row(causal, "query_len", None, T, "NoneType", "an int"),
     row(causal, "query_len", -1, V, "-1", "at least 0"),
     row(window, "left", -1, V, "-1", "at least 0"),

@@ -54,7 +54,7 @@ def test_pairs_of_options(dtype):
     rng = np.random.default_rng(1)
     arguments = random_arguments(rng, dtype)
     cases = {
-        "mask": rng.random((2, 1, 6, 9)) < 0.6, "bias": rng.standard_normal((4, 6, 9)),
+        "mask": rng.random((2, 1, 6, 9)) < 0.6, "bias": rng.standard_normal((1, 4, 6, 9)),
         "key_lengths": rng.integers(0, 10, (2, 6)), "causal": True, "window": (2, 1),
         "scale": 0.3, "softcap": 2.0, "empty_rows": "uniform", "dropout": 0.3,
         "head_gate": rng.standard_normal(4), "b_q": rng.standard_normal(20),

@@ -111,7 +111,8 @@ def test_one_sequence_is_a_batch_of_one():
     rng = np.random.default_rng(3)
     arguments = figure_arguments(rng, np.float64, ())
     options = {"num_heads": 4, "num_kv_heads": 2, "key_lengths": 5,
-               "mask": rng.random((4, 5, 7)) < 0.8, "bias": rng.standard_normal((4, 5, 7))}
+               "mask": rng.random((1, 4, 5, 7)) < 0.8,
+               "bias": rng.standard_normal((1, 4, 5, 7))}
     output, pullback = mha.multi_head_attention_vjp(**arguments, **options)
     batched = {name: array[None] if name in ("query", "key", "value") else array
                for name, array in arguments.items()}

@@ -60,6 +60,7 @@ SIGNATURES = {
     "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, mask=None, bias=None,
         key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
         empty_rows='zeros', training=False, rng=None, head_gate=None, wrt=None""",
+    "MultiHeadAttention.dropout": "self",
     "MultiHeadAttention.parameters": "self",
     "MultiHeadAttention.load_parameters": "self, mapping",
     "MultiHeadAttention.num_parameters": "self",
@@ -91,6 +92,7 @@ NEVER_RAISE = {"get_num_threads", "instruction_set", "show_config", "MultiHeadAt
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
                "MultiHeadAttention.unfreeze"}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
+                  "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
                   "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze"}
@@ -145,7 +147,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     loaded = run("import sys, mha; print(*sys.modules)")
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
-        "mha.gradients", "mha.heads", "mha.layer", "mha.linear_projection", "mha.runtime"}
+        "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_state",
+        "mha.linear_projection", "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}

@@ -326,7 +326,8 @@ PyObject *mha_as_int(PyObject *object, const char *name) {
     return integer;
 }
 
-int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value) {
+/* An int as int64; *overflow is its sign where it is beyond. */
+static int convert_int64(PyObject *object, const char *name, int64_t *value, int *overflow) {
     if (!mha_has_index(object)) {
         PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
         return -1;
@@ -335,13 +336,35 @@ int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *
     if (integer == NULL) {
         return -1;
     }
-    int overflow;
-    long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
+    *value = PyLong_AsLongLongAndOverflow(integer, overflow);
     Py_DECREF(integer);
-    if (number == -1 && PyErr_Occurred()) {
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int mha_convert_size(PyObject *object, const char *name, int64_t least, int64_t *value) {
+    int overflow;
+    if (convert_int64(object, name, value, &overflow) < 0) {
         return -1;
     }
-    /* Beyond +-MHA_FARTHEST all ints mean the same. */
+    if (overflow < 0 || (overflow == 0 && *value < least)) {
+        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
+                     (long long)least);
+        return -1;
+    }
+    if (overflow > 0) {
+        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, object,
+                     (long long)INT64_MAX);
+        return -1;
+    }
+    return 0;
+}
+
+int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value) {
+    int64_t number;
+    int overflow;
+    if (convert_int64(object, name, &number, &overflow) < 0) {
+        return -1;
+    }
     if (overflow > 0 || number > MHA_FARTHEST) {
         number = MHA_FARTHEST;
     }

@@ -74,6 +74,8 @@ int mha_convert_number(PyObject *object, const char *name, double *value);
 bool mha_has_index(PyObject *object);                     /* as ints do; a bool does not count */
 PyObject *mha_as_int(PyObject *object, const char *name); /* by __index__; new reference */
 int mha_convert_seed(PyObject *object, uint64_t *seed);
+int mha_convert_size(PyObject *object, const char *name, int64_t least, int64_t *value);
+/* Clipped to +-MHA_FARTHEST, beyond which positions and numbers of threads mean the same. */
 int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *value);
 
 #endif

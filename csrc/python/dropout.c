@@ -27,7 +27,7 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     }
     for (int axis = 0; axis < axes; axis++) {
         int64_t size;
-        if (mha_convert_int(PyTuple_GET_ITEM(args[0], axis), "shape", 0, &size) < 0) {
+        if (mha_convert_size(PyTuple_GET_ITEM(args[0], axis), "shape", 0, &size) < 0) {
             return NULL;
         }
         shape[axis] = (npy_intp)size;

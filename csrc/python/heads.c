@@ -14,7 +14,7 @@ PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     }
     x = mha_as_array(args[0], "x");
-    if (x == NULL || mha_convert_int(args[1], "num_heads", 1, &num_heads) < 0) {
+    if (x == NULL || mha_convert_size(args[1], "num_heads", 1, &num_heads) < 0) {
         goto cleanup;
     }
     const int axes = PyArray_NDIM(x);
@@ -38,6 +38,9 @@ PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t
     }
     heads = (PyObject *)mha_new_view(x, split.axes, shape, strides,
                                      PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE);
+    if (heads == NULL) { /* of nothing each, but too many */
+        mha_name_missing_memory(shape, split.axes, "num_heads");
+    }
 cleanup:
     Py_XDECREF(x);
     return heads;

@@ -145,12 +145,12 @@ static int convert_sequences(PyObject *const *args, PyObject *dtype_object, laye
 }
 
 static int convert_heads(PyObject *const *args, layer_arguments *a) {
-    if (mha_convert_int(args[NUM_HEADS], "num_heads", 1, &a->num_heads) < 0) {
+    if (mha_convert_size(args[NUM_HEADS], "num_heads", 1, &a->num_heads) < 0) {
         return -1;
     }
     a->num_kv_heads = a->num_heads;
     if (args[NUM_KV_HEADS] != Py_None &&
-        mha_convert_int(args[NUM_KV_HEADS], "num_kv_heads", 1, &a->num_kv_heads) < 0) {
+        mha_convert_size(args[NUM_KV_HEADS], "num_kv_heads", 1, &a->num_kv_heads) < 0) {
         return -1;
     }
     if (a->num_heads % a->num_kv_heads != 0) {
@@ -229,12 +229,44 @@ static void set_scores(layer_arguments *a) {
     a->scores.head_dim = a->matrices[0].out / a->num_heads;
 }
 
-static int convert(PyObject *const *args, layer_arguments *a) {
+/* A mask or bias of 3 dimensions could mean one a head or one a batch item: it is refused. Where a
+ * single sequence's has a batch axis of 1, it loses it, as the scores have none. */
+static int settle_score_axes(PyObject **object, const char *name, bool of_layer, int batch_axes) {
+    if (*object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = (PyArrayObject *)*object; /* or an int or bool, which settles as it is */
+    const int axes = PyArray_Check(*object) ? PyArray_NDIM(array) : 0;
+    if (axes == 3 || (of_layer && axes != 2 && axes != 4)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
+                     "query_len, key_len); for one per batch item write %s[:, None]",
+                     name, axes, name);
+        return -1;
+    }
+    if (axes == 4 && batch_axes == 0 && PyArray_DIM(array, 0) == 1) {
+        PyArrayObject *of_sequence =
+            mha_new_view(array, 3, PyArray_DIMS(array) + 1, PyArray_STRIDES(array) + 1, 0);
+        if (of_sequence == NULL) {
+            return -1;
+        }
+        Py_SETREF(*object, (PyObject *)of_sequence);
+    }
+    return 0;
+}
+
+static int convert(PyObject **args, layer_arguments *a) {
     if (convert_sequences(args, args[DTYPE], a) < 0 || convert_heads(args, a) < 0 ||
         convert_parameters(args, a) < 0) {
         return -1;
     }
     set_scores(a);
+    const bool of_layer = PyArray_DescrCheck(args[DTYPE]);
+    const int batch_axes = a->scores.batch_axes;
+    if (settle_score_axes(&args[OPTIONS + MASK], "mask", of_layer, batch_axes) < 0 ||
+        settle_score_axes(&args[OPTIONS + BIAS], "bias", of_layer, batch_axes) < 0) {
+        return -1;
+    }
     return mha_convert_options(args + OPTIONS, a->dtype, &a->scores, &a->options);
 }
 

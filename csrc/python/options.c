@@ -131,6 +131,22 @@ static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
     return PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
 }
 
+/* Names the number that was given; as int64 it may be another one. */
+static int raise_wrong_length(PyObject *lengths, npy_intp index, int64_t key_len) {
+    PyArrayObject *given = mha_as_array(lengths, "key_lengths");
+    PyObject *length = NULL;
+    if (given != NULL) {
+        length = PyObject_CallMethod((PyObject *)given, "item", "n", (Py_ssize_t)index);
+    }
+    if (length != NULL) {
+        PyErr_Format(PyExc_ValueError, "key_lengths: got %S, wanted lengths in [0, %lld]", length,
+                     (long long)key_len);
+    }
+    Py_XDECREF(length);
+    Py_XDECREF(given);
+    return -1;
+}
+
 static int convert_key_lengths(PyObject *object, const score_shape *scores,
                                PyArrayObject **lengths) {
     npy_intp shape[NPY_MAXDIMS];
@@ -156,9 +172,7 @@ static int convert_key_lengths(PyObject *object, const score_shape *scores,
     const int64_t *values = PyArray_DATA(*lengths);
     for (npy_intp i = 0; i < PyArray_SIZE(*lengths); i++) {
         if (values[i] < 0 || values[i] > scores->key_len) {
-            PyErr_Format(PyExc_ValueError, "key_lengths: got %lld, wanted lengths in [0, %lld]",
-                         (long long)values[i], (long long)scores->key_len);
-            return -1;
+            return raise_wrong_length(object, i, scores->key_len);
         }
     }
     return 0;

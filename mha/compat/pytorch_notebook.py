@@ -114,10 +114,13 @@ class MultiHeadAttention:
         """
         dropout = self.dropout if self.training else 0.0
         seed = int(self._rng.integers(2**64, dtype=np.uint64))
+        visible = _visible(mask)
+        if visible is not None and visible.ndim < 4:
+            visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
         output, weights = mha.multi_head_attention(
             query, key, value, self.W_q.kernel, self.W_k.kernel, self.W_v.kernel, self.W_o.kernel,
             b_q=self.W_q.bias, b_k=self.W_k.bias, b_v=self.W_v.bias, b_o=self.W_o.bias,
-            num_heads=self.num_heads, mask=_visible(mask), empty_rows="uniform", dropout=dropout,
+            num_heads=self.num_heads, mask=visible, empty_rows="uniform", dropout=dropout,
             rng=seed, return_weights=True)
         return output, _after_dropout(weights, dropout, seed)
 

@@ -1,0 +1,119 @@
+"""Keywords that a function does not have: errors that name the one it has.
+
+A function takes them as **unknown, an empty dict in every good call, and raises `unknown_keyword`
+where there are any. Type checkers refuse them, since nothing is a Never; signatures and help()
+show the function without.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# What other libraries call it -> (our keywords, one of which the function must have, and what to
+# write). Several entries are tried in turn.
+ELSEWHERE: dict[str, list[tuple[str, str]]] = {}
+
+
+def _elsewhere(names: str, keyword: str, wanted: str = "") -> None:
+    for name in names.split():
+        ELSEWHERE.setdefault(name, []).append((keyword, wanted or f"{keyword}="))
+
+
+_elsewhere("attn_mask attention_mask", "mask",
+           "mask=, bool with True = attend (or bias=, floats that are added to the scores)")
+_elsewhere("key_padding_mask src_key_padding_mask padding_mask", "key_lengths",
+           "key_lengths=, how many keys of each sequence are real; or mask=, True = attend:"
+           " mha.masks.from_blocked({name})[:, None, None, :]")
+_elsewhere("key_mask query_mask value_mask", "mask", "mask=, bool with True = attend")
+_elsewhere("is_causal", "causal",
+           "causal= (with query_offset=0 for PyTorch's upper-left triangle)")
+_elsewhere("use_causal_mask causal_mask look_ahead_mask", "causal")
+_elsewhere("valid_lens valid_len seq_lens lengths key_value_seq_lengths", "key_lengths")
+_elsewhere("valid_lens valid_len seq_lens key_lengths", "lengths")
+_elsewhere("need_weights return_attention_scores output_attentions return_attention",
+           "return_weights")
+_elsewhere("average_attn_weights", "return_weights",
+           "return_weights=, the weights of every head: their .mean(axis=-3) is the average")
+_elsewhere("return_softmax_lse", "return_lse")
+_elsewhere("attn_bias attention_bias position_bias", "bias")
+_elsewhere("dropout_p dropout_rate attention_dropout attn_dropout p_dropout", "dropout")
+_elsewhere("dropout_p dropout_rate p", "p")
+_elsewhere("softmax_scale sm_scale scaling scale_factor", "scale")
+_elsewhere("soft_cap logit_cap logits_soft_cap attn_logit_softcapping", "softcap")
+_elsewhere("window_size sliding_window local_window_size", "window", "window=(left, right)")
+_elsewhere("head_mask", "head_gate")
+_elsewhere("seed generator random_state", "rng")
+_elsewhere("deterministic", "training", "training=, its opposite")
+_elsewhere("enable_gqa", "num_kv_heads")
+_elsewhere("enable_gqa", "key", "nothing: key and value with fewer heads are shared among query's")
+_elsewhere("n_heads n_head nhead heads h num_attention_heads", "num_heads")
+_elsewhere("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
+_elsewhere("d_model num_hiddens hidden_size hidden_dim model_dim", "embed_dim")
+_elsewhere("bias qkv_bias add_bias", "use_bias")
+_elsewhere("kdim", "key_dim")
+_elsewhere("vdim", "value_dim")
+_elsewhere("head_size d_head d_k d_kv", "head_dim")
+_elsewhere("d_v", "value_head_dim")
+_elsewhere("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
+_elsewhere("q queries Q", "query")
+_elsewhere("k keys K", "key")
+_elsewhere("v values V", "value")
+_elsewhere("input X", "x")
+_elsewhere("W kernel", "weight")
+_elsewhere("b", "bias")
+
+
+class AnnotationText(str):
+    """An annotation as it was written; shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def names_its_keywords(function: Function) -> Function:
+    """Decorates a function that takes **unknown: its signature and help() show the others alone.
+
+    Nothing is wrapped: a call is one of the function itself.
+    """
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=_as_written(parameter.annotation))
+        for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+    described: Any = function
+    described.__signature__ = signature.replace(
+        parameters=parameters, return_annotation=_as_written(signature.return_annotation))
+    described.__annotations__ = {name: annotation for name, annotation
+                                 in function.__annotations__.items() if name != "unknown"}
+    return function
+
+
+def _as_written(annotation: Any) -> Any:
+    return AnnotationText(annotation) if isinstance(annotation, str) else annotation
+
+
+def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> TypeError:
+    """The error for the first of the unknown keywords of a call of the function."""
+    name = next(iter(unknown))
+    known = [known for known in inspect.signature(function).parameters if known != "self"]
+    owner, _, method = function.__qualname__.rpartition(".")
+    callee = {"__init__": owner, "__call__": f"a call of {owner}"}.get(
+        method, function.__qualname__)
+    return TypeError(f"{name}: got a keyword that {callee} does not have, wanted"
+                     f" {_suggestion(name, known)}")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    for keyword, wanted in ELSEWHERE.get(name, []):
+        if keyword in known:
+            return wanted.format(name=name)
+    import difflib  # here, since import mha has no other use for it
+
+    by_lower_case = {keyword.lower(): keyword for keyword in known}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    return f"{by_lower_case[close[0]]}=" if close else f"one of {', '.join(known)}"

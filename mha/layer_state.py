@@ -1,0 +1,273 @@
+"""What a layer is at one moment: its settings and parameters as one value that never changes.
+
+What changes a layer puts another value in its place by one assignment, and a call reads it once;
+so calls in other threads see the layer as it was or as it is, never a mix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mha import _core
+from mha.arguments import as_bool, as_int, as_probability, as_real_dtype, no_memory
+from mha.dropout import check_rng
+
+WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
+BIASES = ("b_q", "b_k", "b_v", "b_o")
+
+
+class LayerSettings(NamedTuple):
+    """The constructor's arguments, defaults filled in."""
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    query_dim: int
+    key_dim: int
+    value_dim: int
+    output_dim: int
+    dropout: float
+    use_bias: bool
+    dtype: np.dtype[Any]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter by its name."""
+        queries = self.num_heads * self.head_dim
+        keys = self.num_kv_heads * self.head_dim
+        values = self.num_kv_heads * self.value_head_dim
+        merged = self.num_heads * self.value_head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "W_q": (self.query_dim, queries), "W_k": (self.key_dim, keys),
+            "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
+        if self.use_bias:
+            shapes |= {"b" + name[1:]: shape[1:] for name, shape in shapes.items()}
+        return shapes
+
+
+class LayerState(NamedTuple):
+    """A layer's settings and parameters, and what follows from them."""
+
+    settings: LayerSettings
+    parameters: Mapping[str, NDArray[Any]]
+    packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
+    call: tuple[Any, ...]  # dropout, W_q to W_o, b_q to b_o, num_heads, num_kv_heads, dtype
+
+
+def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+              packed: tuple[object, ...] | None = None) -> LayerState:
+    """The only way to make one: `call` is what the others say."""
+    matrices = packed or tuple(parameters[name] for name in WEIGHTS)
+    call = (settings.dropout, *matrices, *map(parameters.get, BIASES), settings.num_heads,
+            settings.num_kv_heads, settings.dtype)
+    return LayerState(settings, parameters, packed, call)
+
+
+def checked_settings(
+        embed_dim: int, num_heads: int, *, use_bias: bool, dropout: float,
+        num_kv_heads: int | None, head_dim: int | None, value_head_dim: int | None,
+        query_dim: int | None, key_dim: int | None, value_dim: int | None,
+        output_dim: int | None, dtype: DTypeLike) -> LayerSettings:
+    """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
+    embed_dim = _size(embed_dim, "embed_dim")
+    num_heads = _size(num_heads, "num_heads")
+    num_kv_heads = _size(num_kv_heads, "num_kv_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_kv_heads: got {num_kv_heads}, wanted a divisor of num_heads"
+                         f" ({num_heads})")
+    if head_dim is None and embed_dim % num_heads:
+        raise ValueError(f"embed_dim: got {embed_dim}, wanted a multiple of num_heads"
+                         f" ({num_heads}); or give head_dim")
+    head_dim = _size(head_dim, "head_dim", embed_dim // num_heads)
+    key_dim = _size(key_dim, "key_dim", embed_dim)
+    return LayerSettings(
+        embed_dim, num_heads, num_kv_heads, head_dim,
+        _size(value_head_dim, "value_head_dim", head_dim),
+        _size(query_dim, "query_dim", embed_dim), key_dim,
+        _size(value_dim, "value_dim", key_dim), _size(output_dim, "output_dim", embed_dim),
+        as_probability(dropout, "dropout"), as_bool(use_bias, "use_bias"), as_real_dtype(dtype))
+
+
+def _size(value: Any, name: str, default: int | None = None) -> int:
+    if value is None and default is not None:
+        return default
+    size = as_int(value, name)
+    if size < 1:
+        raise ValueError(f"{name}: got {size}, wanted at least 1")
+    return size
+
+
+def xavier_uniform(settings: LayerSettings,
+                   rng: int | np.random.Generator | None) -> dict[str, NDArray[Any]]:
+    """Weights uniform in +-sqrt(6 / (in + out)), biases zero."""
+    check_rng(rng)
+    generator = np.random.default_rng(rng)
+    dtype: Any = settings.dtype
+    start = {}
+    for name, shape in settings.shapes().items():
+        try:
+            start[name] = np.empty(shape, dtype)
+        except (ValueError, OverflowError, MemoryError):
+            raise no_memory(name, shape) from None
+        if name in BIASES:
+            start[name].fill(0)
+        else:
+            generator.random(out=start[name], dtype=dtype)
+            start[name] -= dtype.type(0.5)
+            start[name] *= dtype.type(2 * math.sqrt(6 / sum(shape)))
+    return start
+
+
+def frozen(state: LayerState) -> LayerState:
+    """With read-only copies of the parameters, the matrices packed."""
+    if state.packed is not None:
+        return state
+    copies = {name: parameter.copy() for name, parameter in state.parameters.items()}
+    packed = tuple(_core.pack_weight(copies[name]) for name in WEIGHTS)
+    for parameter in copies.values():
+        parameter.flags.writeable = False
+    return new_state(state.settings, copies, packed)
+
+
+def unfrozen(state: LayerState) -> LayerState:
+    if state.packed is None:
+        return state
+    return new_state(state.settings,
+                     {name: parameter.copy() for name, parameter in state.parameters.items()})
+
+
+def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
+    """Unfrozen copies of the parameters in the dtype."""
+    return new_state(state.settings._replace(dtype=dtype),
+                     {name: parameter.astype(dtype)
+                      for name, parameter in state.parameters.items()})
+
+
+def with_dropout(state: LayerState, dropout: float) -> LayerState:
+    return new_state(state.settings._replace(dropout=dropout), state.parameters, state.packed)
+
+
+def check_not_frozen(state: LayerState, name: str) -> None:
+    if state.packed is not None:
+        raise ValueError(f"{name}: got a change to a frozen layer, wanted unfreeze() before it")
+
+
+def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The array as the layer's parameter of this name, in its type."""
+    wanted = settings.shapes()[name]
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted {settings.dtype}")
+    if array.shape != wanted:
+        raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
+    return array.astype(settings.dtype, copy=False)
+
+
+def with_parameter(state: LayerState, name: str, array: NDArray[Any]) -> LayerState:
+    check_not_frozen(state, name)
+    checked = checked_parameter(state.settings, name, array)
+    return new_state(state.settings, {**state.parameters, name: checked})
+
+
+def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> LayerState:
+    """With these numbers; written into the arrays that are there, where each has its own."""
+    check_not_frozen(state, "mapping")
+    old = state.parameters
+    copies = {name: checked_parameter(state.settings, name, array).copy()
+              for name, array in arrays.items()}
+    alone = {name: _is_alone(old[name], [old[other] for other in old if other != name])
+             for name in old}
+    for name, array in copies.items():
+        if alone[name]:
+            old[name][...] = array
+    return new_state(state.settings,
+                     {name: old[name] if alone[name] else copies[name] for name in old})
+
+
+def pruned(state: LayerState, heads: list[int]) -> LayerState:
+    """Without these heads, in new arrays."""
+    check_not_frozen(state, "heads")
+    settings = state.settings
+    kept = np.array(_heads_that_stay(heads, settings.num_heads))
+    key_heads, heads_left = np.unique(kept // (settings.num_heads // settings.num_kv_heads),
+                                      return_counts=True)
+    if heads_left.min() != heads_left.max():
+        raise ValueError(f"heads: got {heads}, which leaves {heads_left.tolist()} heads"
+                         " to the key heads, wanted equally many for each that stays")
+    chosen = {"q": (kept, settings.head_dim), "k": (key_heads, settings.head_dim),
+              "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
+    parameters = {}
+    for name, array in state.parameters.items():
+        of_heads, width = chosen[name[-1]]
+        columns = (of_heads[:, None] * width + np.arange(width)).ravel()
+        parameters[name] = array.copy() if name == "b_o" else np.take(
+            array, columns, axis=0 if name == "W_o" else -1)
+    return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads)),
+                     parameters)
+
+
+def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
+    for head in heads:
+        if not -num_heads <= head < num_heads:
+            raise ValueError(f"heads: got {head}, wanted indices into {num_heads} heads")
+    stay = sorted(set(range(num_heads)) - {head % num_heads for head in heads})
+    if not stay:
+        raise ValueError(f"heads: got all {num_heads}, wanted one to stay")
+    return stay
+
+
+def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
+    """Whether each element may be written without changing another one."""
+    repeats = any(stride == 0 and size > 1
+                  for stride, size in zip(array.strides, array.shape, strict=True))
+    return array.flags.writeable and not repeats and not any(
+        np.may_share_memory(array, other) for other in others)
+
+
+def to_pickle(state: LayerState) -> dict[str, Any]:
+    return {**state.settings._asdict(), "_packed": state.packed is not None,
+            "_parameters": dict(state.parameters)}
+
+
+def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
+    """What `to_pickle` gave, and what else was there: a subclass's own attributes.
+
+    All else is a ValueError: a layer that does not fit together would compute wrong numbers.
+    """
+    if not isinstance(pickled, dict) or not all(isinstance(name, str) for name in pickled):
+        raise _unfit(f"got {type(pickled).__name__}")
+    others = dict(pickled)
+    names = (*LayerSettings._fields, "_packed", "_parameters")
+    missing = [name for name in names if others.get(name) is None]
+    if missing:
+        raise _unfit(f"got none for {missing}")
+    given = {name: others.pop(name) for name in names}
+    is_frozen, arrays = given.pop("_packed"), given.pop("_parameters")
+    if "_state" in others:
+        raise _unfit("got an attribute _state")
+    try:
+        given["dtype"] = np.dtype(given["dtype"]).newbyteorder("=")
+        settings = checked_settings(**given)
+        state = new_state(settings, _checked_arrays(settings, arrays))
+        return frozen(state) if as_bool(is_frozen, "_packed") else state, others
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _unfit(f"got one that does not fit together ({error})") from error
+
+
+def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, NDArray[Any]]:
+    shapes = settings.shapes()
+    if not isinstance(arrays, dict) or arrays.keys() != shapes.keys():
+        raise ValueError(f"wanted parameters {list(shapes)}")
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("=") != settings.dtype:
+            raise ValueError(f"{name}: wanted an array of {settings.dtype}")
+    return {name: checked_parameter(settings, name, np.asarray(arrays[name])) for name in shapes}
+
+
+def _unfit(what: str) -> ValueError:
+    return ValueError(f"state: {what}, wanted what pickling a MultiHeadAttention gives")

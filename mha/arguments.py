@@ -1,6 +1,8 @@
 """Arguments on the Python side, checked as the C core checks its own: each error names the
 argument, what came and what was wanted."""
 
+from __future__ import annotations
+
 import math
 import numbers
 import operator

@@ -1,5 +1,7 @@
 """What the pullbacks return, and the way back through the whole figure, step by step."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

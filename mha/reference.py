@@ -9,6 +9,8 @@ with query_len * key_len. Besides float32 and float64 it computes in complex128 
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
 
+from __future__ import annotations
+
 import importlib
 import math
 from collections.abc import Sequence
@@ -94,7 +96,7 @@ def scaled_dot_product_attention(
         query_offset: ArrayLike | None = None,
         window: tuple[int | None, int | None] | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: "int | np.random.Generator | None" = None, return_weights: bool = False,
+        rng: int | np.random.Generator | None = None, return_weights: bool = False,
         return_lse: bool = False) -> Any:
     """softmax(query @ key^T * scale) @ value over the visible keys (section 3.2.1).
 
@@ -144,7 +146,7 @@ def additive_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
         causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: "int | np.random.Generator | None" = None,
+        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
         return_weights: bool = False) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k) (Bahdanau et al. 2015, A.1.2).
 

@@ -6,6 +6,8 @@ needs, and returns (output, pullback); the pullback takes the gradient of a loss
 output and returns a dictionary of its gradients with respect to the arguments.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,10 @@
 """What `import mha` offers: names, signatures, docstrings whose examples run, and what it loads."""
 
 import doctest
+import functools
 import importlib
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -131,6 +133,12 @@ def test_no_public_function_is_forgotten_here():
     assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"}
 
 
+@pytest.mark.parametrize("name", ["masks", "importance"])
+def test_a_submodule_lists_its_functions_alone(name):
+    module = getattr(mha, name)
+    assert dir(module) == sorted(module.__all__)
+
+
 @pytest.mark.parametrize("name", SUBMODULES)
 def test_submodules_load_at_first_use(name):
     assert getattr(mha, name) is importlib.import_module("mha." + name)
@@ -196,6 +204,100 @@ def test_docstring_has_what_a_reader_needs_and_its_examples_run(name):
         mha.set_num_threads(threads)
     assert tried >= 1
     assert failed == 0
+
+
+# One call of each function with arguments; what it is given only has to reach it.
+X = np.ones((2, 4, 8))
+LAYER = mha.MultiHeadAttention(8, 2, rng=0)
+CALLS = {
+    **{name: (getattr(mha, name), 3 * [X]) for name in (
+        "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
+    **{name: (getattr(mha, name), [X] * 6) for name in (
+        "additive_attention", "additive_attention_vjp")},
+    **{name: (functools.partial(getattr(mha, name), num_heads=2), [X] * 7) for name in (
+        "multi_head_attention", "multi_head_attention_vjp")},
+    "linear": (mha.linear, [X, X]), "linear_vjp": (mha.linear_vjp, [X, X]),
+    "split_heads": (mha.split_heads, [X, 2]), "merge_heads": (mha.merge_heads, [X]),
+    "merge_attention": (mha.merge_attention, [[X], [X]]),
+    "dropout_mask": (mha.dropout_mask, [(2, 3), 0.5, 1]),
+    "set_num_threads": (mha.set_num_threads, [1]), "threads": (mha.threads, [1]),
+    "MultiHeadAttention": (mha.MultiHeadAttention, [8, 2]),
+    "MultiHeadAttention.__call__": (LAYER, [X]), "MultiHeadAttention.vjp": (LAYER.vjp, [X]),
+    "MultiHeadAttention.load_parameters": (LAYER.load_parameters, [{}]),
+    "MultiHeadAttention.astype": (LAYER.astype, ["float32"]),
+    "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
+    "masks.causal": (mha.masks.causal, [3]),
+    "masks.sliding_window": (mha.masks.sliding_window, [3]),
+    "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),
+    "masks.from_attend": (mha.masks.from_attend, [X]),
+    "masks.from_blocked": (mha.masks.from_blocked, [X]),
+    **{"importance." + name: (getattr(mha.importance, name), [X]) for name in (
+        "variance", "confidence", "entropy", "gradient", "rollout")},
+    "importance.ablation": (mha.importance.ablation, [len, 2]),
+}
+FOREIGN = {  # what another library calls it: ours
+    "attn_mask": "mask", "is_causal": "causal", "key_padding_mask": "key_lengths",
+    "need_weights": "return_weights", "use_causal_mask": "causal", "valid_lens": "key_lengths",
+    "average_attn_weights": "return_weights", "attention_mask": "mask", "dropout_p": "dropout",
+    "return_attention_scores": "return_weights", "head_mask": "head_gate", "n_heads": "num_heads",
+    "d_model": "embed_dim", "nhead": "num_heads", "kdim": "key_dim", "sm_scale": "scale"}
+
+
+def keywords_of(name):
+    return [keyword for keyword in inspect.signature(looked_up(name)).parameters
+            if keyword != "self"]
+
+
+def error_of(name, keyword):
+    function, arguments = CALLS[name]
+    with pytest.raises(TypeError) as raised:
+        function(*arguments, **{keyword: None})
+    message = str(raised.value)
+    assert message.startswith(f"{keyword}: got a keyword that "), message
+    assert name.removesuffix(".__call__").split(".")[-1] in message
+    return message.split(", wanted ", 1)[1]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_another_librarys_keyword_or_a_typo_names_ours(name):
+    ours = keywords_of(name)
+    for foreign, keyword in FOREIGN.items():
+        wanted = error_of(name, foreign)
+        assert re.search(rf"\b{keyword}=" if keyword in ours else "|".join(ours), wanted), wanted
+    for keyword in ours:
+        for typo in (keyword + "s", keyword.upper(), keyword[1:] + keyword[0]):
+            if typo not in ours and len(typo) > 3:
+                assert any(f"{one}=" in error_of(name, typo) for one in ours), typo
+    assert error_of(name, "zzz") == f"one of {', '.join(ours)}"
+
+
+def test_every_function_with_arguments_says_so():
+    with_arguments = {name for name in SIGNATURES if keywords_of(name)}
+    assert with_arguments - {"reference.steps"} == set(CALLS)
+
+
+def test_missing_arguments_are_named_as_ever():
+    with pytest.raises(TypeError, match="embed_dim"):
+        mha.MultiHeadAttention(d_model=8, num_heads=2)
+    with pytest.raises(TypeError, match="num_heads"):
+        mha.multi_head_attention(*[X] * 7, n_heads=2)
+
+
+@pytest.mark.parametrize("name", [*SIGNATURES, "MultiHeadAttention.frozen"])
+def test_help_shows_annotations_as_they_are_written(name):
+    text = pydoc.plain(pydoc.render_doc(looked_up(name)))
+    assert "_SupportsArray" not in text and "**unknown" not in text
+    heading = text.splitlines()[2]
+    assert len(heading) < 1000, heading
+    if name in CALLS:
+        assert "'ArrayLike" not in heading
+        assert ("ArrayLike" in heading) == ("ArrayLike" in str(looked_up(name).__annotations__))
+
+
+def test_a_layers_docstring_names_all_its_arguments():
+    text = inspect.getdoc(mha.MultiHeadAttention.__call__)
+    for name in ("rng", "head_gate", "training", "return_weights", "mask", "bias"):
+        assert re.search(rf"^ *(\w+, )*{name}\b.* : ", text, re.MULTILINE), name
 
 
 def run_examples(name, text):

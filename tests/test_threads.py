@@ -41,12 +41,32 @@ def test_number_of_threads():
 
 @pytest.mark.parametrize(("environment", "expected"), [
     ({"MHA_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
+    ({"MHA_NUM_THREADS": " +03 ", "OMP_NUM_THREADS": "5"}, "3"),
+    ({"MHA_NUM_THREADS": "9" * 30, "OMP_NUM_THREADS": "5"}, "256"),
     ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "5"}, "5"),
-    ({"MHA_NUM_THREADS": "-1", "OMP_NUM_THREADS": "4,2"}, "4"),
-    ({"MHA_NUM_THREADS": "none", "OMP_NUM_THREADS": ""}, str(len(os.sched_getaffinity(0))))])
+    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "4,2"}, "4"),
+    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "none"}, str(len(os.sched_getaffinity(0))))])
 def test_environment(environment, expected):
     done = run_python("import mha; print(mha.get_num_threads())", **environment)
     assert done.stdout.strip() == expected, done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ("-1", "4"), ("0", "4"), ("none", "4"), ("0x3", "4"), ("1_0", "1"), ("3,2", "3"), ("2.5", "2"),
+    ("3 threads", "3"), ("\u0663", "4")])
+def test_a_wrong_number_of_threads_in_the_environment(given, expected):
+    """A warning that points at the import and says how many it will be."""
+    code = ("import warnings\n"
+            "with warnings.catch_warnings(record=True) as seen:\n"
+            "    warnings.simplefilter('always')\n"
+            "    import mha\n"
+            "print(*(w.filename for w in seen), mha.get_num_threads())\n"
+            "print(*(f'{w.category.__name__}: {w.message}' for w in seen))")
+    environment = {"MHA_NUM_THREADS": given, "OMP_NUM_THREADS": "4,2", "PYTHONUTF8": "1"}
+    done = run_python(code, **environment)
+    assert done.stdout.splitlines() == [
+        f"<string> {expected}", f"RuntimeWarning: MHA_NUM_THREADS: got {given!r}, wanted an int of"
+        f" at least 1; calls use {expected} threads"], done.stderr
 
 
 def test_forced_instruction_set():

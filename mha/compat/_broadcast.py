@@ -1,5 +1,7 @@
 """Attention whose batch axes broadcast as np.matmul and torch.matmul broadcast them."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """What the adapters' layers share: a linear layer in two layouts, and the checks of their sizes."""
 
+from __future__ import annotations
+
 import math
 import operator
 from typing import Any

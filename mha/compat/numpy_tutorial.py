@@ -3,6 +3,8 @@
     from mha.compat.numpy_tutorial import MultiHeadAttention, scaled_dot_product_attention, softmax
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -10,6 +10,8 @@ dropout draws from `rng` and must be below 1, and is_causal without attn_mask is
 (PyTorch's inference fast path forgets to check, and then attends to everything).
 """
 
+from __future__ import annotations
+
 import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -185,12 +187,12 @@ class MultiheadAttention:
         """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
         return np.array(array, self.dtype, order="F")
 
-    def train(self, mode: bool = True) -> "MultiheadAttention":
+    def train(self, mode: bool = True) -> MultiheadAttention:
         """Switch dropout on (or off: mode=False). Returns the layer."""
         self.training = bool(mode)
         return self
 
-    def eval(self) -> "MultiheadAttention":
+    def eval(self) -> MultiheadAttention:
         """Switch dropout off. Returns the layer."""
         return self.train(False)
 

@@ -3,6 +3,8 @@
     from mha.compat.pytorch_notebook import MultiHeadAttention, create_causal_mask
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -75,12 +77,12 @@ class MultiHeadAttention:
             Linear(self.d_model, bias=True, in_features=self.d_model, rng=self._rng)
             for _ in range(4))
 
-    def train(self, mode: bool = True) -> "MultiHeadAttention":
+    def train(self, mode: bool = True) -> MultiHeadAttention:
         """Dropout on, or off with mode=False. Returns the layer."""
         self.training = bool(mode)
         return self
 
-    def eval(self) -> "MultiHeadAttention":
+    def eval(self) -> MultiHeadAttention:
         """Dropout off. Returns the layer."""
         return self.train(False)
 

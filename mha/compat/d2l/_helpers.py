@@ -1,5 +1,7 @@
 """The book's helpers, the same in all four forms: those in `__all__` are what a form exports."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

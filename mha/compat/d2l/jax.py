@@ -4,6 +4,8 @@ Calls return (output, attention_weights); dropout acts in calls with training=Tr
 Flax's layout, kernel (in, out); `weight` is the same as (out, in).
 """
 
+from __future__ import annotations
+
 import secrets
 from typing import Any
 

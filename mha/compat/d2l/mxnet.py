@@ -4,6 +4,8 @@ Dropout never acts: in MXNet it does within autograd.record() alone, and nothing
 Weights have MXNet's layout, weight (out, in); `kernel` is the same as (in, out).
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

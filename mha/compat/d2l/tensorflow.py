@@ -4,6 +4,8 @@ Dropout acts in calls with training=True. Weights have TensorFlow's layout, kern
 `weight` is the same as (out, in). For the book's `tf.ones` the module may be imported as tf too.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -4,6 +4,8 @@ Modules start in training mode, with dropout on, and switch by train() and eval(
 PyTorch's layout, weight (out, in); `kernel` is the same as (in, out).
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

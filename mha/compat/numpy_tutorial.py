@@ -88,6 +88,9 @@ class MultiHeadAttention:
         self.W_v = generator.standard_normal(shape)
         self.W_o = generator.standard_normal(shape)
 
+    def __repr__(self) -> str:
+        return f"MultiHeadAttention(d_model={self.d_model}, num_heads={self.num_heads})"
+
     def split_heads(self, x: ArrayLike, batch_size: int) -> NDArray[Any]:
         """(batch_size, seq_len, d_model) -> (batch_size, num_heads, seq_len, d_k)."""
         x = np.asarray(x)

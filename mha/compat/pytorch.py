@@ -187,6 +187,14 @@ class MultiheadAttention:
         """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
         return np.array(array, self.dtype, order="F")
 
+    def __repr__(self) -> str:
+        others = {"dropout": (self.dropout, 0.0), "bias": (self.in_proj_bias is not None, True),
+                  "add_bias_kv": (self.bias_k is not None, False),
+                  "add_zero_attn": (self.add_zero_attn, False), "kdim": (self.kdim, self.embed_dim),
+                  "vdim": (self.vdim, self.embed_dim), "batch_first": (self.batch_first, False)}
+        shown = [f"{name}={value}" for name, (value, default) in others.items() if value != default]
+        return f"MultiheadAttention({', '.join([f'{self.embed_dim}, {self.num_heads}', *shown])})"
+
     def train(self, mode: bool = True) -> MultiheadAttention:
         """Switch dropout on (or off: mode=False). Returns the layer."""
         self.training = bool(mode)

@@ -77,6 +77,10 @@ class MultiHeadAttention:
             Linear(self.d_model, bias=True, in_features=self.d_model, rng=self._rng)
             for _ in range(4))
 
+    def __repr__(self) -> str:
+        return (f"MultiHeadAttention(d_model={self.d_model}, num_heads={self.num_heads},"
+                f" dropout={self.dropout})")
+
     def train(self, mode: bool = True) -> MultiHeadAttention:
         """Dropout on, or off with mode=False. Returns the layer."""
         self.training = bool(mode)

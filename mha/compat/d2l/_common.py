@@ -2,6 +2,8 @@
 and what is returned.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,9 @@ class ScoredAttention:
         self.dropout = checked_dropout(dropout)
         self.attention_weights: Any = None
         self._rng = np.random.default_rng(rng)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(dropout={self.dropout})"
 
     def _options(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
                  valid_lens: ArrayLike | None, training: bool | None) -> dict[str, Any]:
@@ -60,6 +65,9 @@ class AdditiveAttention(ScoredAttention):
         self.W_q = Linear(num_hiddens, rng=self._rng)
         self.w_v = Linear(1, rng=self._rng)
 
+    def __repr__(self) -> str:
+        return f"AdditiveAttention(num_hiddens={self.W_q.out_features}, dropout={self.dropout})"
+
     def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
         """(batch, num_queries, q), (batch, num_keys, k), (batch, num_keys, v) -> (..., v)."""
@@ -88,6 +96,10 @@ class MultiHeadAttention:
         self.W_k = Linear(self.num_hiddens, bias=bias, rng=rng)
         self.W_v = Linear(self.num_hiddens, bias=bias, rng=rng)
         self.W_o = Linear(self.num_hiddens, bias=bias, rng=rng)
+
+    def __repr__(self) -> str:
+        return (f"MultiHeadAttention(num_hiddens={self.num_hiddens}, num_heads={self.num_heads},"
+                f" bias={self.W_o.bias is not None}, attention={self.attention!r})")
 
     def transpose_qkv(self, X: ArrayLike) -> NDArray[Any]:
         """(batch, length, num_hiddens) -> (batch * num_heads, length, num_hiddens / num_heads)."""

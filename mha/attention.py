@@ -281,6 +281,8 @@ def multi_head_attention(
     num_kv_heads : int, by default num_heads
     head_gate : array (num_heads,), optional
         Multiplies each head's output.
+    mask, bias : arrays (query_len, key_len) or (batch, num_heads, query_len, key_len), optional
+        Either of batch and num_heads may be 1; for one mask per batch item write mask[:, None].
     The rest : as in `scaled_dot_product_attention`; the scores are
         (batch, num_heads, query_len, key_len), without batch for 2-D input.
 
@@ -291,7 +293,7 @@ def multi_head_attention(
 
     Raises
     ------
-    ValueError, TypeError: as `scaled_dot_product_attention`.
+    ValueError, TypeError: as `scaled_dot_product_attention`; a mask or bias of 3 dimensions too.
 
     Source: Vaswani et al. 2017, section 3.2.2; shared key heads as in Ainslie et al. 2023.
 

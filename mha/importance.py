@@ -22,7 +22,7 @@ from typing import Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_int
+from mha.arguments import as_array, as_bool, as_int, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["ablation", "confidence", "entropy", "gradient", "rollout", "variance"]
@@ -177,8 +177,11 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
             raise ValueError(f"loss: got {result!r}, wanted one finite number")
         return float(result.item())
 
-    whole = measured(np.ones(sizes))
-    scores = np.empty(sizes)
+    try:
+        scores, open_gates = np.empty(sizes), np.ones(sizes)
+    except (ValueError, OverflowError, MemoryError):
+        raise no_memory("shape", sizes) from None
+    whole = measured(open_gates)
     for head in np.ndindex(sizes):
         gates = np.ones(sizes)
         gates[head] = 0

@@ -234,6 +234,7 @@ W = np.full((1, 2, 3, 3), 1 / 3)
     (lambda: importance.ablation(lambda gates: gates @ [1], 3), ValueError, "matmul"),
     (lambda: importance.ablation(lambda gates: 1.0, 0), ValueError, "shape: got 0"),
     (lambda: importance.ablation(lambda gates: 1.0, (2, "a")), TypeError, "shape: got str"),
+    (lambda: importance.ablation(lambda gates: 1.0, 2**62), MemoryError, f"shape.*{2**62}"),
     (lambda: importance.gradient([]), ValueError, "gate_gradients: got none"),
     (lambda: importance.gradient([[1.0], [1.0, 2.0]]), ValueError, "gate_gradients: got shape"),
     (lambda: importance.gradient([1.0]), ValueError, "gate_gradients: got shape"),

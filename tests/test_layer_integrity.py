@@ -5,6 +5,7 @@ import functools
 import itertools
 import pickle
 import random
+import subprocess
 import sys
 import threading
 
@@ -334,3 +335,32 @@ def test_pruned_under_way():
             worker.join()
         sys.setswitchinterval(interval)
     assert not wrong, wrong[0]
+
+
+FORKED = """
+import os, threading, warnings
+import mha, mha.layer
+layer = mha.MultiHeadAttention(8, 2)
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with mha.layer.changing:  # as a change does
+        held.set()
+        forked.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+warnings.simplefilter("ignore")  # Python 3.12 warns of any fork with threads
+child = os.fork()
+if child == 0:
+    layer.prune_heads([0])
+    os._exit(7)
+forked.set()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_forked_while_a_layer_changes():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True,
+                          timeout=30)
+    assert done.stdout.strip() == "7", done.stderr

@@ -55,7 +55,7 @@ def as_probability(value: Any, name: str) -> float:
 def as_real_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     try:
         known = None if dtype is None else np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # of strings that NumPy reads as a list of types
         known = None
     if known not in (np.float32, np.float64):
         raise TypeError(f"dtype: got {dtype!r}, wanted float32 or float64")

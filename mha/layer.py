@@ -466,8 +466,9 @@ class MultiHeadAttention:
         state = self._state
         settings = state.settings
         shown = [str(settings.embed_dim), str(settings.num_heads)]
+        whole, rest = divmod(settings.embed_dim, settings.num_heads)
         plain = {"use_bias": True, "dropout": 0.0, "num_kv_heads": settings.num_heads,
-                 "head_dim": settings.embed_dim / settings.num_heads,
+                 "head_dim": None if rest else whole,
                  "value_head_dim": settings.head_dim, "query_dim": settings.embed_dim,
                  "key_dim": settings.embed_dim, "value_dim": settings.key_dim,
                  "output_dim": settings.embed_dim}

@@ -255,7 +255,9 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
         settings = checked_settings(**given)
         state = new_state(settings, _checked_arrays(settings, arrays))
         return frozen(state) if as_bool(is_frozen, "_packed") else state, others
-    except (TypeError, ValueError, OverflowError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever strange objects raise when they are asked for a size
         raise _unfit(f"got one that does not fit together ({error})") from error
 
 

@@ -176,6 +176,8 @@ CONSTRUCTOR = [
     row(make, "dtype", None, T, "None", "float32 or float64"),
     row(make, "dtype", "single precision", T, "'single precision'", "float32 or float64"),
     row(make, "dtype", 5, T, "5", "float32 or float64"),
+    row(make, "dtype", "f4,(", T, "'f4,('", "float32 or float64"),
+    row(make, "dtype", {}, T, "{}", "float32 or float64"),
     ("make", lambda a: make(a, embed_dim=2**70), M, "W_q", f"shape ({2**70}, {2**70})", TOO_LARGE),
     ("make", lambda a: make(a, output_dim=HUGE), M, "W_o", f"shape (12, {HUGE})", TOO_LARGE),
     row(convert, "dtype", int, T, "int", "float32 or float64"),

@@ -272,6 +272,9 @@ def test_repr():
     layer = random_layer(num_kv_heads=2, use_bias=False, dropout=0.1, dtype=np.float64).freeze()
     assert repr(layer) == ("MultiHeadAttention(24, 4, use_bias=False, dropout=0.1, num_kv_heads=2,"
                            " dtype=float64, frozen)")
+    wide = mha.MultiHeadAttention(10**400, 1, head_dim=1, query_dim=1, key_dim=1, output_dim=1)
+    assert repr(wide).endswith("000, 1, head_dim=1, query_dim=1, key_dim=1, output_dim=1,"
+                               " dtype=float32)")
 
 
 @pytest.mark.parametrize("width", [256, 1024])

@@ -116,9 +116,16 @@ def test_a_subclass_keeps_its_attributes(protocol):
         assert not np.shares_memory(other.W_q, layer.W_q)
 
 
-WRONG = [None, -1, 0, 1, 2, 3, 7, 2**70, 0.5, 1.5, float("nan"), True, "8", "float64", b"", [], {},
-         (24, 24), np.float16, np.int64, np.dtype("float64"), np.dtype("complex64"), object(),
-         np.zeros(3), np.array(4)]
+class Strange:
+    def __index__(self):
+        raise RuntimeError("no size")
+
+    __float__ = __index__
+
+
+WRONG = [Strange(), "(2", "f4,(", 10**400, None, -1, 0, 1, 2, 3, 7, 2**70, 0.5, 1.5, float("nan"),
+         True, "8", "float64", b"", [], {}, (24, 24), np.float16, np.int64, np.dtype("float64"),
+         np.dtype("complex64"), object(), np.zeros(3), np.array(4)]
 WRONG_ARRAYS = [None, 1.0, [[1.0]], "W", np.zeros((24, 23), np.float32), np.zeros(24),
                 np.zeros((24, 24), np.float64), np.zeros((24, 24), complex),
                 np.zeros((24, 24), object), np.zeros((24, 24), "U1"), np.zeros((24, 24), bool),

@@ -29,6 +29,7 @@ class Parameter:
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        self.__doc__ = "A parameter, or None; assigning checks its shape and type."
 
     def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:
         return self if layer is None else layer._state.parameters.get(self.name)
@@ -42,6 +43,7 @@ class Setting(Generic[T]):
 
     def __init__(self, instead: str) -> None:
         self.instead = instead
+        self.__doc__ = f"Read-only. Wanted in place of an assignment: {instead}."
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -108,6 +110,12 @@ class MultiHeadAttention:
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None.
+
+    Calls
+    -----
+    layer(query, key=None, value=None, ...) gives the output; mask, bias, key_lengths, causal and
+    the other options of `mha.scaled_dot_product_attention`, training, rng and head_gate are
+    keywords.
 
     Raises
     ------
@@ -246,7 +254,7 @@ class MultiHeadAttention:
             rng: int | np.random.Generator | None = None, head_gate: ArrayLike | None = None,
             wrt: Collection[str] | None = None,
             **unknown: Never) -> tuple[NDArray[Any], MultiHeadPullback]:
-        """The output and its gradients; arguments as in a call, and wrt.
+        """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
 
         wrt names the gradients that are wanted, out of "query", "key", "value", the names of
         `parameters()`, "head_gate" and "bias"; by default all of them. Returns (output, pullback);

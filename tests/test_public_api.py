@@ -298,6 +298,11 @@ def test_a_layers_docstring_names_all_its_arguments():
     text = inspect.getdoc(mha.MultiHeadAttention.__call__)
     for name in ("rng", "head_gate", "training", "return_weights", "mask", "bias"):
         assert re.search(rf"^ *(\w+, )*{name}\b.* : ", text, re.MULTILINE), name
+    for documented in (mha.MultiHeadAttention, mha.MultiHeadAttention.vjp):
+        text = inspect.getdoc(documented)
+        assert "rng" in text and "head_gate" in text
+    assert "Read-only. Wanted in place of an assignment: a new layer" in pydoc.render_doc(
+        mha.MultiHeadAttention)
 
 
 def run_examples(name, text):

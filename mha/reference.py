@@ -11,15 +11,17 @@ Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
+from mha.keywords import names_its_keywords, unknown_keyword
 from mha.layer import MultiHeadAttention
 
 
@@ -385,13 +387,15 @@ STEPS = {  # name: (the function of this module, the file of the C core)
 }
 
 
+@names_its_keywords
 def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
           value: ArrayLike | None = None, *, head_gate: ArrayLike | None = None,
           mask: ArrayLike | None = None, bias: ArrayLike | None = None,
           key_lengths: ArrayLike | None = None, causal: bool = False,
           query_offset: ArrayLike | None = None,
           window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-          softcap: float | None = None, empty_rows: str = "zeros") -> dict[str, NDArray[Any]]:
+          softcap: float | None = None, empty_rows: str = "zeros",
+          **unknown: Never) -> dict[str, NDArray[Any]]:
     """Every intermediate of `layer(x, key, value, ...)` by the figure's names, in its order.
 
     x (batch, query_len, query_dim), or (query_len, query_dim) for one sequence. Prints a line for
@@ -412,9 +416,12 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     >>> found["weights"].shape
     (2, 8, 10, 10)
     """
+    if unknown:
+        raise unknown_keyword(steps, unknown)
     if not isinstance(layer, MultiHeadAttention):
         raise TypeError(
             f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
+    layer = copy.copy(layer)  # as it is now, whatever another thread does to it
     key = x if key is None else key
     value = key if value is None else value
     options: dict[str, Any] = {

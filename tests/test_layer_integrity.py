@@ -208,7 +208,11 @@ READERS = {
     "copy": lambda layer: all_of(copy.copy(layer)),
     "deepcopy": lambda layer: all_of(copy.deepcopy(layer)),
     "repr": lambda layer: [repr(layer)],
+    "steps": lambda layer: [mha.reference.steps(layer, X)["output"]],
 }
+
+
+TRACED = ("mha.layer", "mha.layer_state", "mha.reference")
 
 
 class Interrupted:
@@ -219,7 +223,7 @@ class Interrupted:
         self.steps = 0
 
     def __call__(self, frame, event, argument):
-        if frame.f_globals.get("__name__") not in ("mha.layer", "mha.layer_state"):
+        if frame.f_globals.get("__name__") not in TRACED:
             return None
         frame.f_trace_opcodes = self.step == "opcode"
         if event == self.step:

@@ -134,8 +134,8 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
         .output_stride = mha_stride(&a->output, 2) / item,
         .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
         .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
-        .largest = a->largest == NULL ? NULL : (char *)a->largest + row * item,
-        .denominator = a->largest == NULL ? NULL : (char *)a->denominator + row * item,
+        .origin = a->origin == NULL ? NULL : (char *)a->origin + row * item,
+        .denominator = a->origin == NULL ? NULL : (char *)a->denominator + row * item,
     };
     set_visibility(a, batch, head, visible, &block);
     return block;

@@ -18,11 +18,13 @@ typedef struct few_job {
     int64_t chunks, chunk_keys;
     int64_t key_heads; /* of all batch items */
     /* Partial results (key head, row block, chunk) of part_size bytes: output (rows,
-     * value_head_dim padded to MHA_FEW_PADDING), largest (rows,), denominator (rows,). */
+     * value_head_dim padded to MHA_FEW_PADDING), origin (rows,), denominator (rows,). */
     char *parts;
     size_t part_size;
     char *scratch; /* scratch_size bytes for each worker */
     size_t scratch_size;
+    void *block_scratch; /* block_scratch_size bytes, for the kernel of blocks of queries */
+    size_t block_scratch_size;
 } few_job;
 
 /* Where measured to be the faster kernel: docs/kernels.md. */
@@ -69,6 +71,8 @@ static mha_status plan(const mha_attention *attention, few_job *job) {
     MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(job->rows, MHA_MAX_FEW_ROWS),
                                ((size_t)width_of(attention) + 2) * (size_t)item, &job->part_size));
     MHA_TRY(mha_workspace_piece_size(job->part_size, &job->part_size));
+    job->block_scratch_size =
+        job->kernels->attention_scratch_size(mha_extent(&attention->query, 1), columns, 1);
     return mha_workspace_piece_size(
         job->kernels->few_queries_scratch_size(mha_extent(&attention->query, 1), columns),
         &job->scratch_size);
@@ -173,7 +177,6 @@ static void attend_chunk(void *context, int64_t task, int worker) {
         .value_stride = mha_stride(&a->value, 2) / item,
         .scale = a->options->scale,
         .softcap = a->options->softcap,
-        .biased = a->options->bias.data != NULL,
         .output = part,
     };
     if (a->options->mask.data != NULL) {
@@ -182,12 +185,20 @@ static void attend_chunk(void *context, int64_t task, int worker) {
     if (a->options->bias.data != NULL) {
         block.bias_key_stride = mha_stride(&a->options->bias, 1) / item;
     }
-    block.largest = part + rows.rows * width_of(a) * item;
-    block.denominator = (char *)block.largest + rows.rows * item;
+    block.origin = part + rows.rows * width_of(a) * item;
+    block.denominator = (char *)block.origin + rows.rows * item;
     for (int64_t row = 0; row < rows.rows; row++) {
         block.row[row] = row_of(job, &rows, row);
     }
     job->kernels->few_queries(&block, job->scratch + (size_t)worker * job->scratch_size);
+}
+
+/* An output that passed the largest number on its way, again by the kernel that knows better. */
+static void average_again(const few_job *job, int64_t batch, int64_t head, int64_t query) {
+    mha_key_ranges visible;
+    mha_attention_block block = mha_query_block(job->attention, batch, head, query, 1, &visible);
+    block.weights = block.lse = block.origin = NULL;
+    job->kernels->attention(&block, 1, job->block_scratch);
 }
 
 /* Task: the chunks of a row block become its rows of the output. */
@@ -201,17 +212,16 @@ static void join_chunks(void *context, int64_t task, int worker) {
     const char *part = job->parts + (size_t)(task * job->chunks) * job->part_size;
     for (int64_t row = 0; row < rows.rows; row++) {
         const int64_t head = head_of(job, &rows, row), query = query_of(job, &rows, row);
-        const char *largest = part + (rows.rows * columns + row) * item;
+        const char *origin = part + (rows.rows * columns + row) * item;
         const mha_few_queries_join join = {
             .chunks = job->chunks,
             .chunk_stride = (int64_t)job->part_size,
             .value_head_dim = mha_extent(&a->value, 1),
             .outputs = part + row * columns * item,
-            .largest = largest,
-            .denominator = largest + rows.rows * item,
+            .origin = origin,
+            .denominator = origin + rows.rows * item,
             .scale = a->options->scale,
             .softcap = a->options->softcap,
-            .biased = a->options->bias.data != NULL,
             .gate = mha_gate_of(a, head),
             .output = mha_at_row(&a->output, a->batch_axes, rows.batch, head, query),
             .begin = rows.begin,
@@ -219,10 +229,12 @@ static void join_chunks(void *context, int64_t task, int worker) {
             .key_len = job->key_len,
             .weights = result_of(job, &rows, row, a->weights, job->key_len),
             .lse = result_of(job, &rows, row, a->lse, 1),
-            .row_largest = result_of(job, &rows, row, a->largest, 1),
+            .row_origin = result_of(job, &rows, row, a->origin, 1),
             .row_denominator = result_of(job, &rows, row, a->denominator, 1),
         };
-        job->kernels->join_few_queries(&join);
+        if (!job->kernels->join_few_queries(&join)) {
+            average_again(job, rows.batch, head, query);
+        }
     }
 }
 
@@ -235,6 +247,7 @@ mha_status mha_few_queries_workspace(const mha_attention *attention, int num_thr
     MHA_TRY(plan(attention, &job));
     MHA_TRY(count_tasks(&job, num_threads, &num_tasks, &threads));
     MHA_TRY(mha_workspace_reserve(bytes, job.part_size, (size_t)num_tasks));
+    MHA_TRY(mha_workspace_reserve(bytes, job.block_scratch_size, 1));
     return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads);
 }
 
@@ -251,6 +264,8 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     MHA_TRY(mha_multiply_sizes(job->scratch_size, (size_t)threads, &all));
     MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
     job->scratch = piece;
+    MHA_TRY(
+        mha_workspace_take(&execution->workspace, job->block_scratch_size, &job->block_scratch));
     MHA_TRY(mha_pool_run(num_tasks, threads, attend_chunk, job, &execution->cancel));
     const int64_t row_blocks = job->key_heads * job->row_blocks;
     /* A few numbers for each row: less work than waking another thread. */

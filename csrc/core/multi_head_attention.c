@@ -94,7 +94,7 @@ static mha_attention attention_of(const mha_multi_head_attention *l, const matri
     attention.batch_axes = l->attention.batch_axes;
     attention.weights = l->attention.weights;
     attention.lse = l->attention.lse;
-    attention.largest = l->attention.largest;
+    attention.origin = l->attention.origin;
     attention.denominator = l->attention.denominator;
     attention.additive_w = NULL;
     attention.head_gate = l->attention.head_gate;

@@ -151,7 +151,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
 static bool nothing_to_compute(const mha_attention *attention) {
     return mha_has_no_rows(&attention->query) ||
            (mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
-            attention->lse == NULL && attention->largest == NULL);
+            attention->lse == NULL && attention->origin == NULL);
 }
 
 mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,

@@ -10,6 +10,7 @@
 #include "../threads/pool.h"
 #include "../threads/system.h"
 #include "attention_rows.h"
+#include "few_queries.h"
 
 typedef struct gradient_job {
     const mha_attention_gradients *gradients;
@@ -17,6 +18,7 @@ typedef struct gradient_job {
     const mha_kernels *kernels;
     int64_t batch, heads, kv_heads, group; /* group: heads on one key head */
     int64_t query_blocks;
+    bool few_queries; /* as the forward pass went */
     int64_t chunks, chunk_keys;
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
@@ -77,6 +79,7 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
     mha_attention_backward_block block = {
         .attention = mha_query_block(job->attention, batch, head, first, count, visible),
         .end_key = mha_extent(&job->attention->key, 2),
+        .few_queries = job->few_queries,
         .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
     block.grad_output =
@@ -384,6 +387,7 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->kv_heads = mha_extent(&a->key, 3);
     job->group = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads;
     job->query_blocks = mha_divide_up(mha_extent(&a->query, 2), MHA_QUERY_CHAIN);
+    job->few_queries = mha_has_few_queries(a);
     job->chunk_keys = chunk_keys_of(job);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&

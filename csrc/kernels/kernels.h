@@ -64,13 +64,13 @@ typedef struct mha_attention_block {
 
     void *output; /* (query_len, value_head_dim) */
     int64_t output_stride;
-    void *weights;               /* (query_len, key_len), contiguous, or NULL */
-    void *lse;                   /* (query_len,) or NULL */
-    void *largest, *denominator; /* (query_len,) both, or NULL: of softmax */
+    void *weights;              /* (query_len, key_len), contiguous, or NULL */
+    void *lse;                  /* (query_len,) or NULL */
+    void *origin, *denominator; /* (query_len,) both, or NULL: of softmax */
 } mha_attention_block;
 
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
- * `attention` has the output, largest and denominator of the forward pass; its gate is 1. Gradients
+ * `attention` has the output, origin and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
  * of MHA_KEY_CHAIN. grad_query and grad_additive_w are written, or added to where
  * adds_to_query; the others are added to. */
@@ -78,6 +78,7 @@ typedef struct mha_attention_backward_block {
     mha_attention_block attention;
     int64_t first_key, end_key;
     bool adds_to_query;
+    bool few_queries;        /* the forward pass was that of the few_queries kernel */
     const void *grad_output; /* (query_len, value_head_dim) */
     int64_t grad_output_stride;
     const void *grad_lse; /* (query_len,) or NULL */
@@ -116,10 +117,9 @@ typedef struct mha_few_queries_block {
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
     double scale, softcap;
-    bool biased;
     int64_t mask_key_stride, bias_key_stride;
-    void *output;                /* (rows, value_head_dim padded to MHA_FEW_PADDING) */
-    void *largest, *denominator; /* (rows,) */
+    void *output;               /* (rows, value_head_dim padded to MHA_FEW_PADDING) */
+    void *origin, *denominator; /* (rows,) */
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
 } mha_few_queries_block;
 
@@ -127,14 +127,13 @@ typedef struct mha_few_queries_block {
  * weights (key_len,) become weights where begin <= key < end, zeros elsewhere. */
 typedef struct mha_few_queries_join {
     int64_t chunks, chunk_stride, value_head_dim;
-    const char *outputs, *largest, *denominator;
+    const char *outputs, *origin, *denominator;
     double scale, softcap;
-    bool biased;
     double gate;
     void *output;
     int64_t begin, end, key_len;
-    void *weights, *lse;                 /* or NULL */
-    void *row_largest, *row_denominator; /* of softmax, or NULL */
+    void *weights, *lse;                /* or NULL */
+    void *row_origin, *row_denominator; /* of softmax, or NULL */
 } mha_few_queries_join;
 
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
@@ -170,7 +169,8 @@ typedef struct mha_kernels {
     void (*attention_backward)(const mha_attention_backward_block *block, void *scratch);
     size_t (*few_queries_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*few_queries)(const mha_few_queries_block *block, void *scratch);
-    void (*join_few_queries)(const mha_few_queries_join *join);
+    /* Whether the output is finite. */
+    bool (*join_few_queries)(const mha_few_queries_join *join);
     void (*matmul)(const mha_matmul_block *block);
     void (*merge)(const mha_merge_block *block);
     /* Elementwise, for the tests: exp2 for x <= 0 (0 where it would be denormal), natural log,

@@ -447,10 +447,10 @@ int mha_check_statistics(PyObject *object, mha_dtype dtype, const score_shape *s
 }
 
 void mha_point_statistics(PyArrayObject *statistics, mha_attention *attention) {
-    attention->largest = attention->denominator = NULL;
+    attention->origin = attention->denominator = NULL;
     if (statistics != NULL) {
-        attention->largest = PyArray_DATA(statistics);
-        attention->denominator = (char *)attention->largest + PyArray_NBYTES(statistics) / 2;
+        attention->origin = PyArray_DATA(statistics);
+        attention->denominator = (char *)attention->origin + PyArray_NBYTES(statistics) / 2;
     }
 }
 

@@ -71,7 +71,7 @@ void mha_point_options(converted_options *converted, const score_shape *scores,
 int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
                    const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse);
 
-/* A new array (2, ..., heads, query_len): largest and denominator of each row's softmax. */
+/* A new array (2, ..., heads, query_len): origin and denominator of each row's softmax. */
 PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
 
 /* 0 if the array is what mha_new_statistics makes, else -1 with the exception. */

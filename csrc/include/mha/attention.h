@@ -37,7 +37,7 @@ typedef struct mha_attention_options {
  * output (batch..., heads, query_len, value_head_dim)    last axis contiguous
  * weights, if wanted: C-contiguous (batch..., heads, query_len, key_len)
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)
- * largest, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
+ * origin, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
  * scores and divided its exponentials by, for the gradients
  * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key)
  * head_gate,  if given: contiguous (heads,): multiplies each head's output. */
@@ -47,7 +47,7 @@ typedef struct mha_attention {
     mha_tensor query, key, value, output;
     void *weights;
     void *lse;
-    void *largest, *denominator;
+    void *origin, *denominator;
     const void *additive_w;
     const void *head_gate;
     const mha_attention_options *options;
@@ -60,7 +60,7 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
                                                     mha_execution *execution) MHA_MUST_CHECK;
 
 /* Gradients of scaled dot-product attention, by the chain rule backwards from grad_output and
- * grad_lse. `attention` is that of the forward pass, with its output, largest and denominator, and
+ * grad_lse. `attention` is that of the forward pass, with its output, origin and denominator, and
  * without head_gate. Tensors with data == NULL are not wanted.
  * grad_output (batch..., heads, query_len, value_head_dim), last axis contiguous
  * grad_lse    C-contiguous (batch..., heads, query_len), or NULL: zeros

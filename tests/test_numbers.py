@@ -1,0 +1,220 @@
+"""Numbers that stay right where rounding and overflow gather: large scores, scores that rise over
+many keys, thousands of merged parts, values near the largest float. Errors are root mean squares
+over many rows, since the largest of a few is luck."""
+
+import numpy as np
+import pytest
+from agreement import ROUNDINGS, WIDER
+
+import mha
+
+DTYPES = [np.float32, np.float64]
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def attention_and_gradients(query, key, value, grad_output):
+    """Plain NumPy in the arrays' own type: output and the gradients of query, key and value."""
+    scale = query.dtype.type(query.shape[-1] ** -0.5)
+    weights = softmax(query @ np.swapaxes(key, -1, -2) * scale)
+    grad_weights = grad_output @ np.swapaxes(value, -1, -2)
+    means = (grad_weights * weights).sum(axis=-1, keepdims=True)
+    grad_scores = weights * (grad_weights - means)
+    return (weights @ value, grad_scores @ key * scale,
+            np.swapaxes(grad_scores, -1, -2) @ query * scale,
+            np.swapaxes(weights, -1, -2) @ grad_output)
+
+
+def error_of(got, exact):
+    """The root mean square of the errors, relative to the largest number."""
+    return float(np.sqrt(np.mean((got - exact) ** 2)) / np.abs(exact).max())
+
+
+def assert_as_good_as_numpy(ours, plain, exact, floor, names=("output", "query", "key", "value")):
+    for name, got, numpys, wanted in zip(names, ours, plain, exact, strict=True):
+        if np.abs(wanted).max() > floor:  # else the exact one is next to nothing
+            error = error_of(got, wanted)
+            assert error <= max(2 * ROUNDINGS * error_of(numpys, wanted), floor), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 15, 55, 137, 1e4, 1e6])
+@pytest.mark.parametrize(("query_len", "key_len", "head_dim"),
+                         [(1, 40, 64), (4, 40, 96), (8, 1100, 64), (20, 70, 24)])
+def test_gradients_of_large_scores(dtype, size, query_len, key_len, head_dim):
+    rng = np.random.default_rng([query_len, head_dim, int(size)])
+    batch = 60 if key_len < 100 else 6
+    query, key, value, grad_output = (
+        rng.standard_normal((batch, length, head_dim)).astype(dtype)
+        for length in (query_len, key_len, key_len, query_len))
+    query *= dtype(size / 3)
+    arguments = query, key, value, grad_output
+    exact = attention_and_gradients(*(x.astype(WIDER[np.dtype(dtype)]) for x in arguments))
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value)
+    floor = 1e-6 if dtype == np.float32 else 2e-15
+    weights = softmax(arguments[0] @ np.swapaxes(key, -1, -2) / head_dim**0.5)
+    if np.count_nonzero(weights.max(axis=-1) < 1 - 1e-9) < 20:
+        # Hardly a row has more than one key: what counts is how the scores themselves are rounded.
+        floor = 4 * np.finfo(dtype).eps * max(size, 1)
+    assert_as_good_as_numpy((output, *pullback(grad_output)[:3]),
+                            attention_and_gradients(*arguments), exact, floor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query_len", [1, 60])
+def test_gradients_of_values_with_much_in_common(dtype, query_len):
+    rng = np.random.default_rng(7)
+    query, key, value, grad_output = (
+        rng.standard_normal((200 if query_len == 1 else 20, length, 64)).astype(dtype)
+        for length in (query_len, 128, 128, query_len))
+    value += dtype(1000)
+    arguments = query, key, value, grad_output
+    exact = attention_and_gradients(*(x.astype(WIDER[np.dtype(dtype)]) for x in arguments))
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value)
+    ours, plain = (output, *pullback(grad_output)[:3]), attention_and_gradients(*arguments)
+    for got, numpys, wanted in zip(ours, plain, exact, strict=True):
+        assert error_of(got, wanted) <= 2 * ROUNDINGS * error_of(numpys, wanted)
+
+
+def test_a_key_that_has_all_the_weight_gives_no_gradient():
+    """To the bit, since its value is the output: what is left over is large beside 0."""
+    rng = np.random.default_rng(3)
+    for query_len, key_len, head_dim in ((1, 40, 96), (30, 200, 40)):
+        query, key, value = (rng.standard_normal((length, head_dim)).astype(np.float32)
+                             for length in (query_len, key_len, key_len))
+        grad_output = rng.standard_normal((query_len, head_dim)).astype(np.float32)
+        bias = np.full((query_len, key_len), -1e4, np.float32)
+        bias[:, 7] = 0
+        pullback = mha.scaled_dot_product_attention_vjp(query, key, value, bias=bias)[1]
+        gradients = pullback(grad_output)
+        assert not gradients.query.any()
+        assert not gradients.key.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rise", [0.5, 4.0, 20.0, 1000.0])
+@pytest.mark.parametrize("query_len", [1, 10])
+def test_scores_that_rise_over_many_keys(dtype, rise, query_len):
+    rng = np.random.default_rng(int(rise))
+    query = np.ones((query_len, 1), dtype)
+    key = np.linspace(0, rise, 60_000, dtype=dtype)[:, None]
+    value = rng.standard_normal((len(key), 16)).astype(dtype)
+    exact = softmax(key[:, 0].astype(np.longdouble)) @ value.astype(np.longdouble)
+    plain = softmax(key[:, 0]) @ value
+    got = mha.scaled_dot_product_attention(query, key, value)
+    assert error_of(got, exact) <= 2 * ROUNDINGS * error_of(plain, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thousands_of_merged_parts(dtype):
+    rng = np.random.default_rng(5)
+    query, key, value = (rng.standard_normal((length, 32)).astype(dtype)
+                         for length in (16, 24_000, 24_000))
+    scores = query.astype(np.longdouble) @ key.T.astype(np.longdouble) / np.sqrt(np.longdouble(32))
+    exact = softmax(scores) @ value.astype(np.longdouble)
+    errors = {}
+    for parts in (3, 3000):
+        outputs, lses = zip(*(
+            mha.scaled_dot_product_attention(query, keys, values, return_lse=True)
+            for keys, values in zip(np.array_split(key, parts), np.array_split(value, parts),
+                                    strict=True)), strict=True)
+        errors[parts] = error_of(mha.merge_attention(outputs, lses)[0], exact)
+    assert errors[3000] <= 1.5 * errors[3]
+
+
+VALUES = {
+    "equal": lambda rng: np.full((8, 5), 0.3),
+    "largest": lambda rng: np.full((300, 5), 1.0),
+    "mixed": lambda rng: rng.choice([-0.97, 0.97], (512, 17)),
+    "many": lambda rng: rng.uniform(0.5, 1, (5000, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("query_len", [1, 30])
+def test_values_near_the_largest_float(dtype, values, query_len):
+    """Their weighted sums pass it, their means do not; nor do gradients, nor merged halves."""
+    rng = np.random.default_rng(6)
+    largest = np.finfo(dtype).max
+    value = (VALUES[values](rng) * largest).astype(dtype)
+    key_len, width = value.shape
+    query, key = (rng.standard_normal((length, 32)).astype(dtype) for length in (query_len, key_len))
+    weights = softmax(query.astype(np.longdouble) @ key.T.astype(np.longdouble)
+                      / np.sqrt(np.longdouble(32)))
+    exact = weights @ (value.astype(np.longdouble) / largest)
+    bound = 20 * np.finfo(dtype).eps
+
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value)
+    assert np.abs(output.astype(np.longdouble) / largest - exact).max() < bound
+    assert np.array_equal(output, mha.scaled_dot_product_attention(query, key, value))
+    grad_output = np.full(output.shape, 1 / key_len, dtype)
+    gradients = pullback(grad_output)
+    of_query = attention_and_gradients(
+        *(x.astype(np.longdouble) for x in (query, key)), value.astype(np.longdouble) / largest,
+        grad_output.astype(np.longdouble))[1]
+    assert np.abs(gradients.query.astype(np.longdouble) / largest - of_query).max() < bound
+    assert np.isfinite(gradients.key).all()
+
+    hidden = mha.scaled_dot_product_attention(
+        query, key, value, mask=np.zeros((query_len, key_len), bool), empty_rows="uniform")
+    mean = (value.astype(np.longdouble) / largest).mean(axis=0)
+    assert np.abs(hidden.astype(np.longdouble) / largest - mean).max() < bound
+
+    half = key_len // 2
+    outputs, lses = zip(*(mha.scaled_dot_product_attention(query, key[part], value[part],
+                                                           return_lse=True)
+                          for part in (slice(0, half), slice(half, None))), strict=True)
+    merged = mha.merge_attention(outputs, lses)[0]
+    assert np.abs(merged.astype(np.longdouble) / largest - exact).max() < bound
+
+
+def test_an_output_that_overflows_changes_no_other():
+    rng = np.random.default_rng(8)
+    query, key, value = (rng.standard_normal((length, 24)).astype(np.float32)
+                         for length in (40, 90, 90))
+    usual = mha.scaled_dot_product_attention(query, key, value)
+    value[:, 3] = np.finfo(np.float32).max
+    got = mha.scaled_dot_product_attention(query, key, value)
+    others = np.arange(24) != 3
+    assert np.array_equal(got[:, others], usual[:, others])
+    assert np.allclose(got[:, 3], np.finfo(np.float32).max, rtol=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 96])
+@pytest.mark.parametrize("query_len", [1, 3, 40])
+@pytest.mark.parametrize("options", [{}, {"scale": -0.3}, {"scale": 0.0}, {"softcap": 3.0},
+                                     {"causal": True, "query_offset": 250}])
+def test_a_bias_of_zeros_changes_no_bit_and_minus_infinity_is_a_mask(head_dim, query_len, options):
+    rng = np.random.default_rng([head_dim, query_len])
+    query, key, value = (rng.standard_normal((length, head_dim)).astype(np.float32)
+                         for length in (query_len, 300, 300))
+    grad_output = rng.standard_normal((query_len, head_dim)).astype(np.float32)
+    mask = rng.random((query_len, 300)) < 0.7
+    zeros = np.zeros((query_len, 300), np.float32)
+    blocked = np.where(mask, np.float32(0), np.float32(-np.inf))
+    for plain, biased in (({}, {"bias": zeros}), ({"mask": mask}, {"bias": blocked})):
+        wanted, got = (
+            [*mha.scaled_dot_product_attention(query, key, value, return_weights=True,
+                                               return_lse=True, **options, **either),
+             *mha.scaled_dot_product_attention_vjp(query, key, value, wrt=("query", "key", "value"),
+                                                   **options, **either)[1](grad_output)[:3]]
+            for either in (plain, biased))
+        for one, other in zip(wanted, got, strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_large_biases_do_not_overflow():
+    """In whatever unit scores are kept: the larger of two huge biases has all the weight."""
+    query, key, value = np.ones((1, 24)), np.ones((3, 24)), np.eye(3)
+    for dtype in DTYPES:
+        largest = np.finfo(dtype).max
+        for query_len in (1, 12):
+            arguments = [array.astype(dtype) for array in (query, key, value)]
+            arguments[0] = arguments[0].repeat(query_len, axis=0)
+            bias = np.array([-0.9 * largest, -0.3 * largest, -0.6 * largest], dtype)
+            got = mha.scaled_dot_product_attention(*arguments, bias=bias[None, :], scale=1e-3)
+            assert np.array_equal(got, np.tile([0, 1, 0], (query_len, 1)))

@@ -21,8 +21,13 @@ static uint32_t kept_of_group(const mha_dropout *dropout, int64_t query, int64_t
     return kept;
 }
 
-static void draw_row(const mha_dropout *dropout, int64_t query, int64_t key_len, uint8_t *kept) {
+static void draw_row(const mha_dropout *dropout, int64_t query, int64_t key_len, uint8_t *kept,
+                     mha_checkpoint *checkpoint) {
+    enum { WORK_OF_EIGHT = 64 };
     for (int64_t key = 0; key < key_len; key += 8) {
+        if (mha_stop_after(checkpoint, WORK_OF_EIGHT)) {
+            return;
+        }
         const uint32_t eight = kept_of_group(dropout, query, key / 8);
         for (int64_t bit = 0; bit < 8 && key + bit < key_len; bit++) {
             kept[key + bit] = eight >> bit & 1;
@@ -35,18 +40,18 @@ typedef struct mask_job {
     int64_t rows, rows_of_a_task;
 } mask_job;
 
-static void draw_rows(void *context, int64_t task, int worker) {
+static void draw_rows(void *context, int64_t task, mha_worker *worker) {
     const mask_job *job = context;
     const mha_dropout_mask *mask = job->mask;
     const int64_t first = task * job->rows_of_a_task;
     const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
-    (void)worker;
     for (int64_t row = first; row < end; row++) {
         const mha_dropout dropout = {.threshold = mask->threshold,
                                      .seed = mask->seed,
                                      .head = row / mask->query_len % mask->heads,
                                      .batch = row / mask->query_len / mask->heads};
-        draw_row(&dropout, row % mask->query_len, mask->key_len, mask->kept + row * mask->key_len);
+        draw_row(&dropout, row % mask->query_len, mask->key_len, mask->kept + row * mask->key_len,
+                 &worker->checkpoint);
     }
 }
 

@@ -157,7 +157,7 @@ static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int6
 }
 
 /* Task: the rows of a row block over one chunk of the keys. */
-static void attend_chunk(void *context, int64_t task, int worker) {
+static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
@@ -166,6 +166,7 @@ static void attend_chunk(void *context, int64_t task, int worker) {
     const int64_t end_key = mha_smaller(first_key + job->chunk_keys, rows.end);
     char *part = job->parts + (size_t)task * job->part_size;
     mha_few_queries_block block = {
+        .checkpoint = &worker->checkpoint,
         .rows = rows.rows,
         .head_dim = mha_extent(&a->query, 1),
         .value_head_dim = mha_extent(&a->value, 1),
@@ -190,20 +191,21 @@ static void attend_chunk(void *context, int64_t task, int worker) {
     for (int64_t row = 0; row < rows.rows; row++) {
         block.row[row] = row_of(job, &rows, row);
     }
-    job->kernels->few_queries(&block, job->scratch + (size_t)worker * job->scratch_size);
+    job->kernels->few_queries(&block, job->scratch + (size_t)worker->number * job->scratch_size);
 }
 
 /* An output that passed the largest number on its way, again by the kernel that knows better. */
-static void average_again(const few_job *job, int64_t batch, int64_t head, int64_t query) {
+static void average_again(const few_job *job, int64_t batch, int64_t head, int64_t query,
+                          mha_worker *worker) {
     mha_key_ranges visible;
     mha_attention_block block = mha_query_block(job->attention, batch, head, query, 1, &visible);
+    block.checkpoint = &worker->checkpoint;
     block.weights = block.lse = block.origin = NULL;
     job->kernels->attention(&block, 1, job->block_scratch);
 }
 
 /* Task: the chunks of a row block become its rows of the output. */
-static void join_chunks(void *context, int64_t task, int worker) {
-    (void)worker;
+static void join_chunks(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
@@ -214,6 +216,7 @@ static void join_chunks(void *context, int64_t task, int worker) {
         const int64_t head = head_of(job, &rows, row), query = query_of(job, &rows, row);
         const char *origin = part + (rows.rows * columns + row) * item;
         const mha_few_queries_join join = {
+            .checkpoint = &worker->checkpoint,
             .chunks = job->chunks,
             .chunk_stride = (int64_t)job->part_size,
             .value_head_dim = mha_extent(&a->value, 1),
@@ -233,7 +236,7 @@ static void join_chunks(void *context, int64_t task, int worker) {
             .row_denominator = result_of(job, &rows, row, a->denominator, 1),
         };
         if (!job->kernels->join_few_queries(&join)) {
-            average_again(job, rows.batch, head, query);
+            average_again(job, rows.batch, head, query, worker);
         }
     }
 }

@@ -145,17 +145,17 @@ static mha_status with_packed_weights(const mha_linear_projection *projections, 
 }
 
 /* Task: one panel of one of the weights. */
-static void pack_task(void *context, int64_t task, int worker) {
+static void pack_task(void *context, int64_t task, mha_worker *worker) {
     const packing_job *job = context;
     const mha_linear_projection *p = job->projections;
-    (void)worker;
     int i = 0;
     for (; task >= num_panels(&p[i]); i++) {
         task -= num_panels(&p[i]);
     }
     if (job->packed[i] != NULL) {
         mha_pack_panel(p[i].dtype, &p[i].weight, task * mha_panel_columns(p[i].dtype),
-                       job->packed[i] + task * p[i].weight.in * MHA_PANEL_BYTES);
+                       job->packed[i] + task * p[i].weight.in * MHA_PANEL_BYTES,
+                       &worker->checkpoint);
     }
 }
 
@@ -185,7 +185,7 @@ static char *output_at(const mha_linear_projection *p, int64_t row, int64_t colu
 
 /* A block of rows of the output times one panel of its columns. */
 static void project_panel(const projection_job *job, const mha_linear_projection *p, int64_t panel,
-                          int64_t first_row, int worker) {
+                          int64_t first_row, mha_worker *worker) {
     const int64_t item = (int64_t)mha_dtype_size(p->dtype);
     const int64_t width = mha_panel_columns(p->dtype);
     const int64_t first_column = panel * width;
@@ -193,6 +193,7 @@ static void project_panel(const projection_job *job, const mha_linear_projection
     const int64_t columns_left = p->weight.out - first_column;
 
     mha_matmul_block block = {
+        .checkpoint = &worker->checkpoint,
         .rows = rows_left < row_block_of(p) ? rows_left : row_block_of(p),
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
@@ -215,15 +216,15 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.panel = (const char *)p->weight.data + first_column * item;
         block.panel_stride = p->weight.in_stride / item;
     } else {
-        char *scratch = job->scratch + (size_t)worker * job->scratch_size;
-        mha_pack_panel(p->dtype, &p->weight, first_column, scratch);
+        char *scratch = job->scratch + (size_t)worker->number * job->scratch_size;
+        mha_pack_panel(p->dtype, &p->weight, first_column, scratch, &worker->checkpoint);
         block.panel = scratch;
     }
     job->kernels->matmul(&block);
 }
 
 /* Task: one block of rows and one panel of one of the weights. */
-static void run_task(void *context, int64_t task, int worker) {
+static void run_task(void *context, int64_t task, mha_worker *worker) {
     const projection_job *job = context;
     const mha_linear_projection *p = job->projections;
     int64_t panel = task % job->panels;
@@ -238,11 +239,11 @@ static void run_task(void *context, int64_t task, int worker) {
 }
 
 /* Task: one chain of depth of an x that is transposed. */
-static void pack_rows_task(void *context, int64_t task, int worker) {
+static void pack_rows_task(void *context, int64_t task, mha_worker *worker) {
     const projection_job *job = context;
     const int64_t first = task * MHA_DEPTH_CHAIN, left = job->x_rows.depth - first;
-    (void)worker;
-    mha_pack_rows(&job->x_rows, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN));
+    mha_pack_rows(&job->x_rows, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN),
+                  &worker->checkpoint);
 }
 
 static mha_status pack_rows(projection_job *job, int num_threads, mha_execution *execution) {

@@ -21,11 +21,14 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size
 /* Rows of a panel from numbers that do not lie side by side, in squares that read each cache line
  * of a transposed weight once. `item` is a constant. */
 static inline void pack_strided(const mha_weight *weight, const char *from, int64_t columns,
-                                const size_t item, char *to) {
-    enum { SQUARE = 16 };
+                                const size_t item, char *to, mha_checkpoint *checkpoint) {
+    enum { SQUARE = 16, WORK_OF_MOVING = 16 };
     const int64_t in = weight->in, in_stride = weight->in_stride, out_stride = weight->out_stride;
     for (int64_t first = 0; first < in; first += SQUARE) {
         const int64_t rows = in - first < SQUARE ? in - first : SQUARE;
+        if (mha_stop_after(checkpoint, WORK_OF_MOVING * rows * columns)) {
+            return;
+        }
         for (int64_t column = 0; column < columns; column++) {
             const char *next = from + first * in_stride + column * out_stride;
             char *at = to + first * MHA_PANEL_BYTES + column * (int64_t)item;
@@ -38,13 +41,18 @@ static inline void pack_strided(const mha_weight *weight, const char *from, int6
     }
 }
 
-static void pack_contiguous(const mha_weight *weight, const char *from, size_t bytes, char *to) {
+static void pack_contiguous(const mha_weight *weight, const char *from, size_t bytes, char *to,
+                            mha_checkpoint *checkpoint) {
     for (int64_t row = 0; row < weight->in; row++) {
+        if (mha_stop_after(checkpoint, MHA_PANEL_BYTES)) {
+            return;
+        }
         memcpy(to + row * MHA_PANEL_BYTES, from + row * weight->in_stride, bytes);
     }
 }
 
-void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel) {
+void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel,
+                    mha_checkpoint *checkpoint) {
     const size_t item = mha_dtype_size(dtype);
     const int64_t width = mha_panel_columns(dtype);
     const int64_t left = weight->out - first_column;
@@ -52,23 +60,26 @@ void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_col
     const size_t used = (size_t)columns * item;
     const char *from = (const char *)weight->data + first_column * weight->out_stride;
     if (weight->out_stride == (int64_t)item) {
-        pack_contiguous(weight, from, used, panel);
+        pack_contiguous(weight, from, used, panel, checkpoint);
     } else if (item == sizeof(float)) {
-        pack_strided(weight, from, columns, sizeof(float), panel);
+        pack_strided(weight, from, columns, sizeof(float), panel, checkpoint);
     } else {
-        pack_strided(weight, from, columns, sizeof(double), panel);
+        pack_strided(weight, from, columns, sizeof(double), panel, checkpoint);
     }
     for (int64_t row = 0; columns < width && row < weight->in; row++) {
+        if (mha_stop_after(checkpoint, MHA_PANEL_BYTES)) {
+            return;
+        }
         memset((char *)panel + row * MHA_PANEL_BYTES + used, 0, MHA_PANEL_BYTES - used);
     }
 }
 
 /* Task: one panel. */
-static void pack_one_panel(void *context, int64_t task, int worker) {
+static void pack_one_panel(void *context, int64_t task, mha_worker *worker) {
     const mha_weight_packing *packing = context;
-    (void)worker;
     mha_pack_panel(packing->dtype, &packing->weight, task * mha_panel_columns(packing->dtype),
-                   (char *)packing->packed + task * packing->weight.in * MHA_PANEL_BYTES);
+                   (char *)packing->packed + task * packing->weight.in * MHA_PANEL_BYTES,
+                   &worker->checkpoint);
 }
 
 mha_status mha_pack_weight(const mha_weight_packing *packing, mha_execution *execution) {
@@ -99,7 +110,8 @@ char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row) {
     return (char *)x->blocks + block * x->depth * stride * (int64_t)mha_dtype_size(x->dtype);
 }
 
-void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end) {
+void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
+                   mha_checkpoint *checkpoint) {
     const int64_t item = (int64_t)mha_dtype_size(x->dtype);
     const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
     for (int64_t k = first; k < end; k++) {
@@ -107,6 +119,9 @@ void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end) {
         for (int64_t row = 0; row < x->rows; row += x->block_rows) {
             const int64_t left = x->rows - row;
             const int64_t rows = left < x->block_rows ? left : x->block_rows;
+            if (mha_stop_after(checkpoint, 4 * rows)) {
+                return;
+            }
             memcpy(mha_packed_rows_block(x, row) + k * stride * item, from + row * item,
                    (size_t)(rows * item));
         }

@@ -10,7 +10,8 @@ int64_t mha_panel_columns(mha_dtype dtype);
 
 /* Writes columns first_column.. of a strided weight as one panel (in, panel columns), padded with
  * zeros to the full width. */
-void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel);
+void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel,
+                    mha_checkpoint *checkpoint);
 
 /* A matrix (rows, depth) that lies as (depth, rows) is first copied to blocks of rows, each of them
  * (depth, rows of the block) with mha_packed_rows_stride elements between its rows. As it lies, a
@@ -30,6 +31,7 @@ mha_status mha_packed_rows_size(const mha_transposed_rows *x, size_t *bytes) MHA
 char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row);
 
 /* Copies first..end of depth. */
-void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end);
+void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
+                   mha_checkpoint *checkpoint);
 
 #endif

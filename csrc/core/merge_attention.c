@@ -30,11 +30,12 @@ static mha_status plan(const mha_merge_attention *merge, int num_threads, merge_
     return mha_workspace_piece_size(job->shares_size, &job->shares_size);
 }
 
-static void merge_rows(void *context, int64_t task, int worker) {
+static void merge_rows(void *context, int64_t task, mha_worker *worker) {
     const merge_job *job = context;
     const mha_merge_attention *merge = job->merge;
     const int64_t first = task * job->rows_of_a_task;
     const mha_merge_block block = {
+        .checkpoint = &worker->checkpoint,
         .parts = merge->parts,
         .first_row = first,
         .end_row = mha_smaller(first + job->rows_of_a_task, merge->rows),
@@ -43,7 +44,7 @@ static void merge_rows(void *context, int64_t task, int worker) {
         .lses = merge->lses,
         .output = merge->output,
         .lse = merge->lse,
-        .shares = job->shares + (size_t)worker * job->shares_size,
+        .shares = job->shares + (size_t)worker->number * job->shares_size,
     };
     job->kernels->merge(&block);
 }

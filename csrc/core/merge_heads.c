@@ -15,35 +15,42 @@ typedef struct merge_job {
 
 /* A token's columns of one head after the other, side by side. `item` is a constant. */
 static inline void merge_token(const mha_tensor *heads, const char *token, const size_t item,
-                               char *to) {
+                               char *to, mha_checkpoint *checkpoint) {
     const int64_t num_heads = mha_extent(heads, 3), columns = mha_extent(heads, 1);
     const int64_t step = mha_stride(heads, 1);
+    enum { CHECKED_COLUMNS = 1 << 14 };
     for (int64_t head = 0; head < num_heads; head++) {
         const char *from = token + head * mha_stride(heads, 3);
-        for (int64_t column = 0; column < columns; column++) {
-            memcpy(to, from + column * step, item);
-            to += item;
+        for (int64_t first = 0; first < columns; first += CHECKED_COLUMNS) {
+            const int64_t left = columns - first;
+            const int64_t end = first + (left < CHECKED_COLUMNS ? left : CHECKED_COLUMNS);
+            if (mha_stop_after(checkpoint, 4 * (end - first))) {
+                return;
+            }
+            for (int64_t column = first; column < end; column++) {
+                memcpy(to, from + column * step, item);
+                to += item;
+            }
         }
     }
 }
 
-static void merge_tokens(void *context, int64_t task, int worker) {
+static void merge_tokens(void *context, int64_t task, mha_worker *worker) {
     const merge_job *job = context;
     const mha_tensor *heads = &job->merge->heads;
     const int64_t length = mha_extent(heads, 2);
     const int64_t item = (int64_t)mha_dtype_size(job->merge->dtype);
     const int64_t first = task * job->tokens_of_a_task;
     const int64_t end = mha_smaller(first + job->tokens_of_a_task, job->tokens);
-    (void)worker;
     for (int64_t i = first; i < end; i++) {
         const char *token = (const char *)heads->data +
                             mha_leading_offset(heads, heads->axes - 3, i / length) +
                             i % length * mha_stride(heads, 2);
         char *to = (char *)job->merge->merged + i * job->width * item;
         if (item == sizeof(float)) {
-            merge_token(heads, token, sizeof(float), to);
+            merge_token(heads, token, sizeof(float), to, &worker->checkpoint);
         } else {
-            merge_token(heads, token, sizeof(double), to);
+            merge_token(heads, token, sizeof(double), to, &worker->checkpoint);
         }
     }
 }

@@ -6,6 +6,8 @@
  * The projected arrays live in the workspace. Splitting and merging heads are strides. */
 #include "mha/attention.h"
 
+#include "../threads/partition.h"
+#include "../threads/pool.h"
 #include "attention_rows.h"
 #include "matmul.h"
 
@@ -164,22 +166,48 @@ static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
 }
 
 /* merged (rows, heads * d) = attended * each head's gate. */
-static void gate_heads(const mha_multi_head_attention *layer, int64_t rows, const void *attended,
-                       void *merged) {
+typedef struct gate_job {
+    const mha_multi_head_attention *layer;
+    int64_t rows, rows_of_a_task;
+} gate_job;
+
+static void gate_row(const mha_multi_head_attention *layer, int64_t row) {
     const int64_t heads = layer->num_heads, width = layer->W_o.in / heads;
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t head = 0; head < heads; head++) {
-            const double gate = mha_gate_of(&layer->attention, head);
-            const int64_t first = (row * heads + head) * width;
-            for (int64_t at = first; at < first + width; at++) {
-                if (layer->attention.dtype == MHA_FLOAT32) {
-                    ((float *)merged)[at] = ((const float *)attended)[at] * (float)gate;
-                } else {
-                    ((double *)merged)[at] = ((const double *)attended)[at] * gate;
-                }
+    const void *attended = layer->kept.attended;
+    void *merged = layer->kept.merged;
+    for (int64_t head = 0; head < heads; head++) {
+        const double gate = mha_gate_of(&layer->attention, head);
+        const int64_t first = (row * heads + head) * width;
+        for (int64_t at = first; at < first + width; at++) {
+            if (layer->attention.dtype == MHA_FLOAT32) {
+                ((float *)merged)[at] = ((const float *)attended)[at] * (float)gate;
+            } else {
+                ((double *)merged)[at] = ((const double *)attended)[at] * gate;
             }
         }
     }
+}
+
+static void gate_rows(void *context, int64_t task, mha_worker *worker) {
+    const gate_job *job = context;
+    const int64_t first = task * job->rows_of_a_task;
+    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
+    for (int64_t row = first; row < end; row++) {
+        if (mha_stop_after(&worker->checkpoint, 4 * job->layer->W_o.in)) {
+            return;
+        }
+        gate_row(job->layer, row);
+    }
+}
+
+static mha_status gate_heads(const mha_multi_head_attention *layer, int64_t rows,
+                             mha_execution *execution) {
+    const int64_t width = layer->W_o.in;
+    gate_job job = {layer, rows, mha_rows_of_a_task(width)};
+    const int64_t num_tasks = mha_divide_up(rows, job.rows_of_a_task);
+    const int threads =
+        mha_threads_for(num_tasks, (double)rows * (double)width, execution->num_threads);
+    return mha_pool_run(num_tasks, threads, gate_rows, &job, &execution->cancel);
 }
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
@@ -208,7 +236,7 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
     if (gates_apart) {
-        gate_heads(layer, m.batch * layer->query_len, layer->kept.attended, layer->kept.merged);
+        MHA_TRY(gate_heads(layer, m.batch * layer->query_len, execution));
     }
 
     /* 5. Output projection: (batch, query_len, output_dim). */

@@ -48,13 +48,13 @@ static head_copy *copy_of(const attention_job *job, int worker) {
 }
 
 /* Lets the blocks read their keys and values from the worker's copy. */
-static void read_from_copy(const attention_job *job, int64_t batch_head, int worker,
+static void read_from_copy(const attention_job *job, int64_t batch_head, const mha_worker *worker,
                            mha_attention_block *blocks, int count) {
     const mha_attention *a = job->attention;
     const int64_t kv_heads = mha_extent(&a->key, 3), key_len = mha_extent(&a->key, 2);
     const int64_t batch_kv_head = batch_head / (mha_extent(&a->query, 3) / kv_heads);
     const int64_t batch = batch_kv_head / kv_heads, kv_head = batch_kv_head % kv_heads;
-    head_copy *copy = copy_of(job, worker);
+    head_copy *copy = copy_of(job, worker->number);
     char *key = (char *)(copy + 1);
     char *value = key + key_len * mha_extent(&a->key, 1) * (int64_t)mha_dtype_size(a->dtype);
     if (copy->batch_kv_head != batch_kv_head) {
@@ -73,7 +73,7 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, int wor
 /* Task: some consecutive blocks of one head. One head after the other, so that its keys and values
  * stay in the cache; the last blocks of a head first, since with a causal mask they are the
  * longest. */
-static void attend_query_blocks(void *context, int64_t task, int worker) {
+static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
     const attention_job *job = context;
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     mha_key_ranges visible[MHA_MAX_JOINT_BLOCKS];
@@ -83,11 +83,13 @@ static void attend_query_blocks(void *context, int64_t task, int worker) {
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         blocks[i] = block_of(job, batch_head, first + i, &visible[i]);
+        blocks[i].checkpoint = &worker->checkpoint;
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
     }
-    job->kernels->attention(blocks, count, job->scratch + (size_t)worker * job->scratch_size);
+    job->kernels->attention(blocks, count,
+                            job->scratch + (size_t)worker->number * job->scratch_size);
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the

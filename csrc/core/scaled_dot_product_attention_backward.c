@@ -39,6 +39,9 @@ typedef struct key_chunk {
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
 } key_chunk;
 
+/* Of a block of queries that sees nothing: finding that out. */
+enum { WORK_OF_BLOCK = 1 << 12 };
+
 /* Queries and keys of a head. */
 typedef struct score_area {
     int64_t first_query, end_query, first_key, end_key;
@@ -87,9 +90,11 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
     return block;
 }
 
-static void run_block(const gradient_job *job, const mha_attention_backward_block *block,
-                      int worker) {
-    job->kernels->attention_backward(block, job->scratch + (size_t)worker * job->scratch_size);
+static void run_block(const gradient_job *job, mha_attention_backward_block *block,
+                      mha_worker *worker) {
+    block->attention.checkpoint = &worker->checkpoint;
+    job->kernels->attention_backward(block,
+                                     job->scratch + (size_t)worker->number * job->scratch_size);
 }
 
 static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first_query,
@@ -101,19 +106,23 @@ static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int6
 }
 
 static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void *rows,
-                       int64_t first, int64_t end) {
+                       int64_t first, int64_t end, mha_worker *worker) {
     if (rows == NULL) {
         return;
     }
     const size_t width = (size_t)mha_extent(gradient, 1) * mha_dtype_size(job->attention->dtype);
     for (int64_t row = first; row < end; row++) {
+        if (mha_stop_after(&worker->checkpoint, mha_extent(gradient, 1))) {
+            return;
+        }
         memset((char *)rows + row * mha_stride(gradient, 2), 0, width);
     }
 }
 
 /* Zeros in a head's grad bias for some queries and keys. Tasks that add to it do so themselves: all
  * tasks may run again, in the child of a signal handler that forks. */
-static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, score_area area) {
+static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, score_area area,
+                       mha_worker *worker) {
     const mha_tensor *bias = &job->gradients->grad_bias;
     const size_t item = mha_dtype_size(job->attention->dtype);
     if (bias->data == NULL || mha_extent(bias, 1) == 0) {
@@ -127,6 +136,9 @@ static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, sco
     for (int64_t query = area.first_query; query < end_query; query++) {
         char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
         for (int64_t key = area.first_key; key < end_key; key++) {
+            if (mha_stop_after(&worker->checkpoint, 4)) {
+                return;
+            }
             memset(row + key * mha_stride(bias, 1), 0, item);
         }
     }
@@ -134,12 +146,14 @@ static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, sco
 
 /* Waits until the chunks before this one are done with a block of queries. They were begun before.
  */
-static void await_turn(const _Atomic uint64_t *done, int chunk) {
+static void await_turn(const _Atomic uint64_t *done, int chunk, mha_worker *worker) {
     enum { SPINS_BEFORE_YIELDING = 1000 };
     const uint64_t before = ((uint64_t)1 << chunk) - 1;
     for (int spin = 0; (atomic_load(done) & before) != before; spin++) {
         if (spin < SPINS_BEFORE_YIELDING) {
             mha_system_pause();
+        } else if (mha_stop_after(&worker->checkpoint, MHA_WORK_BETWEEN_CHECKPOINTS)) {
+            return;
         } else {
             mha_system_yield();
         }
@@ -161,7 +175,7 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
 }
 
 /* Rows as the arrays have them, gradients at 0. */
-static void use_rows_in_place(const gradient_job *job, key_chunk *c) {
+static void use_rows_in_place(const gradient_job *job, key_chunk *c, mha_worker *worker) {
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
     c->stored_key = 0;
@@ -169,19 +183,19 @@ static void use_rows_in_place(const gradient_job *job, key_chunk *c) {
     c->value = rows_of(job, &a->value, c->batch, c->kv_head, 0, &c->value_stride);
     c->grad_key = rows_of(job, &g->grad_key, c->batch, c->kv_head, 0, &c->grad_key_stride);
     c->grad_value = rows_of(job, &g->grad_value, c->batch, c->kv_head, 0, &c->grad_value_stride);
-    clear_rows(job, &g->grad_key, c->grad_key, c->first_key, c->end_key);
-    clear_rows(job, &g->grad_value, c->grad_value, c->first_key, c->end_key);
+    clear_rows(job, &g->grad_key, c->grad_key, c->first_key, c->end_key, worker);
+    clear_rows(job, &g->grad_value, c->grad_value, c->first_key, c->end_key, worker);
 }
 
 /* Rows of the chunk alone in the worker's own memory, gradients at 0. */
-static void use_rows_of_own(const gradient_job *job, int worker, key_chunk *c) {
+static void use_rows_of_own(const gradient_job *job, const mha_worker *worker, key_chunk *c) {
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype), keys = c->end_key - c->first_key;
     c->key_stride = c->grad_key_stride = mha_extent(&a->key, 1);
     c->value_stride = c->grad_value_stride = mha_extent(&a->value, 1);
     const int64_t key_bytes = keys * c->key_stride * item;
     const int64_t value_bytes = keys * c->value_stride * item;
-    char *own = job->scratch + (size_t)worker * job->scratch_size + job->kernel_size;
+    char *own = job->scratch + (size_t)worker->number * job->scratch_size + job->kernel_size;
     char *gradients = own + key_bytes + value_bytes;
     c->stored_key = c->first_key;
     c->key = own;
@@ -203,7 +217,7 @@ static void return_gradient(const gradient_job *job, const key_chunk *c, const m
 
 /* One block of queries of one head with a chunk of keys. */
 static void differentiate_block(const gradient_job *job, const key_chunk *c, int64_t head,
-                                int64_t query_block, int worker) {
+                                int64_t query_block, mha_worker *worker) {
     const mha_attention_gradients *g = job->gradients;
     mha_key_ranges visible;
     mha_attention_backward_block block = block_of(job, c->batch, head, query_block, &visible);
@@ -230,7 +244,7 @@ static void differentiate_block(const gradient_job *job, const key_chunk *c, int
         want_bias(job, c->batch, head, first, &block);
     }
     if (sees_chunk(&block)) {
-        await_turn(done, c->number);
+        await_turn(done, c->number, worker);
         run_block(job, &block, worker);
     }
     atomic_fetch_or(done, (uint64_t)1 << c->number);
@@ -238,7 +252,7 @@ static void differentiate_block(const gradient_job *job, const key_chunk *c, int
 
 /* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
  * last block of queries first: where the attention is causal all chunks have work there. */
-static void differentiate_chunk(void *context, int64_t task, int worker) {
+static void differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
     const gradient_job *job = context;
     const int64_t key_heads = job->batch * job->kv_heads;
     key_chunk c = {
@@ -251,15 +265,18 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
     if (job->copies_keys) {
         use_rows_of_own(job, worker, &c);
     } else {
-        use_rows_in_place(job, &c);
+        use_rows_in_place(job, &c, worker);
     }
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
             const score_area whole = {0, mha_extent(&job->attention->query, 2), 0,
                                       mha_extent(&job->attention->key, 2)};
-            clear_bias(job, c.batch, head, whole);
+            clear_bias(job, c.batch, head, whole, worker);
         }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
+            if (mha_stop_after(&worker->checkpoint, WORK_OF_BLOCK)) {
+                return;
+            }
             differentiate_block(job, &c, head, query_block, worker);
         }
     }
@@ -271,7 +288,7 @@ static void differentiate_chunk(void *context, int64_t task, int worker) {
 
 /* Task: the gradient of a bias that heads or batch items share, for one block of queries, or where
  * these share it too for some keys. Heads add to it in order. */
-static void differentiate_bias(void *context, int64_t task, int worker) {
+static void differentiate_bias(void *context, int64_t task, mha_worker *worker) {
     const gradient_job *job = context;
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t key_len = mha_extent(&job->attention->key, 2);
@@ -285,12 +302,15 @@ static void differentiate_bias(void *context, int64_t task, int worker) {
         area.end_query = mha_smaller(area.first_query + MHA_QUERY_CHAIN, query_len);
     }
     for (int64_t item = 0; item < job->batch * job->heads; item++) {
-        clear_bias(job, item / job->heads, item % job->heads, area);
+        clear_bias(job, item / job->heads, item % job->heads, area, worker);
     }
     const int64_t first = of_keys ? 0 : task, end = of_keys ? job->query_blocks : task + 1;
     for (int64_t item = 0; item < job->batch * job->heads; item++) {
         const int64_t batch = item / job->heads, head = item % job->heads;
         for (int64_t query_block = first; query_block < end; query_block++) {
+            if (mha_stop_after(&worker->checkpoint, WORK_OF_BLOCK)) {
+                return;
+            }
             mha_key_ranges visible;
             mha_attention_backward_block block = block_of(job, batch, head, query_block, &visible);
             block.first_key = area.first_key;

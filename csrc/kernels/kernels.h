@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "mha/execution.h"
 #include "mha/tensor.h"
 
 /* How sums are blocked, from key or column 0 on: over keys, over the columns of a head in a dot
@@ -44,7 +45,8 @@ typedef struct mha_key_ranges {
 /* One head and a block of consecutive queries. Strides count elements (the mask's: bytes); the
  * last axes of query, key, value and output are contiguous. */
 typedef struct mha_attention_block {
-    int64_t query_len; /* of this block, at most query_block of the kernel set */
+    mha_checkpoint *checkpoint; /* of the thread; asked again and again, in every dimension */
+    int64_t query_len;          /* of this block, at most query_block of the kernel set */
     int64_t key_len, head_dim, value_head_dim;
     int64_t first_query; /* position of this block among all queries, for dropout */
     const void *query, *key, *value;
@@ -112,6 +114,7 @@ typedef struct mha_few_queries_row {
 /* A few queries that share a key head, over the keys first_key..end_key of one chunk; first_key is
  * a multiple of MHA_KEY_CHAIN. What comes out is not yet divided: mha_few_queries_join. */
 typedef struct mha_few_queries_block {
+    mha_checkpoint *checkpoint;
     int64_t rows, head_dim, value_head_dim;
     int64_t first_key, end_key;
     const void *key, *value; /* of key 0 */
@@ -126,6 +129,7 @@ typedef struct mha_few_queries_block {
 /* One row's chunks; pointers are to the first, chunk_stride bytes lead to the next. Raw scores in
  * weights (key_len,) become weights where begin <= key < end, zeros elsewhere. */
 typedef struct mha_few_queries_join {
+    mha_checkpoint *checkpoint;
     int64_t chunks, chunk_stride, value_head_dim;
     const char *outputs, *origin, *denominator;
     double scale, softcap;
@@ -140,6 +144,7 @@ typedef struct mha_few_queries_join {
  * packed one, zero-padded to full width, or the weight itself where columns fill a panel. a is
  * transposed where it lies as (depth, rows), with a_stride between these. */
 typedef struct mha_matmul_block {
+    mha_checkpoint *checkpoint;
     int64_t rows, depth, columns;
     const void *a;
     int64_t a_stride;
@@ -152,6 +157,7 @@ typedef struct mha_matmul_block {
 } mha_matmul_block;
 
 typedef struct mha_merge_block {
+    mha_checkpoint *checkpoint;
     int64_t parts, first_row, end_row, width;
     const void *const *outputs; /* each (rows, width) */
     const void *const *lses;    /* each (rows,) */

@@ -9,11 +9,18 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 
+#include "float_mode.h"
 #include "mha/runtime.h"
 #include "system.h"
 
-enum { MAX_WORKERS = MHA_MAX_THREADS - 1, SPIN_NANOSECONDS = 100000, SPINS_A_CLOCK_READ = 64 };
+enum {
+    MAX_WORKERS = MHA_MAX_THREADS - 1,
+    SPIN_NANOSECONDS = 100000,
+    SPINS_A_CLOCK_READ = 64,
+    PARKED_CALLER_NANOSECONDS = 20000000 /* between two polls */
+};
 
 static struct pool {
     pthread_mutex_t in_use; /* held by the caller whose job runs */
@@ -29,7 +36,7 @@ static struct pool {
     _Atomic uint64_t state;
     _Atomic int64_t next_task;
     atomic_int finished; /* of the workers that joined */
-    atomic_bool stopped; /* no further task is to begin */
+    atomic_bool stopped; /* the tasks are to be left as they are */
 
     pthread_mutex_t parking;
     pthread_cond_t new_job;  /* workers park here */
@@ -62,29 +69,40 @@ static void start_over_in_child(void) {
     atomic_store(&pool.parked_callers, 0);
 }
 
-static void run_tasks(int worker) {
-    while (!atomic_load_explicit(&pool.stopped, memory_order_relaxed)) {
+static bool job_is_stopped(void *unused) {
+    (void)unused;
+    return atomic_load_explicit(&pool.stopped, memory_order_relaxed);
+}
+
+static void run_tasks(int number) {
+    mha_worker worker = {number, {MHA_WORK_BETWEEN_CHECKPOINTS, false, job_is_stopped, NULL}};
+    while (!job_is_stopped(NULL)) {
         const int64_t task = atomic_fetch_add(&pool.next_task, 1);
         if (task >= pool.num_tasks) {
             return;
         }
-        pool.function(pool.context, task, worker);
+        pool.function(pool.context, task, &worker);
     }
 }
 
-/* Spins, then parks, until is_ready(of). Whoever parks counts itself before it looks a last time,
- * and whoever makes it ready looks for the parked afterwards: one of the two sees the other. */
-static void wait_until(bool (*is_ready)(uint32_t of), uint32_t of, atomic_int *parked,
-                       pthread_cond_t *condition) {
+/* Spins for a while until is_ready(of); whether it is. */
+static bool spin_until(bool (*is_ready)(uint32_t of), uint32_t of) {
     const int64_t until = mha_system_nanoseconds() + SPIN_NANOSECONDS;
     do {
         for (int spin = 0; spin < SPINS_A_CLOCK_READ; spin++) {
             if (is_ready(of)) {
-                return;
+                return true;
             }
             mha_system_pause();
         }
     } while (mha_system_nanoseconds() < until);
+    return false;
+}
+
+/* Parks until is_ready(of). Whoever parks counts itself before it looks a last time, and whoever
+ * makes it ready looks for the parked afterwards: one of the two sees the other. */
+static void park_until(bool (*is_ready)(uint32_t of), uint32_t of, atomic_int *parked,
+                       pthread_cond_t *condition) {
     pthread_mutex_lock(&pool.parking);
     atomic_fetch_add(parked, 1);
     while (!is_ready(of)) {
@@ -131,8 +149,11 @@ static void leave_job(void) {
 static void *work(void *argument) {
     uint32_t seen = (uint32_t)(uintptr_t)argument;
     int worker;
+    mha_set_float_mode(MHA_DEFAULT_FLOAT_MODE); /* it began with that of its creator */
     for (;;) {
-        wait_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
+        if (!spin_until(is_another_job, seen)) {
+            park_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
+        }
         if (join_job(&seen, &worker)) {
             run_tasks(worker);
             leave_job();
@@ -176,38 +197,58 @@ static void start_workers(int wanted) {
     (void)pthread_attr_destroy(&detached);
 }
 
-static bool is_cancelled(const mha_cancel *cancel) {
-    return cancel->poll != NULL && cancel->poll(cancel->context) != 0;
-}
+/* The calling thread, which alone polls: in its own floating-point mode, since that runs the
+ * program's signal handlers. */
+typedef struct caller {
+    const mha_cancel *cancel;
+    uint64_t float_mode;
+    unsigned forks; /* at the start: after a fork this is the child, and the job is gone */
+    bool cancelled;
+    bool of_pool; /* else it runs its tasks alone */
+} caller;
 
-static mha_status run_inline(int64_t num_tasks, mha_task_function function, void *context,
-                             const mha_cancel *cancel) {
-    for (int64_t task = 0; task < num_tasks; task++) {
-        if (is_cancelled(cancel)) {
-            return MHA_CANCELLED;
-        }
-        function(context, task, 0);
+static bool was_forked(const caller *c) { return c->of_pool && pool.forks != c->forks; }
+
+/* Polls; whether the caller is to leave its tasks. */
+static bool should_stop(void *context) {
+    caller *c = context;
+    if (c->cancel->poll == NULL) {
+        return false;
     }
-    return MHA_OK;
+    mha_leave_float_mode(c->float_mode);
+    c->cancelled = c->cancel->poll(c->cancel->context) != 0;
+    c->float_mode = mha_enter_float_mode();
+    if (c->cancelled && c->of_pool && !was_forked(c)) {
+        atomic_store(&pool.stopped, true);
+    }
+    return c->cancelled || was_forked(c);
 }
 
-/* The caller's share of the tasks, with the polling that only it may do. Polling may fork. */
-static mha_status run_as_caller(const mha_cancel *cancel) {
-    const unsigned forks = pool.forks;
-    for (;;) {
-        const bool cancelled = is_cancelled(cancel);
-        if (cancelled) {
-            atomic_store(&pool.stopped, true);
-            return MHA_CANCELLED;
+static mha_worker worker_of(caller *c) {
+    const mha_worker worker = {0, {MHA_WORK_BETWEEN_CHECKPOINTS, false, should_stop, c}};
+    return worker;
+}
+
+static void run_inline(int64_t num_tasks, mha_task_function function, void *context, caller *c) {
+    c->of_pool = false;
+    mha_worker worker = worker_of(c);
+    for (int64_t task = 0; task < num_tasks && !worker.checkpoint.stopped; task++) {
+        if (should_stop(c)) {
+            return;
         }
-        if (pool.forks != forks) {
-            return MHA_OK;
-        }
+        function(context, task, &worker);
+    }
+}
+
+/* The caller's share of the tasks. */
+static void run_as_caller(caller *c) {
+    mha_worker worker = worker_of(c);
+    while (!worker.checkpoint.stopped && !should_stop(c)) {
         const int64_t task = atomic_fetch_add(&pool.next_task, 1);
         if (task >= pool.num_tasks) {
-            return MHA_OK;
+            return;
         }
-        pool.function(pool.context, task, 0);
+        pool.function(pool.context, task, &worker);
     }
 }
 
@@ -220,14 +261,66 @@ static void publish_job(int helpers) {
     wake(&pool.parked_workers, &pool.new_job);
 }
 
-/* Closes the job to late workers and waits for those inside. */
-static void wait_for_workers(void) {
-    const int joined = joined_of(atomic_fetch_and(&pool.state, ~WANTED_MASK));
-    wait_until(have_finished, (uint32_t)joined, &pool.parked_callers, &pool.job_done);
+/* Parks for as long as a signal may wait. */
+static void park_caller(uint32_t joined) {
+    struct timespec until;
+    if (clock_gettime(CLOCK_REALTIME, &until) != 0) {
+        return;
+    }
+    until.tv_nsec += PARKED_CALLER_NANOSECONDS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&pool.parking);
+    atomic_fetch_add(&pool.parked_callers, 1);
+    if (!have_finished(joined)) {
+        (void)pthread_cond_timedwait(&pool.job_done, &pool.parking,
+                                     &until); /* or looked at early */
+    }
+    atomic_fetch_sub(&pool.parked_callers, 1);
+    pthread_mutex_unlock(&pool.parking);
+}
+
+/* Closes the job to late workers and waits for those inside, polling on. */
+static void wait_for_workers(caller *c) {
+    const uint32_t joined = (uint32_t)joined_of(atomic_fetch_and(&pool.state, ~WANTED_MASK));
+    if (spin_until(have_finished, joined)) {
+        return;
+    }
+    while (!have_finished(joined)) {
+        park_caller(joined);
+        if (!c->cancelled && should_stop(c) && was_forked(c)) {
+            return;
+        }
+    }
+}
+
+/* Tasks for more threads than one, with the pool in use by this caller. */
+static void run_pooled(int64_t num_tasks, int helpers, mha_task_function function, void *context,
+                       caller *c) {
+    start_workers(helpers);
+    pool.function = function;
+    pool.context = context;
+    pool.num_tasks = num_tasks;
+    c->forks = pool.forks;
+    c->of_pool = true;
+    publish_job(helpers);
+    run_as_caller(c);
+    if (!was_forked(c)) {
+        wait_for_workers(c);
+    }
+    if (!was_forked(c)) {
+        pthread_mutex_unlock(&pool.in_use);
+    } else if (!c->cancelled) {
+        /* A signal handler forked and this is the child: the workers, and the tasks that they were
+         * at, are gone, and so is the job. All tasks again, unless the handler also raised; the
+         * pool is as new. */
+        run_inline(num_tasks, function, context, c);
+    }
 }
 
 mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,
                         void *context, const mha_cancel *cancel) {
+    caller c = {.cancel = cancel, .float_mode = mha_enter_float_mode()};
     int helpers = num_threads - 1;
     if (helpers > num_tasks - 1) {
         helpers = (int)(num_tasks - 1);
@@ -236,23 +329,10 @@ mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function fu
         helpers = MAX_WORKERS;
     }
     if (helpers < 1 || pthread_mutex_trylock(&pool.in_use) != 0) {
-        return run_inline(num_tasks, function, context, cancel);
+        run_inline(num_tasks, function, context, &c);
+    } else {
+        run_pooled(num_tasks, helpers, function, context, &c);
     }
-    start_workers(helpers);
-    pool.function = function;
-    pool.context = context;
-    pool.num_tasks = num_tasks;
-    publish_job(helpers);
-
-    const unsigned forks = pool.forks;
-    const mha_status status = run_as_caller(cancel);
-    if (pool.forks != forks) {
-        /* A signal handler forked and this is the child: the workers, and the tasks that they were
-         * at, are gone, and so is the job. All tasks again, unless the handler also raised; the
-         * pool is as new. */
-        return status == MHA_CANCELLED ? status : run_inline(num_tasks, function, context, cancel);
-    }
-    wait_for_workers();
-    pthread_mutex_unlock(&pool.in_use);
-    return status;
+    mha_leave_float_mode(c.float_mode);
+    return c.cancelled ? MHA_CANCELLED : MHA_OK;
 }

@@ -20,11 +20,11 @@ typedef struct counts {
 
 static const mha_cancel never = {NULL, NULL};
 
-static void count_task(void *context, int64_t task, int worker) {
+static void count_task(void *context, int64_t task, mha_worker *worker) {
     counts *c = context;
-    CHECK(worker >= 0 && worker < THREADS);
+    CHECK(worker->number >= 0 && worker->number < THREADS);
     atomic_fetch_add(&c->runs[task], 1);
-    atomic_fetch_add(&c->of_worker[worker], 1);
+    atomic_fetch_add(&c->of_worker[worker->number], 1);
 }
 
 static void check_one_run(int64_t num_tasks) {
@@ -61,7 +61,7 @@ static void test_many_callers(void) {
     }
 }
 
-static void run_nested(void *context, int64_t task, int worker) {
+static void run_nested(void *context, int64_t task, mha_worker *worker) {
     (void)context, (void)task, (void)worker;
     check_one_run(20);
 }
@@ -73,10 +73,10 @@ static void test_nested_calls(void) {
 static int cancel_after_three(void *context) { return ++*(int *)context > 3; }
 
 /* Workers are so slow that the caller cancels long before they have run all tasks. */
-static void count_task_slowly(void *context, int64_t task, int worker) {
+static void count_task_slowly(void *context, int64_t task, mha_worker *worker) {
     static const struct timespec millisecond = {.tv_nsec = 1000000};
     count_task(context, task, worker);
-    if (worker != 0) {
+    if (worker->number != 0) {
         nanosleep(&millisecond, NULL);
     }
 }

@@ -2,15 +2,44 @@
 #ifndef MHA_EXECUTION_H
 #define MHA_EXECUTION_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "mha/status.h"
 
-/* Polled between the calling thread's own tasks; nonzero stops the call with MHA_CANCELLED. */
+/* Polled by the calling thread again and again while it works or waits, in its own floating-point
+ * mode; nonzero stops the call with MHA_CANCELLED. */
 typedef struct mha_cancel {
     int (*poll)(void *context);
     void *context;
 } mha_cancel;
+
+/* What a thread asks in the middle of a task, however long the task: whether the call is stopped.
+ * Then it leaves its work as it is. One for each thread. */
+typedef struct mha_checkpoint {
+    int64_t work_left; /* multiply-adds, about, until should_stop is asked */
+    bool stopped;
+    bool (*should_stop)(void *context);
+    void *context;
+} mha_checkpoint;
+
+/* About 20 us of work with the widest vectors, and 1 ms without any. */
+enum { MHA_WORK_BETWEEN_CHECKPOINTS = 1 << 20 };
+
+/* Counts work that was done or comes next; true where the call is stopped. */
+static inline bool mha_stop_after(mha_checkpoint *checkpoint, int64_t work) {
+    if (checkpoint->stopped) {
+        return true;
+    }
+    checkpoint->work_left -= work;
+    if (checkpoint->work_left > 0) {
+        return false;
+    }
+    checkpoint->work_left = MHA_WORK_BETWEEN_CHECKPOINTS;
+    checkpoint->stopped = checkpoint->should_stop(checkpoint->context);
+    return checkpoint->stopped;
+}
 
 /* An arena: the caller sizes it (mha_..._workspace) and owns `base`; the core only hands out
  * aligned pieces of it, in order, and never frees. */

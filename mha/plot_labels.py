@@ -3,7 +3,6 @@ that has their letters.
 """
 
 import contextlib
-import functools
 import math
 import unicodedata
 import warnings
@@ -109,8 +108,14 @@ class Fonts:
                     for text in texts if text), default=0.0)
 
 
-@functools.cache
+_said: set[str] = set()  # the letters that a warning has named
+_letters_of: dict[tuple[str, frozenset[str]], frozenset[str]] = {}  # answers of _found
+
+
 def _say_once(letters: str) -> None:
+    if letters in _said:
+        return
+    _said.add(letters)
     warnings.warn(f"no font that matplotlib finds has {letters!r}: labels show their numbers."
                   " Install a font that has them (Debian: apt install fonts-noto-cjk)",
                   stacklevel=5)
@@ -150,15 +155,16 @@ def _rank(font: Any) -> tuple[Any, ...]:
     return place, font.style != "normal", str(font.weight) not in ("400", "normal"), font.name
 
 
-@functools.lru_cache(4096)
 def _found(path: str, letters: frozenset[str]) -> frozenset[str]:
-    """Those of the letters that the font has."""
-    from matplotlib.ft2font import FT2Font
-    try:
-        font = FT2Font(path)
-    except Exception:  # fonts of bitmaps, as most colour emoji are, cannot be opened
-        return frozenset()
-    return frozenset(letter for letter in letters if font.get_char_index(ord(letter)))
+    """Those of the letters that the font has; remembered, for there may be hundreds of fonts."""
+    if (path, letters) not in _letters_of:
+        from matplotlib.ft2font import FT2Font
+        found = frozenset[str]()
+        with contextlib.suppress(Exception):  # bitmaps, as most colour emoji, cannot be opened
+            font = FT2Font(path)
+            found = frozenset(letter for letter in letters if font.get_char_index(ord(letter)))
+        _letters_of[path, letters] = found
+    return _letters_of[path, letters]
 
 
 class Ticks:

@@ -243,9 +243,8 @@ def own_fonts(monkeypatch):
     own = [font for font in manager.ttflist if "mpl-data" in font.fname]
     monkeypatch.setattr(manager, "ttflist", own)
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
-    mha.plot_labels._say_once.cache_clear()
-    yield found
-    manager._findfont_cached.cache_clear()
+    monkeypatch.setattr(mha.plot_labels, "_said", set())
+    return found
 
 
 CJK = ["猫", "が", "座った", "The", "안녕", "東京"]

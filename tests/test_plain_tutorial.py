@@ -107,14 +107,14 @@ def test_table_row_3_parameters():
     assert of_eight.num_parameters == of_one.num_parameters == 4 * 512**2
 
 
-def losses_of_two_wishes(num_heads, seed=0, steps=300):
+def losses_of_two_wishes(num_heads, seed=0, steps=300, head_dim=None):
     """Adam on a task of two wishes: each place wants four numbers of the place before it and four
     of the place behind. What is left of the target's variance at each step."""
     width, length, batch = 16, 8, 32
     rng = np.random.default_rng(seed)
-    layer = mha.MultiHeadAttention(width, num_heads, use_bias=False, rng=rng)
-    names = ("W_q", "W_k", "W_v", "W_o")
-    mean, square = ({name: np.zeros((width, width)) for name in names} for _ in range(2))
+    layer = mha.MultiHeadAttention(width, num_heads, head_dim=head_dim, use_bias=False, rng=rng)
+    mean, square = ({name: np.zeros(parameter.shape)
+                     for name, parameter in layer.parameters().items()} for _ in range(2))
     places = np.broadcast_to(4 * np.eye(length, dtype=np.float32), (batch, length, length))
     left = []
     for step in range(1, steps + 1):
@@ -125,12 +125,11 @@ def losses_of_two_wishes(num_heads, seed=0, steps=300):
         output, pullback = layer.vjp(np.concatenate([tokens, places], axis=-1))
         left.append(((output - target)**2).sum() / (target**2).sum())
         gradients = pullback(2 * (output - target) / target.size)
-        for name in names:
+        for name, parameter in layer.parameters().items():
             gradient = getattr(gradients, name)
             mean[name] += 0.1 * (gradient - mean[name])
             square[name] += 0.01 * (gradient**2 - square[name])
             scale = np.sqrt(square[name] / (1 - 0.99**step)) + 1e-8
-            parameter = getattr(layer, name)
             parameter -= (0.01 * mean[name] / (1 - 0.9**step) / scale).astype(np.float32)
     return np.array(left)
 
@@ -142,21 +141,20 @@ def test_table_rows_4_and_5_expressiveness_and_training(seed):
     of_one, of_two = (losses_of_two_wishes(num_heads, seed)[-20:].mean() for num_heads in (1, 2))
     assert 0.35 < of_one < 0.6
     assert of_two < 0.01
+    if seed == 0:  # and heads of a single feature are too narrow for it: question 4
+        assert losses_of_two_wishes(16, seed)[-20:].mean() > 0.2
 
 
 # The practice questions.
 
 def test_question_1_one_head_with_h_times_the_computation_is_still_one_pattern():
-    """The scores take as many products either way, and a single head of 512 has the same matrices;
-    but its output mixes all of them by one row of weights a query."""
-    x = np.random.default_rng(2).standard_normal((1, 6, 512), np.float32)
-    for num_heads in (1, 8):
-        layer = mha.MultiHeadAttention(512, num_heads, use_bias=False, rng=0)
-        assert num_heads * layer.head_dim == 512  # products of a query and a key, over all heads
-        _, weights = layer(x, return_weights=True)
-        value = mha.split_heads(x @ layer.W_v, num_heads)
-        by_hand = mha.merge_heads(weights @ value) @ layer.W_o
-        np.testing.assert_allclose(layer(x), by_hand, rtol=0, atol=1e-5)
+    """Its output mixes all numbers by one row of weights a query, however many features it has."""
+    assert 0.35 < losses_of_two_wishes(1, head_dim=128)[-20:].mean() < 0.6
+    x = np.random.default_rng(2).standard_normal((1, 6, 16), np.float32)
+    layer = mha.MultiHeadAttention(16, 1, head_dim=128, use_bias=False, rng=0)
+    output, weights = layer(x, return_weights=True)
+    by_one_pattern = weights[:, 0] @ x @ (layer.W_v @ layer.W_o)
+    np.testing.assert_allclose(output, by_one_pattern, rtol=0, atol=1e-5)
 
 
 def test_question_2_heads_that_do_not_divide_the_width():

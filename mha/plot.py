@@ -24,6 +24,8 @@ __all__ = ["attention", "heads", "importance", "mask", "text"]
 
 COLOURS = "YlOrRd"      # light where there is no weight, dark where there is much
 NAN_COLOUR = "#9a9a9a"
+HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
+                   " layer(x, return_weights=True)")
 ANNOTATED_AT_MOST = 8   # rows and columns of a matrix that shows its numbers by default
 
 
@@ -42,8 +44,9 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     axes: draw into these, one a head, instead of into a new figure. Returns the figure: 96 heads
     still make one page, on which the outer panels alone have labels.
 
-    Raises ValueError for a shape, label count or index that does not fit and for numbers below 0,
-    TypeError for a tuple, as calls return, and ImportError without matplotlib.
+    Raises ValueError for a shape, label count or index that does not fit and for numbers that are
+    no weights, as an output's; TypeError for a tuple, as calls return; ImportError without
+    matplotlib.
 
     >>> output, weights = layer(x, return_weights=True)
     >>> mha.plot.heads(weights, ["The", "cat", "sat"]).savefig("heads.png")
@@ -71,6 +74,7 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
             figure.suptitle(drawing.fonts.drawable(title), fontsize=11,
                             fontfamily=drawing.fonts.families)
 
+    _check_sums(maps)
     panels = list(panels[:len(maps)])
     for place, (panel, matrix, head) in enumerate(zip(panels, maps, head_indices)):
         image = drawing.draw(panel, matrix, layout)
@@ -100,6 +104,7 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     annotate = _small(matrix.shape) if annotate is None else annotate
     drawing = _Drawing(matrix.shape, query_labels, key_labels, annotate,
                        _scale_end(matrix, vmax), cmap, title)
+    _check_sums(matrix)
     return drawing.one(matrix, ax, "key", "query", "attention weight")
 
 
@@ -206,7 +211,9 @@ def text(weights: ArrayLike, query_words: Sequence[object],
         width = max(shutil.get_terminal_size().columns, plot_text.NARROWEST)
     if width < plot_text.NARROWEST:
         raise ValueError(f"width: got {width}, wanted at least {plot_text.NARROWEST} columns")
-    return plot_text.heat_map(matrix, queries, keys, _scale_end(matrix, vmax), width)
+    vmax = _scale_end(matrix, vmax)
+    _check_sums(matrix)
+    return plot_text.heat_map(matrix, queries, keys, vmax, width)
 
 
 def _numbers(array, name):
@@ -230,9 +237,18 @@ def _weights(weights):
     array = _numbers(weights, "weights")
     if (array < -1e-6).any():
         raise ValueError(f"weights: got numbers below 0 (the least is {np.nanmin(array):.3g}), as"
-                         " an output or scores have, but no attention weights; those come with"
-                         " return_weights=True: output, weights = layer(x, return_weights=True)")
+                         f" an output or scores have, but no attention weights; {HOW_TO_GET_THEM}")
     return array
+
+
+def _check_sums(maps):
+    """ValueError where no row can be weights, dropout of a half included: outputs are positive
+    where the values are."""
+    sums = maps.sum(axis=-1)
+    if (sums > 2.001).all():
+        raise ValueError(f"weights: got rows that sum to {sums.min():.3g} and more, as those of an"
+                         " output may, but attention weights of a query sum to 1;"
+                         f" {HOW_TO_GET_THEM}")
 
 
 def _one_matrix(array, name):

@@ -371,6 +371,15 @@ def test_what_a_call_returns_is_refused_where_weights_are_wanted(draw):
                 draw(output)
 
 
+@pytest.mark.parametrize("draw", [mha.plot.heads, mha.plot.attention,
+                                  lambda weights: mha.plot.text(weights, "abc", "abcdefgh")])
+def test_an_output_without_negative_numbers_is_refused_by_its_sums(draw):
+    output = 0.3 + np.random.default_rng(0).random((3, 8))
+    with pytest.raises(ValueError, match=r"weights: got rows that sum to .*return_weights=True"):
+        draw(output)
+    draw(output / output.sum(axis=-1, keepdims=True) * 2)  # what dropout of a half may leave
+
+
 def test_rows_may_come_as_a_tuple():
     assert "90" in mha.plot.text(((0.9, 0.1), (0.4, 0.6)), "ab", width=80)
     assert "90" in mha.plot.text((np.array([0.9, 0.1]), np.array([0.4, 0.6])), "ab", width=80)
@@ -438,7 +447,7 @@ def test_text_keeps_to_its_width():
         for query_len, key_len in ((1, 1), (3, 3), (4, 11), (12, 3), (2, 101), (101, 2), (1, 1200)):
             queries, keys = (["".join(rng.choice(letters, rng.integers(0, 30)))
                               for _ in range(length)] for length in (query_len, key_len))
-            weights = rng.random((query_len, key_len)) * rng.choice([0.01, 1, 100])
+            weights = some_weights(query_len, key_len) * rng.choice([0.01, 1])
             lines = mha.plot.text(weights, queries, keys, width=width).splitlines()
             assert max(map(mha.plot_labels.columns_of, lines)) <= width
 

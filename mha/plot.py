@@ -84,7 +84,7 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
         else:
             left, bottom = layout.has_labels(place, len(maps))
             panel.tick_params(labelleft=left, labelbottom=bottom)
-    drawing.colour_bar(image, panels, layout, "attention weight", np.isnan(maps).any())
+    drawing.colour_bar(image, panels, layout, np.isnan(maps).any())
     return figure
 
 
@@ -105,7 +105,7 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     drawing = _Drawing(matrix.shape, query_labels, key_labels, annotate,
                        _scale_end(matrix, vmax), cmap, title)
     _check_sums(matrix)
-    return drawing.one(matrix, ax, "key", "query", "attention weight")
+    return drawing.one(matrix, ax, "key", "query")
 
 
 def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
@@ -164,7 +164,7 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = C
     drawing = _Drawing(array.shape, None, None, annotate, highest if highest > lowest else 1.0,
                        cmap, title, vmin=lowest, label=label,
                        digits=".2f" if highest - lowest >= 0.1 else ".1e")
-    return drawing.one(array, ax, "head", "layer", drawing.fonts.drawable(label))
+    return drawing.one(array, ax, "head", "layer")
 
 
 def _bars(scores, ax, cmap, label, title):
@@ -183,7 +183,7 @@ def _bars(scores, ax, cmap, label, title):
     ax.tick_params(axis="y", labelsize=8)
     ax.yaxis.get_major_formatter().set_powerlimits((-3, 4))
     ax.yaxis.get_offset_text().set_fontsize(8)
-    ax.set_ylabel(drawing.fonts.drawable(label), fontfamily=drawing.fonts.families)
+    ax.set_ylabel(drawing.label, fontfamily=drawing.fonts.families)
     return ax.figure
 
 
@@ -304,7 +304,7 @@ class _Drawing:
     """How the matrices of one picture are drawn: their labels, scale and colours."""
 
     def __init__(self, shape, query_labels, key_labels, annotate, vmax, cmap, title, *,
-                 vmin=0.0, digits=".2f", label=""):
+                 vmin=0.0, digits=".2f", label="attention weight"):
         matplotlib = matplotlib_module()
         labels = plot_labels.checked(query_labels, key_labels, *shape)
         self.fonts = plot_labels.Fonts([title or "", label,
@@ -312,6 +312,7 @@ class _Drawing:
         self.labels = [words and [self.fonts.drawable(plot_labels.cut(word, plot_labels.LONGEST))
                                   for word in words] for words in labels]
         self.shape, self.annotate, self.title = shape, annotate, title
+        self.label = self.fonts.drawable(label)
         self.vmin, self.vmax, self.digits = vmin, vmax, digits
         self.cmap = matplotlib.colormaps.get_cmap(cmap).with_extremes(bad=NAN_COLOUR)
 
@@ -319,7 +320,7 @@ class _Drawing:
         """A new page for them, its cells as large as the numbers in them need."""
         cell = plot_layout.cell_for(matrices if self.annotate else None, self.digits)
         return Layout(rows, columns, self.shape, cell, *self.labels, self.fonts,
-                      title=self.title, **options)
+                      title=self.title, tall=self.fonts.width([self.label], 10) + 0.1, **options)
 
     def place(self, matrix, ax, **options):
         """(layout, axes): new ones, or None and the given ax, with the title."""
@@ -330,12 +331,12 @@ class _Drawing:
             ax.set_title(self.fonts.drawable(self.title), fontfamily=self.fonts.families)
         return None, ax
 
-    def one(self, matrix, ax, x, y, bar_label):
+    def one(self, matrix, ax, x, y):
         """A figure of one matrix, with its colour bar."""
         layout, ax = self.place(matrix, ax)
         image = self.draw(ax, matrix, layout)
         ax.set(xlabel=x, ylabel=y)
-        self.colour_bar(image, ax, layout, bar_label, np.isnan(matrix).any())
+        self.colour_bar(image, ax, layout, np.isnan(matrix).any())
         return ax.figure
 
     def draw(self, ax, matrix, layout):
@@ -371,13 +372,13 @@ class _Drawing:
                        rotation=90 if ticks.upright else 0, parse_math=False,
                        fontfamily=self.fonts.families)
 
-    def colour_bar(self, image, panels, layout, label, any_nan):
+    def colour_bar(self, image, panels, layout, any_nan):
         """The colour bar, with a patch for NaN below it where there is any."""
         if layout is None:
             bar = image.figure.colorbar(image, ax=panels, fraction=0.05, aspect=30)
         else:
             bar = image.figure.colorbar(image, cax=layout.bar_axes(0.3 if any_nan else 0.0))
-        bar.set_label(label, fontsize=9, fontfamily=self.fonts.families)
+        bar.set_label(self.label, fontsize=9, fontfamily=self.fonts.families)
         bar.ax.tick_params(labelsize=8)
         bar.ax.yaxis.get_offset_text().set_fontsize(8)
         bar.formatter.set_powerlimits((-3, 4))

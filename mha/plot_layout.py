@@ -62,6 +62,7 @@ class Layout:
 
     cell : the side of a cell where there is room, in inches.
     beside : the room at the right, for a colour bar or a legend.
+    tall : the least height of all panels together, so that the colour bar's label has room.
     panel : (width, height) of a panel, where cells do not decide it.
     panel_titles : whether each panel has a title of its own.
     `figure` and `axes` (rows, columns) are what was made; `labels_at(row, column)` says which axes
@@ -70,16 +71,17 @@ class Layout:
 
     def __init__(self, rows: int, columns: int, shape: tuple[int, int], cell: float,
                  query_labels: list[str] | None, key_labels: list[str] | None, fonts: Fonts, *,
-                 beside: float = BAR, panel: tuple[float, float] | None = None,
-                 title: str | None = None, panel_titles: bool = False) -> None:
+                 beside: float = BAR, tall: float = SMALLEST,
+                 panel: tuple[float, float] | None = None, title: str | None = None,
+                 panel_titles: bool = False) -> None:
         self.shape, self.rows, self.columns = shape, rows, columns
         self._labels, self._fonts = (query_labels, key_labels), fonts
         head = 0.23 if panel_titles else 0.0
         self._around = 0.34, beside, 0.34, 0.2 + head + (0.24 if title else 0)
-        self._head, self._panel = head, panel
+        self._head, self._panel, self._tall = head, panel, tall
         self.repeated = rows * columns <= REPEATED_AT_MOST
         self._settle(cell)
-        if self.repeated and rows * columns > 1 and self.cell < 0.99 * cell:
+        if self.repeated and rows * columns > 1 and (self.cell < 0.99 * cell or self._too_large()):
             self.repeated = False  # labels at the outer panels alone leave more for the cells
             self._settle(cell)
         self._make(title)
@@ -90,11 +92,7 @@ class Layout:
         left, right, bottom, top = self._around
         self.width, self.height = self._panel or (key_len * cell, query_len * cell)
         for _ in range(2):
-            cells = self.width / key_len, self.height / query_len
-            self.query_depth, self.key_depth = (
-                Ticks(labels, length, size, self._fonts, horizontal=axis == 1).depth + 0.1
-                for axis, labels, length, size in ((0, self._labels[0], query_len, cells[1]),
-                                                   (1, self._labels[1], key_len, cells[0])))
+            self._measure_labels()
             repeats = (self.columns, self.rows) if self.repeated else (1, 1)
             room = PAGE_WIDTH - left - right - 0.15 * self.columns - repeats[0] * self.query_depth
             above = (PAGE_HEIGHT - bottom - top - (0.1 + self._head) * self.rows
@@ -102,7 +100,20 @@ class Layout:
             self.width, self.height = self._panel or panel_size(
                 self.shape, cell, min(LARGEST, max(room / self.columns, SMALLEST)),
                 min(LARGEST, max(above / self.rows, SMALLEST)))
+        self._measure_labels()  # others may have room now
         self.cell = min(self.width / key_len, self.height / query_len)
+
+    def _measure_labels(self) -> None:
+        """How far the labels that have room reach out beside and below a panel."""
+        query_len, key_len = self.shape
+        queries = Ticks(self._labels[0], query_len, self.height / query_len, self._fonts,
+                        horizontal=False)
+        keys = Ticks(self._labels[1], key_len, self.width / key_len, self._fonts, horizontal=True)
+        self.query_depth, self.key_depth = queries.depth + 0.1, keys.depth + 0.1
+
+    def _too_large(self) -> bool:
+        return (self.columns * (self.width + self.query_depth) > PAGE_WIDTH
+                or self.rows * (self.height + self.key_depth) > PAGE_HEIGHT)
 
     def _make(self, title: str | None) -> None:
         left, right, bottom, top = self._around
@@ -111,7 +122,7 @@ class Layout:
         grid_width = self.columns * self.width + (self.columns - 1) * gap_x
         grid_height = self.rows * self.height + (self.rows - 1) * gap_y
         left, bottom = left + self.query_depth, bottom + self.key_depth
-        spare = max(0, 1.1 - grid_height) / 2  # the colour bar's label is an inch long
+        spare = max(0, self._tall - grid_height) / 2
         bottom, top = bottom + spare, top + spare
         width, height = left + grid_width + right, bottom + grid_height + top
         if title:
@@ -143,8 +154,9 @@ class Layout:
     def bar_axes(self, below: float = 0.0) -> Any:
         """Axes for the colour bar, at most half a foot high, with some room left below it."""
         left, bottom, grid_width, grid_height, width, height = self._inches
-        long = min(max(grid_height, 1.1), 6.0)
-        top = bottom + (grid_height + max(grid_height, 1.1)) / 2
+        tall = max(grid_height, self._tall)
+        long = min(tall, 6.0)
+        top = bottom + (grid_height + tall) / 2
         return self.figure.add_axes(((left + grid_width + 0.2) / width,
                                      (top - long + below) / height, 0.18 / width,
                                      (long - below) / height))

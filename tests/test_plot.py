@@ -179,6 +179,9 @@ def test_importance_of_many_layers_is_whole(layers):
     lambda: mha.plot.heads(some_weights(5, 2, 60), ["a", "b"], SIXTY),
     lambda: mha.plot.heads(some_weights(7, 60, 3), SIXTY, ["a", "b", "c"]),
     lambda: mha.plot.heads(some_weights(6, 30, 30), SIXTY[:30], columns=6),
+    lambda: mha.plot.heads(some_weights(13, 200, 25), range(200), ["a", *["b" * 50] * 23, "c"]),
+    lambda: mha.plot.heads(some_weights(12, 1, 9), ["a"], ["b" * 50] * 9, title="two\nlines"),
+    lambda: mha.plot.importance(some_weights(1, 60), label="a label as long as an arm or a leg"),
 ])
 def test_pictures_of_many_tokens_are_whole(draw):
     assert_whole_and_readable(draw())

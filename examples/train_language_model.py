@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import zipfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -290,6 +289,40 @@ class Adam:
             flat[here] -= learning_rate / bias_1 * mean / scale
 
 
+def read_checkpoint(path):
+    """(the settings as JSON, the arrays by name), as `Training.save` wrote them."""
+    with open(path, "rb") as stream, np.load(stream) as file:
+        run = file["run"]
+        if run.dtype.kind != "U" or not isinstance(json.loads(str(run)), dict):
+            raise ValueError("run: wanted the settings as JSON")
+        names = "parameters", "mean", "square", "losses", "validation_losses"
+        return str(run), {name: file[name] for name in names}
+
+
+def check_checkpoint(saved, num_parameters, steps):
+    """ValueError unless these arrays can be those of a run of so many steps."""
+    of_parameters = np.float32, (num_parameters,)
+    validations = len(saved["validation_losses"])
+    wanted = {"parameters": of_parameters, "mean": of_parameters, "square": of_parameters,
+              "losses": (np.float64, (saved["losses"].size,)),
+              "validation_losses": (np.float64, (validations, 2))}
+    for name, (dtype, shape) in wanted.items():
+        array = saved[name]
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted"
+                             f" {np.dtype(dtype)} of shape {shape}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name}: got NaN or infinity")
+    done, validated = len(saved["losses"]), saved["validation_losses"][:, 0]
+    if not 1 <= done <= steps:
+        raise ValueError(f"losses: got those of {done} steps, wanted 1 to {steps}")
+    if (saved["square"] < 0).any():
+        raise ValueError("square: got a negative number")
+    # Whole numbers that rise from 1 to the last step at most.
+    if (validated % 1 != 0).any() or (np.diff(validated, prepend=0, append=done + 1) < 1).any():
+        raise ValueError(f"validation_losses: got steps {validated}, wanted some of 1 to {done}")
+
+
 class Training:
     """A model on its way: everything that a checkpoint holds."""
 
@@ -319,6 +352,8 @@ class Training:
         step = len(self.losses) + 1
         tokens, targets, rng = self.batch_of(step)
         loss, pullback = self.model.loss_vjp(tokens, targets, rng)
+        if not np.isfinite(loss):
+            sys.exit(f"step {step}: the loss is {loss}: give a smaller --learning-rate")
         for name, gradient in pullback().items():
             self.gradients[name][...] = gradient
         self.adam.update(self.model.flat, self.gradient, step, self.learning_rate(step))
@@ -344,15 +379,18 @@ class Training:
         self.saved_step = len(self.losses)
 
     def load(self, path):
+        """Go on from a checkpoint. One that is broken, or another run's, ends the program."""
         try:
-            with np.load(path) as file:
-                saved = dict(file)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            sys.exit(f"{path} is no readable checkpoint ({error}): remove it, or give --output")
-        if str(saved.get("run")) != self._identity():
+            run, saved = read_checkpoint(path)
+            if run == self._identity():
+                check_checkpoint(saved, self.model.flat.size, self.settings.steps)
+        except Exception as error:  # of a broken archive zipfile and NumPy raise almost any
+            sys.exit(f"{path} is no readable checkpoint ({str(error) or type(error).__name__}):"
+                     " remove it, or give --output")
+        if run != self._identity():
             sys.exit(f"{path} is a checkpoint of other settings (the schedule depends on --steps,"
                      f" too) or of another Python's text: remove it, or give --output\n"
-                     f"    it:    {saved.get('run')}\n    wanted: {self._identity()}")
+                     f"    it:    {run}\n    wanted: {self._identity()}")
         self.model.flat[...] = saved["parameters"]
         self.adam.mean[...], self.adam.square[...] = saved["mean"], saved["square"]
         self.losses = saved["losses"].tolist()
@@ -438,10 +476,10 @@ def main():
     path = output / "language_model.npz"
     print(f"{len(text.training):,} characters to train on, {len(text.validation):,} to validate;"
           f" {training.model.flat.size:,} parameters")
-    if path.exists():
-        training.load(path)
-        print(f"going on from step {training.saved_step} of {path}")
     try:
+        if path.exists():
+            training.load(path)
+            print(f"going on from step {training.saved_step} of {path}")
         output.mkdir(parents=True, exist_ok=True)
         train_and_write(training, path, num_characters)
     except KeyboardInterrupt:

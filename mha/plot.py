@@ -1,19 +1,20 @@
 """Pictures of attention: heat maps of the weights and masks, and heat maps as text.
 
-`heads`, `attention`, `mask` and `importance` need matplotlib (pip install "mha[plot]") and return
+`heads`, `attention`, `mask` and `importance` need matplotlib (pip install matplotlib) and return
 the figure without showing it: a notebook draws it once, a script calls `figure.savefig`. `text`
-needs nothing.
+needs nothing. Labels that have no room are thinned out or turned; NaN is grey and crossed out.
 """
 
-import io
 import math
 import shutil
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from mha import plot_labels, plot_layout, plot_text
+from mha.plot_layout import Layout, matplotlib_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["attention", "heads", "importance", "mask", "text"]
 
 COLOURS = "YlOrRd"      # light where there is no weight, dark where there is much
+NAN_COLOUR = "#9a9a9a"
+HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
+                   " layer(x, return_weights=True)")
 ANNOTATED_AT_MOST = 8   # rows and columns of a matrix that shows its numbers by default
-LABELS_AT_MOST = 60     # of a longer axis every second (third, ...) label is shown
-SHADES = " ·░▒▓█"
 
 
 def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
@@ -39,47 +41,50 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     (heads, query_len, key_len), or (query_len, key_len). key_labels default to query_labels where
     the lengths are equal. heads: which to draw, by default all. columns: panels in a row.
     annotate: write the numbers, by default into small matrices. vmax: the end of the scale.
-    axes: draw into these, one a head, instead of into a new figure. Returns the figure.
+    axes: draw into these, one a head, instead of into a new figure. Returns the figure: 96 heads
+    still make one page, on which the outer panels alone have labels.
 
-    Raises ValueError for a shape, label count or index that does not fit, and ImportError
-    without matplotlib.
+    Raises ValueError for a shape, label count or index that does not fit and for numbers that are
+    no weights, as an output's; TypeError for a tuple, as calls return; ImportError without
+    matplotlib.
 
     >>> output, weights = layer(x, return_weights=True)
     >>> mha.plot.heads(weights, ["The", "cat", "sat"]).savefig("heads.png")
     """
     maps, head_indices = _chosen_heads(weights, batch, heads)
-    query_len, key_len = maps.shape[1:]
-    query_labels, key_labels = _labels(query_labels, key_labels, query_len, key_len)
-    annotate = _small(query_len, key_len) if annotate is None else annotate
-
+    query_len, key_len = shape = maps.shape[1:]
+    annotate = _small(shape) if annotate is None else annotate
+    drawing = _Drawing(shape, query_labels, key_labels, annotate, _scale_end(maps, vmax), cmap,
+                       title)
+    layout = None
     if axes is None:
         columns = _columns(columns, len(maps), query_len, key_len)
-        rows = math.ceil(len(maps) / columns)
-        figure = _new_figure(rows, columns, query_len, key_len, annotate, key_labels, query_labels)
-        panels = figure.subplots(rows, columns, squeeze=False).ravel()
-        figure.supxlabel("key", fontsize=10)
-        figure.supylabel("query", fontsize=10)
+        layout = drawing.layout(maps, -(-len(maps) // columns), columns, panel_titles=True)
+        layout.name_axes("key", "query")
+        figure, panels = layout.figure, layout.axes.ravel()
         for unused in panels[len(maps):]:
             unused.remove()
     else:
-        _matplotlib()
+        matplotlib_module()
         panels = np.ravel(np.asarray(axes, object))
         if len(panels) < len(maps):
             raise ValueError(f"axes: got {len(panels)}, wanted one for each of {len(maps)} heads")
         figure = panels[0].figure
+        if title:
+            figure.suptitle(drawing.fonts.drawable(title), fontsize=11,
+                            fontfamily=drawing.fonts.families)
 
-    vmax = _scale_end(maps, vmax)
-    panels = panels[:len(maps)]
-    for panel, matrix, head in zip(panels, maps, head_indices):
-        image = _draw(panel, matrix, query_labels, key_labels, annotate, vmax, cmap)
-        panel.set_title(f"head {head}", fontsize=10)
-        if axes is not None:
+    _check_sums(maps)
+    panels = list(panels[:len(maps)])
+    for place, (panel, matrix, head) in enumerate(zip(panels, maps, head_indices)):
+        image = drawing.draw(panel, matrix, layout)
+        panel.set_title(f"head {head}", fontsize=10, pad=4)
+        if layout is None:
             panel.set(xlabel="key", ylabel="query")
-    figure.colorbar(image, ax=list(panels), label="attention weight", fraction=0.05, aspect=40)
-    if axes is None:
-        _set_title(figure, title, figure.get_figwidth())
-    elif title:
-        figure.suptitle(title, fontsize=11)
+        else:
+            left, bottom = layout.has_labels(place, len(maps))
+            panel.tick_params(labelleft=left, labelbottom=bottom)
+    drawing.colour_bar(image, panels, layout, np.isnan(maps).any())
     return figure
 
 
@@ -95,14 +100,12 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     >>> output, weights = mha.scaled_dot_product_attention(q, k, v, return_weights=True)
     >>> mha.plot.attention(weights[0], title="first sequence").savefig("attention.png")
     """
-    matrix = _one_matrix(_numbers(weights, "weights"), "weights")
-    query_labels, key_labels = _labels(query_labels, key_labels, *matrix.shape)
-    annotate = _small(*matrix.shape) if annotate is None else annotate
-    figure, ax = _figure_of(ax, matrix.shape, annotate, key_labels, query_labels, title)
-    image = _draw(ax, matrix, query_labels, key_labels, annotate, _scale_end(matrix, vmax), cmap)
-    ax.set(xlabel="key", ylabel="query")
-    figure.colorbar(image, ax=ax, label="attention weight")
-    return figure
+    matrix = _one_matrix(_weights(weights), "weights")
+    annotate = _small(matrix.shape) if annotate is None else annotate
+    drawing = _Drawing(matrix.shape, query_labels, key_labels, annotate,
+                       _scale_end(matrix, vmax), cmap, title)
+    _check_sums(matrix)
+    return drawing.one(matrix, ax, "key", "query")
 
 
 def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
@@ -120,19 +123,19 @@ def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
         raise TypeError(f"mask: got an array of {array.dtype}, wanted bool, True = attend; write"
                         " mask != 0 where 1 means attend, mask == 0 where 1 means blocked")
     matrix = _one_matrix(array, "mask").astype(float)
-    query_labels, key_labels = _labels(query_labels, key_labels, *matrix.shape)
-    figure, ax = _figure_of(ax, matrix.shape, False, key_labels, query_labels, title, beside=1.0)
-    matplotlib = _matplotlib()
+    matplotlib = matplotlib_module()
     if cmap is None:
         cmap = matplotlib.colors.ListedColormap(["#e4e4e4", "#2f6db3"])
-    image = _draw(ax, matrix, query_labels, key_labels, False, 1, cmap)
-    _grid_lines(ax, matrix.shape)
-    ax.set(xlabel="key", ylabel="query")
+    drawing = _Drawing(matrix.shape, query_labels, key_labels, False, 1, cmap, title)
+    layout, axes = drawing.place(matrix, ax)
+    image = drawing.draw(axes, matrix, layout)
+    _grid_lines(axes, matrix.shape)
+    axes.set(xlabel="key", ylabel="query")
     patches = [matplotlib.patches.Patch(facecolor=image.cmap(image.norm(end)), label=label)
                for end, label in ((1.0, "attend"), (0.0, "blocked"))]
-    ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
-              frameon=False)
-    return figure
+    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.8,
+                frameon=False, fontsize=9)
+    return axes.figure
 
 
 def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = COLOURS,
@@ -153,21 +156,35 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = C
     if array.ndim not in (1, 2) or 0 in array.shape:
         raise ValueError(f"scores: got shape {array.shape}, wanted (heads,) or (layers, heads)")
     if array.ndim == 1:
-        figure, ax = _figure_of(ax, (8, len(array)), True, None, None, title)
-        ax.bar(range(len(array)), array, color=_matplotlib().colormaps.get_cmap(cmap)(0.6))
-        ax.axhline(0, color="black", linewidth=0.8)
-        ax.set(xlabel="head", ylabel=label, xticks=range(len(array)))
-        return figure
+        return _bars(array, ax, cmap, label, title)
     layers, num_heads = array.shape
     annotate = layers <= 12 and num_heads <= 16 if annotate is None else annotate
-    figure, ax = _figure_of(ax, array.shape, annotate, None, None, title, beside=0.5)
     finite = array[np.isfinite(array)]
     lowest, highest = finite.min(initial=0), finite.max(initial=0)
-    image = _draw(ax, array, None, None, annotate, highest if highest > lowest else 1.0, cmap,
-                  vmin=lowest, digits=".2f" if highest - lowest >= 0.1 else ".1e")
-    ax.set(xlabel="head", ylabel="layer")
-    figure.colorbar(image, ax=ax, label=label, fraction=0.05, aspect=30)
-    return figure
+    drawing = _Drawing(array.shape, None, None, annotate, highest if highest > lowest else 1.0,
+                       cmap, title, vmin=lowest, label=label,
+                       digits=".2f" if highest - lowest >= 0.1 else ".1e")
+    return drawing.one(array, ax, "head", "layer")
+
+
+def _bars(scores, ax, cmap, label, title):
+    """The scores (heads,) of one layer as bars, with NaN in words."""
+    # The label is as wide as the numbers beside the bars may be.
+    drawing = _Drawing((1, len(scores)), ["-0.0000"], None, False, 1.0, cmap, title, label=label)
+    layout, ax = drawing.place(scores[None], ax, beside=0.2,
+                               panel=(min(max(0.3 * len(scores), 3), 10), 3.0))
+    ax.bar(range(len(scores)), scores, color=matplotlib_module().colormaps.get_cmap(cmap)(0.6))
+    ax.axhline(0, color="black", linewidth=0.8)
+    for head in np.flatnonzero(np.isnan(scores)):
+        ax.text(head, 0, " NaN", rotation=90, ha="center", va="bottom", fontsize=8,
+                color="dimgrey")
+    drawing.tick(ax.xaxis, None, len(scores), drawing.cells(ax, layout)[0])
+    ax.set(xlabel="head", xlim=(-0.6, len(scores) - 0.4))
+    ax.tick_params(axis="y", labelsize=8)
+    ax.yaxis.get_major_formatter().set_powerlimits((-3, 4))
+    ax.yaxis.get_offset_text().set_fontsize(8)
+    ax.set_ylabel(drawing.label, fontfamily=drawing.fonts.families)
+    return ax.figure
 
 
 def text(weights: ArrayLike, query_words: Sequence[object],
@@ -177,81 +194,61 @@ def text(weights: ArrayLike, query_words: Sequence[object],
 
     weights (query_len, key_len); key_words default to query_words. The shades run from 0 to vmax,
     by default the largest weight. Where the columns do not fit into width (the terminal's, by
-    default), keys are numbered and the percentages left out. Needs no matplotlib.
+    default; at least 10), keys are numbered and the percentages left out; where that is too wide
+    still, long words are cut and the keys stand in several blocks. Needs no matplotlib.
 
     >>> print(mha.plot.text([[0.9, 0.1], [0.4, 0.6]], ["cat", "sat"]))
            cat    sat
     cat  ██ 90  ·· 10
     sat  ░░ 40  ▒▒ 60
     """
-    matrix = _one_matrix(_numbers(weights, "weights"), "weights")
-    query_words, key_words = _labels(query_words, key_words, len(matrix), matrix.shape[1],
-                                     called="words")
-    if key_words is None:
+    matrix = _one_matrix(_weights(weights), "weights")
+    queries, keys = plot_labels.checked(query_words, key_words, len(matrix), matrix.shape[1],
+                                        called="words")
+    if keys is None:
         raise ValueError(f"key_words: got none, wanted {matrix.shape[1]} words, one a key")
+    if width is None:
+        width = max(shutil.get_terminal_size().columns, plot_text.NARROWEST)
+    if width < plot_text.NARROWEST:
+        raise ValueError(f"width: got {width}, wanted at least {plot_text.NARROWEST} columns")
     vmax = _scale_end(matrix, vmax)
-    width = shutil.get_terminal_size().columns if width is None else width
-
-    columns = [max(_width(word), 5) for word in key_words]
-    label_width = max(map(_width, query_words))
-    if label_width + sum(columns) + 2 * len(columns) <= width:
-        lines = [_pad("", label_width) + "".join(
-            "  " + _pad(word, column, right=True) for word, column in zip(key_words, columns))]
-        for word, row in zip(query_words, matrix):
-            lines.append(_pad(word, label_width) + "".join(
-                "  " + (_shade(w, vmax) * 2 + _percent(w)).rjust(column)
-                for w, column in zip(row, columns)))
-        return "\n".join(line.rstrip() for line in lines)
-    return _numbered_text(matrix, query_words, key_words, vmax, label_width, width)
+    _check_sums(matrix)
+    return plot_text.heat_map(matrix, queries, keys, vmax, width)
 
 
-def _numbered_text(matrix, query_words, key_words, vmax, label_width, width):
-    """The narrow form: the keys as numbers, three or (for very many keys) one column each."""
-    digits = len(str(max(matrix.shape) - 1))
-    column = max(3, digits + 1)
-    if digits + 1 + label_width + column * matrix.shape[1] > width:
-        column = 1
-        ruler = "".join(str(key // 10 % 10) if key % 10 == 0 else "·" for key in
-                        range(matrix.shape[1]))
-    else:
-        ruler = "".join(str(key).rjust(column) for key in range(matrix.shape[1]))
-    lines = [" " * (digits + 1 + label_width + (column == 1)) + ruler]
-    for query, (word, row) in enumerate(zip(query_words, matrix)):
-        shades = "".join((_shade(w, vmax) * min(column, 2)).rjust(column) for w in row)
-        lines.append(f"{query:>{digits}} {_pad(word, label_width)}" + " " * (column == 1) + shades)
-    if key_words != query_words:
-        lines.append("keys: " + ", ".join(f"{i} {word}" for i, word in enumerate(key_words)))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _shade(weight, vmax):
-    if math.isnan(weight):
-        return "?"
-    share = min(max(weight / vmax, 0), 1)
-    return SHADES[round(share * (len(SHADES) - 1))]
-
-
-def _percent(weight):
-    return "nan" if math.isnan(weight) else f"{100 * weight:3.0f}"
-
-
-def _width(word):
-    """Columns that a terminal gives the word: two for wide characters, none for combining ones."""
-    return sum(0 if unicodedata.category(character) in ("Mn", "Me", "Cf")
-               else 2 if unicodedata.east_asian_width(character) in "WF" else 1
-               for character in word)
-
-
-def _pad(word, width, right=False):
-    space = " " * (width - _width(word))
-    return space + word if right else word + space
-
-
-def _numbers(weights, name):
-    array = np.asarray(weights)
+def _numbers(array, name):
+    """array in float64; a tuple of arrays, as calls return, is a TypeError."""
+    if isinstance(array, tuple) and any(getattr(item, "ndim", 0) > 1 for item in array):
+        raise TypeError(f"{name}: got a tuple of {len(array)} arrays, wanted one array; of what a"
+                        f" call returns take the {name}, as in output, weights ="
+                        " layer(x, return_weights=True)")
+    try:
+        array = np.asarray(array)
+    except ValueError:
+        raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
+                         ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted real numbers")
     return array.astype(float)
+
+
+def _weights(weights):
+    """weights in float64; numbers below 0, as outputs and scores have, are a ValueError."""
+    array = _numbers(weights, "weights")
+    if (array < -1e-6).any():
+        raise ValueError(f"weights: got numbers below 0 (the least is {np.nanmin(array):.3g}), as"
+                         f" an output or scores have, but no attention weights; {HOW_TO_GET_THEM}")
+    return array
+
+
+def _check_sums(maps):
+    """ValueError where no row can be weights, dropout of a half included: outputs are positive
+    where the values are."""
+    sums = maps.sum(axis=-1)
+    if (sums > 2.001).all():
+        raise ValueError(f"weights: got rows that sum to {sums.min():.3g} and more, as those of an"
+                         " output may, but attention weights of a query sum to 1;"
+                         f" {HOW_TO_GET_THEM}")
 
 
 def _one_matrix(array, name):
@@ -264,7 +261,7 @@ def _one_matrix(array, name):
 
 def _chosen_heads(weights, batch, chosen):
     """The maps to draw (heads, query_len, key_len), and the index of each."""
-    array = _numbers(weights, "weights")
+    array = _weights(weights)
     if array.ndim not in (2, 3, 4) or 0 in array.shape:
         raise ValueError(f"weights: got shape {array.shape}, wanted"
                          " (batch, heads, query_len, key_len) without the first one or two axes"
@@ -280,27 +277,6 @@ def _chosen_heads(weights, batch, chosen):
     return array[indices], [head % len(array) for head in indices]
 
 
-def _labels(query_labels, key_labels, query_len, key_len, called="labels"):
-    """Both as lists of words of the right number, or None."""
-    if key_labels is None and query_labels is not None and query_len == key_len:
-        key_labels = query_labels
-    checked = []
-    for name, labels, length in (("query_" + called, query_labels, query_len),
-                                 ("key_" + called, key_labels, key_len)):
-        if labels is not None:
-            labels = ["".join(c if c.isprintable() else " " for c in str(label))
-                      for label in labels]
-            if len(labels) != length:
-                raise ValueError(f"{name}: got {len(labels)}, wanted {length}, one a row or column"
-                                 " of the weights")
-        checked.append(labels)
-    return checked
-
-
-def _small(query_len, key_len):
-    return max(query_len, key_len) <= ANNOTATED_AT_MOST
-
-
 def _scale_end(maps, vmax):
     """vmax, or the largest weight shown; 1 where all of them are 0."""
     if vmax is None:
@@ -312,105 +288,113 @@ def _scale_end(maps, vmax):
     return vmax
 
 
+def _small(shape):
+    return max(shape) <= ANNOTATED_AT_MOST
+
+
 def _columns(columns, panels, query_len, key_len):
-    if columns is not None:
-        if columns < 1:
-            raise ValueError(f"columns: got {columns}, wanted at least 1")
-        return min(columns, panels)
-    if key_len > 4 * query_len:  # flat maps go below one another
-        return 1 if key_len > 20 else min(2, panels)
-    return {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3, 9: 3}.get(panels, 4)
+    if columns is None:
+        return plot_layout.columns_for(panels, query_len, key_len)
+    if columns < 1:
+        raise ValueError(f"columns: got {columns}, wanted at least 1")
+    return min(columns, panels)
 
 
-def _matplotlib():
-    try:
-        import matplotlib.colors
-        import matplotlib.figure
-        import matplotlib.patches
-    except ImportError:
-        raise ImportError('mha.plot draws with matplotlib: pip install "mha[plot]"; without it,'
-                          " mha.plot.text gives a heat map as text") from None
-    return matplotlib
+class _Drawing:
+    """How the matrices of one picture are drawn: their labels, scale and colours."""
 
+    def __init__(self, shape, query_labels, key_labels, annotate, vmax, cmap, title, *,
+                 vmin=0.0, digits=".2f", label="attention weight"):
+        matplotlib = matplotlib_module()
+        labels = plot_labels.checked(query_labels, key_labels, *shape)
+        self.fonts = plot_labels.Fonts([title or "", label,
+                                        *(word for words in labels for word in words or ())])
+        self.labels = [words and [self.fonts.drawable(plot_labels.cut(word, plot_labels.LONGEST))
+                                  for word in words] for words in labels]
+        self.shape, self.annotate, self.title = shape, annotate, title
+        self.label = self.fonts.drawable(label)
+        self.vmin, self.vmax, self.digits = vmin, vmax, digits
+        self.cmap = matplotlib.colormaps.get_cmap(cmap).with_extremes(bad=NAN_COLOUR)
 
-def _figure_class():
-    """matplotlib's Figure, which a notebook can draw though pyplot does not know of it.
+    def layout(self, matrices, rows, columns, **options):
+        """A new page for them, its cells as large as the numbers in them need."""
+        cell = plot_layout.cell_for(matrices if self.annotate else None, self.digits)
+        return Layout(rows, columns, self.shape, cell, *self.labels, self.fonts,
+                      title=self.title, tall=self.fonts.width([self.label], 10) + 0.1, **options)
 
-    A figure made by pyplot would be drawn twice: by pyplot and as the cell's value.
-    """
-    return type("Figure", (_matplotlib().figure.Figure,), {"_repr_png_": _as_png})
+    def place(self, matrix, ax, **options):
+        """(layout, axes): new ones, or None and the given ax, with the title."""
+        if ax is None:
+            layout = self.layout(matrix, 1, 1, **options)
+            return layout, layout.axes[0, 0]
+        if self.title:
+            ax.set_title(self.fonts.drawable(self.title), fontfamily=self.fonts.families)
+        return None, ax
 
+    def one(self, matrix, ax, x, y):
+        """A figure of one matrix, with its colour bar."""
+        layout, ax = self.place(matrix, ax)
+        image = self.draw(ax, matrix, layout)
+        ax.set(xlabel=x, ylabel=y)
+        self.colour_bar(image, ax, layout, np.isnan(matrix).any())
+        return ax.figure
 
-def _as_png(figure):
-    png = io.BytesIO()
-    figure.savefig(png, format="png", bbox_inches="tight")
-    return png.getvalue()
+    def draw(self, ax, matrix, layout):
+        """One matrix into one axes, with its labels and numbers."""
+        aspect = "auto" if layout or plot_layout.stretched(self.shape) else "equal"
+        image = ax.imshow(matrix, vmin=self.vmin, vmax=self.vmax, cmap=self.cmap,
+                          interpolation="nearest", aspect=aspect)
+        width, height = self.cells(ax, layout)
+        self.tick(ax.yaxis, self.labels[0], self.shape[0], height)
+        self.tick(ax.xaxis, self.labels[1], self.shape[1], width)
+        if self.annotate:
+            self._write_numbers(ax, image, matrix, min(width, height))
+        else:
+            queries, keys = np.nonzero(np.isnan(matrix))
+            ax.scatter(keys, queries, s=(36 * min(width, height))**2, marker="x", color="black",
+                       linewidth=0.7)
+        return image
 
+    def cells(self, ax, layout):
+        """The (width, height) of a cell, in inches."""
+        query_len, key_len = self.shape
+        if layout is not None:
+            return layout.width / key_len, layout.height / query_len
+        dpi = ax.figure.dpi
+        width, height = ax.bbox.width / dpi / key_len, ax.bbox.height / dpi / query_len
+        return (width, height) if plot_layout.stretched(self.shape) else (min(width, height),) * 2
 
-def _new_figure(rows, columns, query_len, key_len, annotate, key_labels, query_labels):
-    """A figure for rows x columns panels, with room for the cells, their numbers and the labels."""
-    letter = 0.075  # inches
-    cell = 0.46 if annotate else 0.24
-    below = letter * max(map(len, key_labels)) if _upright(key_labels, cell) else 0.2
-    beside = letter * max(map(len, query_labels or ["00"]))
-    panel_width = min(max(key_len * cell, 1.7), 7 if columns == 1 else 4.5) + beside + 0.3
-    panel_height = min(max(query_len * cell, 0.8), 7 if rows == 1 else 4.5) + below + 0.4
-    return _figure_class()(figsize=(columns * panel_width + 1.2, rows * panel_height + 0.7),
-                           layout="constrained", dpi=100)
+    def tick(self, axis, labels, length, cell):
+        """The labels that have room beside the cells, or their numbers."""
+        ticks = plot_labels.Ticks(labels, length, cell, self.fonts,
+                                  horizontal=axis.axis_name == "x")
+        axis.set_ticks(ticks.positions, ticks.words, fontsize=ticks.size,
+                       rotation=90 if ticks.upright else 0, parse_math=False,
+                       fontfamily=self.fonts.families)
 
+    def colour_bar(self, image, panels, layout, any_nan):
+        """The colour bar, with a patch for NaN below it where there is any."""
+        if layout is None:
+            bar = image.figure.colorbar(image, ax=panels, fraction=0.05, aspect=30)
+        else:
+            bar = image.figure.colorbar(image, cax=layout.bar_axes(0.3 if any_nan else 0.0))
+        bar.set_label(self.label, fontsize=9, fontfamily=self.fonts.families)
+        bar.ax.tick_params(labelsize=8)
+        bar.ax.yaxis.get_offset_text().set_fontsize(8)
+        bar.formatter.set_powerlimits((-3, 4))
+        if any_nan:
+            patch = matplotlib_module().patches.Patch(facecolor=NAN_COLOUR, label="NaN")
+            bar.ax.legend(handles=[patch], loc="upper left", bbox_to_anchor=(0, 0), fontsize=8,
+                          borderaxespad=1, borderpad=0, handlelength=1.6, frameon=False)
 
-def _figure_of(ax, shape, annotate, key_labels, query_labels, title, beside=0.0):
-    """The given axes and their figure, or new ones with room for a legend beside, titled."""
-    if ax is not None:
-        if title:
-            ax.set_title(title)
-        return ax.figure, ax
-    figure = _new_figure(1, 1, *shape, annotate, key_labels, query_labels)
-    _set_title(figure, title, figure.get_figwidth() + beside)
-    return figure, figure.subplots()
-
-
-def _set_title(figure, title, width):
-    """A title over the whole figure, which grows to hold it."""
-    if title:
-        figure.suptitle(title, fontsize=11)
-        width = max(width, 0.5 + 0.1 * max(map(len, title.splitlines())))
-    figure.set_figwidth(width)
-
-
-def _upright(labels, cell):
-    """Whether the key labels must stand upright, being wider than their cells."""
-    return labels is not None and max(map(len, labels)) * 0.085 > cell
-
-
-def _draw(ax, matrix, query_labels, key_labels, annotate, vmax, cmap, vmin=0.0,
-          digits=".2f"):
-    """One matrix into one axes, with its labels and numbers."""
-    query_len, key_len = matrix.shape
-    stretched = max(query_len / key_len, key_len / query_len) > 8
-    image = ax.imshow(matrix, vmin=vmin, vmax=vmax, cmap=cmap, interpolation="nearest",
-                      aspect="auto" if stretched else "equal")
-    for axis, labels in ((ax.yaxis, query_labels), (ax.xaxis, key_labels)):
-        if labels is None:
-            labels = range(query_len if axis is ax.yaxis else key_len)
-            step = 1 if len(labels) <= 12 else 5 * math.ceil(len(labels) / 60)
-            axis.set_ticks(labels[::step], labels[::step], fontsize=8)
-            continue
-        step = math.ceil(len(labels) / LABELS_AT_MOST)
-        upright = axis is ax.xaxis and _upright(labels, 0.46 if annotate else 0.24)
-        axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8,
-                       rotation=90 if upright else 0, parse_math=False)
-    if annotate:
-        _write_numbers(ax, image, matrix, digits)
-    return image
-
-
-def _write_numbers(ax, image, matrix, digits):
-    for (query, key), weight in np.ndenumerate(matrix):
-        red, green, blue, _ = image.cmap(image.norm(weight))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-        ax.text(key, query, f"{weight:{digits}}", ha="center", va="center", fontsize=7.5,
-                color="white" if dark else "black")
+    def _write_numbers(self, ax, image, matrix, cell):
+        room = cell / plot_layout.cell_for(matrix, self.digits)
+        size = max(3, plot_layout.NUMBER_SIZE * min(1, room))
+        for (query, key), weight in np.ndenumerate(matrix):
+            red, green, blue, _ = image.cmap(image.norm(weight))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+            ax.text(key, query, f"{weight:{self.digits}}", ha="center", va="center",
+                    fontsize=size, color="white" if dark else "black")
 
 
 def _grid_lines(ax, shape):

@@ -1,11 +1,15 @@
 """Heat maps: what is drawn, its scale and labels; and heat maps as text."""
 
+import itertools
 import subprocess
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
-from matplotlib import pyplot
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager, pyplot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -125,6 +129,153 @@ def test_existing_axes_are_drawn_into():
         pyplot.close(figure)
 
 
+def drawn(figure):
+    """The figure's renderer, after drawing, for it is then that everything has its place."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return canvas.get_renderer()
+
+
+def assert_whole_and_readable(figure):
+    """Nothing reaches over the figure's edge, and no label of an axis touches another."""
+    renderer = drawn(figure)
+    everything = figure.get_tightbbox(renderer)
+    assert everything.x0 >= 0 and everything.y0 >= 0
+    assert everything.x1 <= figure.get_figwidth() and everything.y1 <= figure.get_figheight()
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            boxes = [label.get_window_extent(renderer) for label in axis.get_ticklabels()]
+            boxes.sort(key=lambda box: (box.x0, box.y0))
+            for one, other in itertools.pairwise(boxes):
+                assert not one.overlaps(other)
+    frames = [ax.get_tightbbox(renderer) for ax in panels(figure)]
+    for one, other in itertools.combinations(frames, 2):
+        assert not one.overlaps(other)
+
+
+SIXTY = [f"{word}{i}" for i in range(10) for word in WORDS]
+
+
+@pytest.mark.parametrize("layers", [6, 16, 24, 32, 96])
+def test_importance_of_many_layers_is_whole(layers):
+    scores = some_weights(layers, 12 if layers < 16 else layers)
+    assert_whole_and_readable(mha.plot.importance(scores, label="confidence", title="layers"))
+    assert_whole_and_readable(mha.plot.importance(-1e-5 * scores, annotate=layers < 24))
+    assert_whole_and_readable(mha.plot.importance(1e-5 * scores[0] - 1e-6, title="bars"))
+    ticks = labels(mha.plot.importance(scores).axes[0].yaxis)
+    assert ticks[:2] == ["0", "1"] or layers > 32
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: mha.plot.attention(some_weights(60, 60), SIXTY, title="sixty tokens"),
+    lambda: mha.plot.attention(some_weights(1, 60), ["query"], SIXTY),
+    lambda: mha.plot.attention(some_weights(60, 2), SIXTY, ["a", "b"]),
+    lambda: mha.plot.attention(some_weights(3, 3), ["a" * 200, "b", "c" * 30]),
+    lambda: mha.plot.attention([[1.0]], ["a"]),
+    lambda: mha.plot.attention(some_weights(300, 300)),
+    lambda: mha.plot.attention(some_weights(4, 4) * 1e-6, title="two\nlines"),
+    lambda: mha.plot.mask(mha.masks.causal(60), SIXTY, title="causal"),
+    lambda: mha.plot.heads(some_weights(12, 60, 60), SIXTY, title="twelve heads"),
+    lambda: mha.plot.heads(some_weights(5, 2, 60), ["a", "b"], SIXTY),
+    lambda: mha.plot.heads(some_weights(7, 60, 3), SIXTY, ["a", "b", "c"]),
+    lambda: mha.plot.heads(some_weights(6, 30, 30), SIXTY[:30], columns=6),
+    lambda: mha.plot.heads(some_weights(13, 200, 25), range(200), ["a", *["b" * 50] * 23, "c"]),
+    lambda: mha.plot.heads(some_weights(12, 1, 9), ["a"], ["b" * 50] * 9, title="two\nlines"),
+    lambda: mha.plot.importance(some_weights(1, 60), label="a label as long as an arm or a leg"),
+])
+def test_pictures_of_many_tokens_are_whole(draw):
+    assert_whole_and_readable(draw())
+
+
+def test_ninety_six_heads_are_one_page():
+    figure = mha.plot.heads(some_weights(96, 12, 12), SIXTY[:12], title="96 heads")
+    assert figure.get_figwidth() < 18 and figure.get_figheight() < 18
+    assert_whole_and_readable(figure)
+    assert len(panels(figure)) == 96
+    shown = [(bool(labels(ax.yaxis)), bool(labels(ax.xaxis))) for ax in panels(figure)]
+    assert shown == [(head % 12 == 0, head >= 84) for head in range(96)]
+
+
+@pytest.mark.parametrize("heads", [16, 17, 20, 23, 24, 32, 40, 64, 128])
+def test_many_heads_leave_few_places_empty(heads):
+    columns = mha.plot_layout.columns_for(heads, 10, 10)
+    rows = -(-heads // columns)
+    assert rows * columns - heads <= max(1, heads // 12)
+    assert rows <= columns <= 3 * rows
+
+
+def test_labels_in_existing_axes_are_thinned_to_their_room():
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 4))
+    try:
+        mha.plot.heads(some_weights(2, 60, 60), SIXTY, axes=axes)
+        renderer = drawn(figure)
+        for label_list in (axes[0].get_xticklabels(), axes[0].get_yticklabels()):
+            boxes = [label.get_window_extent(renderer) for label in label_list]
+            assert len(boxes) > 10
+            assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+    finally:
+        pyplot.close(figure)
+
+
+def font_with(letters, name, folder):
+    """A font file that has a square for each of the letters."""
+    builder = FontBuilder(1000, isTTF=True)
+    glyphs = [".notdef", *(f"u{ord(letter):X}" for letter in letters)]
+    builder.setupGlyphOrder(glyphs)
+    builder.setupCharacterMap({ord(letter): f"u{ord(letter):X}" for letter in letters})
+    pen = TTGlyphPen(None)
+    for step, at in (("moveTo", (0, 0)), ("lineTo", (0, 800)), ("lineTo", (800, 800)),
+                     ("lineTo", (800, 0))):
+        getattr(pen, step)(at)
+    pen.closePath()
+    square = pen.glyph()
+    builder.setupGlyf(dict.fromkeys(glyphs, square))
+    builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": name, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(folder / f"{name}.ttf")
+    return str(folder / f"{name}.ttf")
+
+
+@pytest.fixture
+def own_fonts(monkeypatch):
+    """matplotlib knows the fonts that came with it alone, and finds those of a list."""
+    manager, found = font_manager.fontManager, []
+    own = [font for font in manager.ttflist if "mpl-data" in font.fname]
+    monkeypatch.setattr(manager, "ttflist", own)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
+    monkeypatch.setattr(mha.plot_labels, "_said", set())
+    return found
+
+
+CJK = ["猫", "が", "座った", "The", "안녕", "東京"]
+
+
+def test_letters_that_the_font_lacks_come_from_one_that_has_them(own_fonts, tmp_path):
+    own_fonts += [font_with("猫が座った東京", "Kana", tmp_path),
+                  font_with("안녕", "Hangul", tmp_path), str(tmp_path / "missing.ttf")]
+    figure = mha.plot.attention(some_weights(6, 6), CJK, title="東京")
+    assert_whole_and_readable(figure)  # a box for a letter would be a warning, and so an error
+    (ax,) = panels(figure)
+    assert labels(ax.xaxis) == labels(ax.yaxis) == CJK
+    families = ax.get_xticklabels()[0].get_fontfamily()
+    assert families[0] == "sans-serif" and set(families[1:]) == {"Kana", "Hangul"}
+    assert_whole_and_readable(mha.plot.importance(some_weights(4), label="座", title="猫"))
+
+
+def test_letters_that_no_font_has_are_numbers_and_said_once(own_fonts, tmp_path):
+    own_fonts.append(font_with("猫", "Cat", tmp_path))
+    with pytest.warns(UserWarning, match=r"no font that matplotlib finds has 'が.*fonts-noto-cjk"):
+        figure = mha.plot.heads(some_weights(2, 6, 6), CJK, title="座った cat")
+    assert_whole_and_readable(figure)
+    assert labels(panels(figure)[0].xaxis) == ["猫", "U+304C", "U+5EA7…", "The", "U+C548…",
+                                               "U+6771…"]
+    assert figure.get_suptitle() == "U+5EA7… cat"
+    mha.plot.heads(some_weights(2, 6, 6), CJK, title="座った cat")
+
+
 @pytest.mark.parametrize("count", [1, 4, 8, 12])
 def test_labels_are_neither_clipped_nor_on_top_of_each_other(count):
     words = ["[CLS]", "internationalization", "of", "incomprehensibilities", "$x$ costs $", "##s",
@@ -168,6 +319,75 @@ def test_weights_of_zero_and_nan_are_drawn():
     assert panels(mha.plot.attention(weights))[0].images[0].get_clim() == (0, 0.5)
 
 
+@pytest.mark.parametrize("annotate", [False, True])
+@pytest.mark.parametrize("draw", [
+    lambda weights, annotate: mha.plot.attention(weights[0], annotate=annotate),
+    lambda weights, annotate: mha.plot.heads(weights, annotate=annotate),
+    lambda weights, annotate: mha.plot.heads(weights, annotate=annotate,
+                                             axes=Figure().subplots(1, 2)),
+    lambda weights, annotate: mha.plot.importance(weights[0], annotate=annotate)])
+def test_nan_is_drawn_as_such(draw, annotate):
+    weights = some_weights(2, 5, 5)
+    figure = draw(weights, annotate)
+    assert not any(ax.get_legend() for ax in figure.axes)
+    weights[0, 1] = weights[0, 3, 4] = np.nan
+    figure = draw(weights, annotate)
+    ax = panels(figure)[0]
+    image = ax.images[0]
+    colours = image.cmap(image.norm(image.get_array()))
+    grey = matplotlib.colors.to_rgba(mha.plot.NAN_COLOUR)
+    is_grey = (colours == grey).all(axis=-1)
+    np.testing.assert_array_equal(is_grey, np.isnan(weights[0]))
+    if annotate:
+        assert [text.get_text() for text in ax.texts].count("nan") == 6
+    else:
+        (crosses,) = ax.collections
+        assert len(crosses.get_offsets()) == 6
+    assert [text.get_text() for ax in figure.axes if ax.get_legend()
+            for text in ax.get_legend().get_texts()] == ["NaN"]
+    if figure.axes[-1].get_label() != "<colorbar>":
+        assert_whole_and_readable(figure)
+
+
+def test_nan_among_bars_is_a_word():
+    ax = mha.plot.importance([1.0, np.nan, 2.0]).axes[0]
+    assert [(text.get_text().strip(), text.get_position()) for text in ax.texts] == [
+        ("NaN", (1, 0))]
+
+
+LAYER = mha.MultiHeadAttention(12, 2, rng=0)
+OUTPUT, WEIGHTS = LAYER(np.random.default_rng(0).standard_normal((2, 3, 12)), return_weights=True)
+
+
+@pytest.mark.parametrize("draw", [mha.plot.heads, mha.plot.attention, mha.plot.importance,
+                                  lambda weights: mha.plot.text(weights, "abc")])
+def test_what_a_call_returns_is_refused_where_weights_are_wanted(draw):
+    for returned in ((OUTPUT, WEIGHTS), (WEIGHTS, OUTPUT), (OUTPUT[0], WEIGHTS[0]),
+                     (OUTPUT, WEIGHTS, OUTPUT), (OUTPUT,)):
+        with pytest.raises(TypeError, match=r"got a tuple of . arrays?, .*output, weights ="):
+            draw(returned)
+    with pytest.raises(ValueError, match="got rows or matrices of unlike sizes"):
+        draw([[1, 2], [3]])
+    if draw is not mha.plot.importance:
+        for output in (OUTPUT, OUTPUT[0], OUTPUT[:, None]):
+            with pytest.raises(ValueError, match=r"weights: got numbers below 0 .*return_w"):
+                draw(output)
+
+
+@pytest.mark.parametrize("draw", [mha.plot.heads, mha.plot.attention,
+                                  lambda weights: mha.plot.text(weights, "abc", "abcdefgh")])
+def test_an_output_without_negative_numbers_is_refused_by_its_sums(draw):
+    output = 0.3 + np.random.default_rng(0).random((3, 8))
+    with pytest.raises(ValueError, match=r"weights: got rows that sum to .*return_weights=True"):
+        draw(output)
+    draw(output / output.sum(axis=-1, keepdims=True) * 2)  # what dropout of a half may leave
+
+
+def test_rows_may_come_as_a_tuple():
+    assert "90" in mha.plot.text(((0.9, 0.1), (0.4, 0.6)), "ab", width=80)
+    assert "90" in mha.plot.text((np.array([0.9, 0.1]), np.array([0.4, 0.6])), "ab", width=80)
+
+
 @pytest.mark.parametrize(("call", "error", "words"), [
     (lambda: mha.plot.heads(np.ones(3)), ValueError, r"weights: got shape \(3,\)"),
     (lambda: mha.plot.heads(np.ones((1, 2, 0, 3))), ValueError, "weights: got shape"),
@@ -185,6 +405,7 @@ def test_weights_of_zero_and_nan_are_drawn():
     (lambda: mha.plot.text(np.ones((2, 2, 2)), "ab"), ValueError, "weights: got shape"),
     (lambda: mha.plot.text(np.ones((2, 3)), "ab"), ValueError, "key_words: got none"),
     (lambda: mha.plot.text(np.ones((2, 3)), "abc"), ValueError, "query_words: got 3, wanted 2"),
+    (lambda: mha.plot.text(np.ones((2, 2)), "ab", width=9), ValueError, "width: got 9, wanted at"),
 ])
 def test_what_does_not_fit_is_named(call, error, words):
     with pytest.raises(error, match=words):
@@ -219,7 +440,37 @@ def test_text_numbers_the_keys_where_the_words_do_not_fit():
     narrow = mha.plot.text(np.eye(40), [f"w{i}" for i in range(40)], width=60)
     assert max(map(len, narrow.splitlines())) <= 60
     assert narrow.splitlines()[41 - 1].endswith("w39" + " " * 40 + "█")
-    assert "keys: 0 a, 1 b" in mha.plot.text(np.ones((1, 2)), ["query"], "ab", width=10)
+    assert "keys: 0 a, 1 b" in mha.plot.text(np.ones((1, 2)), ["query"], "ab", width=14)
+
+
+def test_text_keeps_to_its_width():
+    rng = np.random.default_rng(0)
+    letters = np.array([*"abcdefgh猫座é"])
+    for width in [10, 11, 12, 17, 24, 39, 80, 200]:
+        for query_len, key_len in ((1, 1), (3, 3), (4, 11), (12, 3), (2, 101), (101, 2), (1, 1200)):
+            queries, keys = (["".join(rng.choice(letters, rng.integers(0, 30)))
+                              for _ in range(length)] for length in (query_len, key_len))
+            weights = some_weights(query_len, key_len) * rng.choice([0.01, 1])
+            lines = mha.plot.text(weights, queries, keys, width=width).splitlines()
+            assert max(map(mha.plot_labels.columns_of, lines)) <= width
+
+
+def test_text_in_blocks_shows_every_key_below_its_number():
+    lines = mha.plot.text(np.eye(95), [f"w{i}" for i in range(95)], width=40).splitlines()
+    blocks = "\n".join(lines).split("\n\n")
+    assert len(blocks) == 4
+    for first, block in zip(range(0, 95, 30), blocks):
+        ruler, *rows = block.splitlines()
+        assert len(rows) == 95
+        for number in range(first, min(first + 30, 95), 10):
+            column = ruler.index(str(number), 4)
+            assert rows[number][column] == "█"
+            assert rows[number].split()[0] == str(number)
+
+
+def test_text_shows_weights_above_one_in_line():
+    lines = mha.plot.text([[12.0, 3.0], [0.0, 0.5]], "ab", width=80).splitlines()
+    assert lines == ["        a      b", "a  ██1200  ··300", "b       0     50"]
 
 
 def test_without_matplotlib_pictures_say_what_to_install_and_text_works():
@@ -236,4 +487,4 @@ except ImportError as error:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                          env=None, check=True)
     assert "██100" in run.stdout
-    assert 'pip install "mha[plot]"' in run.stdout
+    assert "pip install matplotlib" in run.stdout

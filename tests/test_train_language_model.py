@@ -1,10 +1,12 @@
 """The training example: right gradients, a falling loss, and the same bits after any interrupt."""
 
 import importlib.util
+import pickle
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,138 @@ def test_what_cannot_be_read_or_used_is_named(tmp_path):
         assert program.returncode == status, errors
         assert message in errors
         assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="module")
+def saved_training(tmp_path_factory):
+    """A training of a few steps, its checkpoint, and what the checkpoint holds."""
+    program = module()
+    settings = program.Settings(steps=3, width=8, blocks=1, heads=2, context=8, batch=2)
+    training = program.Training(settings, program.Text())
+    for _ in range(3):
+        training.step()
+        training.validate()
+    folder = tmp_path_factory.mktemp("checkpoints")
+    training.save(folder / "language_model.npz")
+    return training, folder / "language_model.npz", checkpoint(folder)
+
+
+def state(training):
+    """Everything that a checkpoint holds, to compare."""
+    return [array.tobytes() for array in (training.model.flat, training.adam.mean,
+                                          training.adam.square)] + [
+        training.losses, training.validation_losses, training.saved_step]
+
+
+def refused(training, path):
+    """Whether `load` ends the program for want of a checkpoint; the training stays as it was."""
+    before, refusal = state(training), ""
+    try:
+        training.load(path)
+    except SystemExit as error:
+        refusal = str(error)
+    assert state(training) == before
+    assert not refusal or ("is no readable checkpoint (" in refusal
+                           and "): remove it, or give --output" in refusal)
+    return bool(refusal)
+
+
+def test_a_whole_checkpoint_is_loaded(saved_training):
+    training, path, _ = saved_training
+    fresh = type(training)(training.settings, training.text)
+    fresh.load(path)
+    assert state(fresh) == state(training)
+
+
+def test_a_truncated_checkpoint_is_refused(saved_training, tmp_path):
+    training, path, _ = saved_training
+    whole = path.read_bytes()
+    for length in [*range(0, len(whole), len(whole) // 40), *range(len(whole) - 60, len(whole))]:
+        (tmp_path / "cut.npz").write_bytes(whole[:length])
+        assert refused(training, tmp_path / "cut.npz")
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused_or_the_same(saved_training, tmp_path):
+    """The archive has fields that nothing reads, as its members' times."""
+    training, path, _ = saved_training
+    whole, rng, refusals = path.read_bytes(), np.random.default_rng(0), 0
+    directory = whole.index(b"PK\x01\x02")  # the archive's table of its members
+    flipped = np.concatenate([rng.integers(len(whole), size=200),
+                              rng.integers(directory, len(whole), size=200)])
+    for at in flipped.tolist():
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << rng.integers(8)
+        (tmp_path / "flipped.npz").write_bytes(damaged)
+        refusals += refused(training, tmp_path / "flipped.npz")
+    assert refusals > 200
+
+
+def wrong_contents(saved):
+    """(what is wrong, the members of such a checkpoint)."""
+    for name, array in saved.items():
+        yield f"no {name}", {kept: saved[kept] for kept in saved if kept != name}
+        for wrong in (np.array(3), np.zeros((0,)), np.array([[["a"]]]), np.zeros((2, 3, 4)),
+                      np.array([b"\xff"]), np.array(None), np.array([{"a": 1}], object)):
+            yield f"{name}: {wrong.dtype} {wrong.shape}", saved | {name: wrong}
+        if name != "run":
+            yield f"{name} one too long", saved | {name: np.concatenate([array, array[:1]])}
+            yield f"{name} turned", saved | {name: array[None]}
+            for dtype in (np.float16, np.int64, np.complex128, ">f4", ">f8", bool, object, "U9"):
+                yield f"{name} as {dtype}", saved | {name: array.astype(dtype)}
+            for number in (np.nan, np.inf, -np.inf):
+                changed = array.copy()
+                changed[-1] = number
+                yield f"{name} with {number}", saved | {name: changed}
+    for run in ("", "{", "[]", "null", "3", ["{}"]):
+        yield f"run {run}", saved | {"run": np.array(run)}
+    yield "more losses than steps", saved | {"losses": np.ones(4)}
+    yield "no losses", saved | {"losses": np.ones(0), "validation_losses": np.ones((0, 2))}
+    yield "negative squares", saved | {"square": -1 - saved["square"]}
+    for steps in ([0], [1, 1], [2, 1], [4], [1.5], [-1]):
+        rows = np.ones((len(steps), 2))
+        rows[:, 0] = steps
+        yield f"validated at {steps}", saved | {"validation_losses": rows}
+
+
+def test_a_checkpoint_of_wrong_contents_is_refused(saved_training, tmp_path):
+    training, _, saved = saved_training
+    for what, members in wrong_contents(saved):
+        np.savez(tmp_path / "wrong.npz", **members)
+        assert refused(training, tmp_path / "wrong.npz"), what
+
+
+def test_what_is_no_archive_of_arrays_is_refused(saved_training, tmp_path):
+    training, path, saved = saved_training
+    assert refused(training, tmp_path)
+    whole = path.read_bytes()
+    huge = np.lib.format.magic(1, 0) + b"\x76\x00" + (
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (1152921504606846976,), }").ljust(118)
+    member = "losses.npy"
+    contents = {"empty": b"", "text": b"not an archive", "zeros": bytes(1000), "zip": b"PK\x03\x04",
+                "array": np.lib.format.magic(1, 0) + b"\x00", "pickle": pickle.dumps(saved),
+                "doubled": whole[:100] + whole, "huge array": huge}
+    for name, broken in contents.items():
+        (tmp_path / name).write_bytes(broken)
+        if name != "doubled":  # which zipfile reads, as archives that extract themselves
+            assert refused(training, tmp_path / name)
+    np.save(tmp_path / "one.npy", saved["parameters"])
+    assert refused(training, tmp_path / "one.npy")
+    for inside in (b"", b"no array", huge, pickle.dumps([1.0])):
+        np.savez(tmp_path / "inside.npz", **{name: saved[name] for name in saved
+                                             if name != "losses"})
+        with zipfile.ZipFile(tmp_path / "inside.npz", "a") as archive:
+            archive.writestr(member, inside)
+        assert refused(training, tmp_path / "inside.npz")
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved():
+    program = module()
+    settings = program.Settings(steps=3, width=8, blocks=1, heads=2, context=8, batch=2)
+    training = program.Training(settings, program.Text())
+    training.model.flat[:] = np.nan
+    with pytest.raises(SystemExit, match="step 1: the loss is nan: give a smaller --learning-rate"):
+        training.step()
+    assert training.losses == []
 
 
 def test_gradients_are_those_of_the_loss():

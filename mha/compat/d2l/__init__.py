@@ -2,6 +2,18 @@
 
     from mha.compat.d2l import torch as d2l    # or tensorflow, jax, mxnet
 
+The cells of section 11.5, those that write the layer out as a class too, run when their imports
+are changed to these, the framework's own among them:
+
+    PyTorch       from mha.compat.d2l import torch as d2l, torch
+                  from mha.compat.d2l.torch import nn
+    TensorFlow    from mha.compat.d2l import tensorflow as d2l, tensorflow as tf
+    JAX           from mha.compat.d2l import jax as d2l
+                  from mha.compat.d2l.jax import nn
+                  import numpy as jnp
+    MXNet         from mha.compat.d2l import mxnet as d2l
+                  from mha.compat.d2l.mxnet import nn, np, npx
+
 This package itself exports the PyTorch form.
 """
 

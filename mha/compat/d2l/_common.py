@@ -88,14 +88,16 @@ class MultiHeadAttention:
         every head; its `attention_weights` are (batch * num_heads, num_queries, num_keys).
     """
 
+    _linear: type[Linear] = Linear
+
     def __init__(self, num_hiddens: int, num_heads: int, bias: bool,
                  attention: Callable[..., Any], rng: np.random.Generator) -> None:
         self.num_heads, self.num_hiddens = checked_heads(num_heads, num_hiddens, "num_hiddens")
         self.attention = attention
-        self.W_q = Linear(self.num_hiddens, bias=bias, rng=rng)
-        self.W_k = Linear(self.num_hiddens, bias=bias, rng=rng)
-        self.W_v = Linear(self.num_hiddens, bias=bias, rng=rng)
-        self.W_o = Linear(self.num_hiddens, bias=bias, rng=rng)
+        self.W_q = self._linear(self.num_hiddens, bias=bias, rng=rng)
+        self.W_k = self._linear(self.num_hiddens, bias=bias, rng=rng)
+        self.W_v = self._linear(self.num_hiddens, bias=bias, rng=rng)
+        self.W_o = self._linear(self.num_hiddens, bias=bias, rng=rng)
 
     def __repr__(self) -> str:
         return (f"MultiHeadAttention(num_hiddens={self.num_hiddens}, num_heads={self.num_heads},"

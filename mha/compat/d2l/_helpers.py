@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
+from mha import plot_layout
 
 __all__ = ["add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
            "show_heatmaps", "tensor"]
@@ -130,7 +131,7 @@ def show_heatmaps(matrices: ArrayLike, xlabel: str, ylabel: str,
     if titles is not None and len(titles) != columns:
         raise ValueError(f"titles: got {len(titles)}, wanted one for each of the {columns} columns")
     # The figure that mha.plot makes: without pyplot, so that a notebook draws it once.
-    figure = mha.plot._figure_class()(figsize=figsize, layout="constrained")
+    figure = plot_layout.figure_class()(figsize=figsize, layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for row, column in np.ndindex(rows, columns):
         image = axes[row, column].imshow(matrices[row, column], cmap=cmap, vmin=matrices.min(),

@@ -1,12 +1,22 @@
 """The book's JAX form on NumPy arrays: `from mha.compat.d2l import jax as d2l`.
 
 Calls return (output, attention_weights); dropout acts in calls with training=True. Weights have
-Flax's layout, kernel (in, out); `weight` is the same as (out, in).
+Flax's layout, kernel (in, out); `weight` is the same as (out, in). For the section's own class
+there is `nn`, with Flax's Module, Dense and compact; NumPy itself does as jnp:
+
+    from mha.compat.d2l.jax import nn
+    import numpy as jnp
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import secrets
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +36,8 @@ from mha.compat.d2l._helpers import (
 )
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           "add_to_class", "check_shape", "get_key", "masked_softmax", "normal", "ones", "reshape",
-           "show_heatmaps", "tensor"]
+           "add_to_class", "check_shape", "get_key", "masked_softmax", "nn", "normal", "ones",
+           "reshape", "show_heatmaps", "tensor"]
 
 OutputAndWeights = tuple[NDArray[Any], NDArray[Any]]
 
@@ -42,7 +52,21 @@ class Module:
 
     Unlike in Flax the module keeps its parameters, so that it may be called directly too. The
     parameters are {"params": {"W_q": {"kernel": ...}, ...}}, nested as the modules are.
+
+    The annotations of a subclass are its fields, as in a dataclass; `setup`, which makes its
+    parts, runs when it is made.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if inspect.get_annotations(cls) and "__init__" not in vars(cls):
+            dataclasses.dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        self.setup()
+
+    def setup(self) -> None:
+        """Makes the parts that have parameters; a subclass says which."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """What a call computes; a subclass says it."""
@@ -69,6 +93,38 @@ class Module:
         if rngs is not None:
             _draw_dropout_from(self, np.random.default_rng(rngs["dropout"]))
         return self(*arguments, **options)
+
+
+_running = threading.local()  # depth: of calls by methods that are compact
+
+
+def compact(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a call, as in Flax; its parts are made in `setup` all the same (RuntimeError)."""
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        _running.depth = getattr(_running, "depth", 0) + 1
+        try:
+            return method(*arguments, **options)
+        finally:
+            _running.depth -= 1
+    return call
+
+
+class Dense(Linear):
+    """x @ kernel + bias, sized at its first call.
+
+    >>> Dense(4, use_bias=False)(np.ones((2, 3), np.float32)).shape
+    (2, 4)
+    """
+
+    def __init__(self, features: int, use_bias: bool = True, *, rng: Any = None) -> None:
+        if getattr(_running, "depth", 0):
+            raise RuntimeError("Dense: made in a call, where it would have other weights each"
+                               " time; make it in setup(self), as self.name = nn.Dense(...)")
+        super().__init__(features, bias=use_bias, rng=rng)
+
+
+nn = SimpleNamespace(Module=Module, Dense=Dense, compact=compact)
 
 
 class DotProductAttention(Module, _common.DotProductAttention):

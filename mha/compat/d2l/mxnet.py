@@ -1,16 +1,21 @@
 """The book's MXNet form on NumPy arrays: `from mha.compat.d2l import mxnet as d2l`.
 
 Dropout never acts: in MXNet it does within autograd.record() alone, and nothing is recorded here.
-Weights have MXNet's layout, weight (out, in); `kernel` is the same as (in, out).
+Weights have MXNet's layout, weight (out, in); `kernel` is the same as (in, out). For the section's
+own class and first cell there are `nn`, `np` (NumPy itself) and `npx`:
+
+    from mha.compat.d2l.mxnet import nn, np, npx
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.compat._layers import Linear
 from mha.compat.d2l import _common
 from mha.compat.d2l._helpers import (
     add_to_class,
@@ -23,11 +28,19 @@ from mha.compat.d2l._helpers import (
     tensor,
 )
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "add_to_class",
-           "check_shape", "masked_softmax", "normal", "ones", "reshape", "show_heatmaps", "tensor"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
+           "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "np", "npx", "ones",
+           "reshape", "show_heatmaps", "tensor"]
 
 
-class Block:
+def _set_np() -> None:
+    """Nothing to do: arrays are NumPy's already."""
+
+
+npx = SimpleNamespace(set_np=_set_np)
+
+
+class Module:
     """What the form's layers have in common: initialize() before the call."""
 
     def initialize(self) -> None:
@@ -41,7 +54,30 @@ class Block:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
 
-class DotProductAttention(Block, _common.DotProductAttention):
+class Dense(Linear):
+    """x @ weight.T + bias, sized at its first call.
+
+    flatten : whether all axes but the first count as features, as they do in MXNet unless told.
+
+    >>> x = np.ones((2, 3, 5), np.float32)
+    >>> Dense(4)(x).shape, Dense(4, flatten=False)(x).shape
+    ((2, 4), (2, 3, 4))
+    """
+
+    def __init__(self, units: int, use_bias: bool = True, flatten: bool = True, *,
+                 rng: Any = None) -> None:
+        super().__init__(units, bias=use_bias, rng=rng)
+        self._flatten = flatten
+
+    def __call__(self, x: ArrayLike) -> NDArray[Any]:
+        x = np.asarray(x)
+        return super().__call__(x.reshape(len(x), -1) if self._flatten and x.ndim > 1 else x)
+
+
+nn = SimpleNamespace(Dense=Dense)
+
+
+class DotProductAttention(Module, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -58,7 +94,7 @@ class DotProductAttention(Block, _common.DotProductAttention):
         return self._attend(queries, keys, values, valid_lens, training=False)
 
 
-class AdditiveAttention(Block, _common.AdditiveAttention):
+class AdditiveAttention(Module, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1)
@@ -75,7 +111,7 @@ class AdditiveAttention(Block, _common.AdditiveAttention):
         return self._attend(queries, keys, values, valid_lens, training=False)
 
 
-class MultiHeadAttention(Block, _common.MultiHeadAttention):
+class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """Multi-head attention (d2l, section 11.5), sized at the first call.
 
     Parameters

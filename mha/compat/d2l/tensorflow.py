@@ -1,16 +1,20 @@
 """The book's TensorFlow form on NumPy arrays: `from mha.compat.d2l import tensorflow as d2l`.
 
 Dropout acts in calls with training=True. Weights have TensorFlow's layout, kernel (in, out);
-`weight` is the same as (out, in). For the book's `tf.ones` the module may be imported as tf too.
+`weight` is the same as (out, in). The module may be imported as tf too: it has what the section's
+own class names, `tf.keras.layers.Dense`, `tf.reshape`, `tf.transpose`, `tf.repeat` and `tf.ones`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.compat._layers import Linear
 from mha.compat.d2l import _common
 from mha.compat.d2l._helpers import (
     add_to_class,
@@ -23,11 +27,55 @@ from mha.compat.d2l._helpers import (
     tensor,
 )
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "add_to_class",
-           "check_shape", "masked_softmax", "normal", "ones", "reshape", "show_heatmaps", "tensor"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
+           "add_to_class", "check_shape", "keras", "masked_softmax", "normal", "ones", "repeat",
+           "reshape", "show_heatmaps", "tensor", "transpose"]
 
 
-class DotProductAttention(_common.DotProductAttention):
+def transpose(a: ArrayLike, perm: Sequence[int] | None = None) -> NDArray[Any]:
+    """The axes in the order of perm, by default reversed.
+
+    >>> transpose(np.ones((2, 3, 4)), perm=(0, 2, 1)).shape
+    (2, 4, 3)
+    """
+    return np.transpose(np.asarray(a), perm)
+
+
+def repeat(input: ArrayLike, repeats: int, axis: int | None = None) -> NDArray[Any]:
+    """Every item along axis `repeats` times, one after the other; axis None is over all of them.
+
+    >>> repeat([3, 2], repeats=2, axis=0).tolist()
+    [3, 3, 2, 2]
+    """
+    return np.repeat(np.asarray(input), repeats, axis=axis)
+
+
+class Module:
+    """What is called computes `call`, as in Keras."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self.call(*arguments, **options)
+
+    def call(self, *arguments: Any, **options: Any) -> Any:
+        """What a call computes; a subclass says it."""
+        raise NotImplementedError(f"{type(self).__name__} has no call")
+
+
+class Dense(Linear):
+    """x @ kernel + bias, sized at its first call.
+
+    >>> Dense(4, use_bias=False)(np.ones((2, 3), np.float32)).shape
+    (2, 4)
+    """
+
+    def __init__(self, units: int, use_bias: bool = True, *, rng: Any = None) -> None:
+        super().__init__(units, bias=use_bias, rng=rng)
+
+
+keras = SimpleNamespace(layers=SimpleNamespace(Dense=Dense))
+
+
+class DotProductAttention(Module, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -44,10 +92,8 @@ class DotProductAttention(_common.DotProductAttention):
         """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
         return self._attend(queries, keys, values, valid_lens, training)
 
-    __call__ = call
 
-
-class AdditiveAttention(_common.AdditiveAttention):
+class AdditiveAttention(Module, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     key_size and query_size are in the form's signature; like Keras, the layer takes the sizes of
@@ -68,10 +114,8 @@ class AdditiveAttention(_common.AdditiveAttention):
         """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
         return self._attend(queries, keys, values, valid_lens, training)
 
-    __call__ = call
 
-
-class MultiHeadAttention(_common.MultiHeadAttention):
+class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """Multi-head attention (d2l, section 11.5), sized at the first call.
 
     Parameters
@@ -105,5 +149,3 @@ class MultiHeadAttention(_common.MultiHeadAttention):
         """(batch, num_queries, num_hiddens); valid_lens None, (batch,) or (batch, num_queries)."""
         arguments = self._split(queries, keys, values, valid_lens)
         return self._join(self.attention(*arguments, training=training))
-
-    __call__ = call

@@ -1,31 +1,70 @@
 """The book's PyTorch form on NumPy arrays: `from mha.compat.d2l import torch as d2l`.
 
 Modules start in training mode, with dropout on, and switch by train() and eval(). Weights have
-PyTorch's layout, weight (out, in); `kernel` is the same as (in, out).
+PyTorch's layout, weight (out, in); `kernel` is the same as (in, out). For the section's own class
+there are `nn` and `repeat_interleave` too, so that the module may be imported as torch:
+
+    from mha.compat.d2l import torch
+    from mha.compat.d2l.torch import nn
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.compat.d2l import _common
-from mha.compat.d2l._helpers import (
-    add_to_class,
-    check_shape,
-    masked_softmax,
-    normal,
-    ones,
-    reshape,
-    show_heatmaps,
-    tensor,
-)
+from mha.compat._layers import Linear
+from mha.compat.d2l import _common, _helpers
+from mha.compat.d2l._helpers import add_to_class, check_shape, show_heatmaps
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           "add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
-           "show_heatmaps", "tensor"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "Tensor",
+           "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "ones",
+           "repeat_interleave", "reshape", "show_heatmaps", "tensor"]
+
+
+class Tensor(np.ndarray):
+    """An array that can `permute`: the book transposes what modules and helpers return."""
+
+    def permute(self, *axes: int) -> "Tensor":
+        """The axes in another order.
+
+        >>> np.ones((2, 3, 4)).view(Tensor).permute(0, 2, 1).shape
+        (2, 4, 3)
+        """
+        return self.transpose(*axes)
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def _tensors(function: Callable[Arguments, NDArray[Any]]) -> Callable[Arguments, Tensor]:
+    """The same function, its array a Tensor."""
+    @functools.wraps(function)
+    def returns_tensor(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
+        return function(*arguments, **options).view(Tensor)
+    return returns_tensor
+
+
+masked_softmax = _tensors(_helpers.masked_softmax)
+normal = _tensors(_helpers.normal)
+ones = _tensors(_helpers.ones)
+reshape = _tensors(_helpers.reshape)
+tensor = _tensors(_helpers.tensor)
+
+
+@_tensors
+def repeat_interleave(input: ArrayLike, repeats: int, dim: int | None = None) -> NDArray[Any]:
+    """Every item along dim `repeats` times, one after the other; dim None is over all of them.
+
+    >>> repeat_interleave([3, 2], repeats=2, dim=0).tolist()
+    [3, 3, 2, 2]
+    """
+    return np.repeat(np.asarray(input), repeats, axis=dim)
 
 
 class Module:
@@ -46,11 +85,30 @@ class Module:
         return self.train(False)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self.forward(*arguments, **options)
+        returned = self.forward(*arguments, **options)
+        return returned.view(Tensor) if isinstance(returned, np.ndarray) else returned
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """What a call computes; a subclass says it."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+
+class LazyLinear(Module, Linear):
+    """x @ weight.T + bias, sized at its first call.
+
+    >>> LazyLinear(4, bias=False)(np.ones((2, 3), np.float32)).shape
+    (2, 4)
+    """
+
+    def __init__(self, out_features: int, bias: bool = True, *, rng: Any = None) -> None:
+        Linear.__init__(self, out_features, bias=bias, rng=rng)
+
+    def forward(self, x: ArrayLike) -> NDArray[Any]:
+        """(..., in_features) -> (..., out_features)."""
+        return Linear.__call__(self, x)
+
+
+nn = SimpleNamespace(Module=Module, LazyLinear=LazyLinear)
 
 
 class DotProductAttention(Module, _common.DotProductAttention):
@@ -107,6 +165,8 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     >>> attention(ones((2, 4, 100)), ones((2, 6, 100)), ones((2, 6, 100)), tensor([3, 2])).shape
     (2, 4, 100)
     """
+
+    _linear = LazyLinear
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
                  rng: Any = None) -> None:

@@ -139,6 +139,34 @@ LONG_CALLS = {  # what to prepare, and a call that takes seconds on any machine
     "attention": ("x = np.ones((1, 8, 60000, 64), np.float32)",
                   "mha.scaled_dot_product_attention(x, x, x)"),
     "dropout mask": ("", "mha.dropout_mask((1 << 16, 1 << 15), 0.1, 1)"),
+    # Tasks of seconds, in every dimension; and one that the caller waits for.
+    "one long task": ("x = np.zeros((40, 1 << 19), np.float32)",
+                      "[mha.scaled_dot_product_attention(x, x, x) for _ in range(1000)]"),
+    "many keys": ("k = np.broadcast_to(np.zeros((1, 2), np.float32), (1 << 30, 2))",
+                  "mha.scaled_dot_product_attention(k[:30], k, k)"),
+    "many keys of few queries": (
+        "k = np.broadcast_to(np.zeros((1, 2), np.float32), (1 << 30, 2))",
+        "[mha.scaled_dot_product_attention(k[:1], k, k) for _ in range(9)]"),
+    "rows that see nothing": (
+        "k = np.broadcast_to(np.zeros((1, 2), np.float32), (1 << 30, 2))",
+        "mha.scaled_dot_product_attention(k[:9], k, k, mask=np.zeros((1, 1), bool), "
+        "empty_rows='uniform')"),
+    "many hidden units": (
+        "q, k = np.zeros((500, 8), np.float32), np.zeros((200_000, 8), np.float32)\n"
+        "w = np.zeros((8, 512), np.float32)",
+        "mha.additive_attention(q, k, k, w, w, w[0])"),
+    "deep projection": (
+        "x, w = np.zeros((200, 1 << 21), np.float32), np.zeros((1 << 21, 32), np.float32)",
+        "[mha.linear(x, w) for _ in range(99)]"),
+    "many queries of few keys": (
+        "q, k = np.ones((1_000_000, 64), np.float32), np.ones((300, 64), np.float32)\n"
+        "output, pullback = mha.scaled_dot_product_attention_vjp(q, k, k)",
+        "[pullback(output) for _ in range(99)]"),
+    "gradient of one bias": (
+        "x, bias = np.ones((20_000, 16), np.float32), np.ones((1, 1), np.float32)\n"
+        "output, pullback = mha.scaled_dot_product_attention_vjp("
+        "x, x, x, bias=bias, wrt=['bias'])",
+        "[pullback(output) for _ in range(99)]"),
     "gradient of a bias that all queries share": (
         "x, bias = np.ones((4, 8, 1024, 64), np.float32), np.ones(1024, np.float32)\n"
         "output, pullback = mha.scaled_dot_product_attention_vjp("
@@ -154,6 +182,38 @@ def test_ctrl_c(name, num_threads):
     done = run_python(INTERRUPTED.format(before=before, call=call, num_threads=num_threads))
     assert "goes on" in done.stdout, (done.stdout, done.stderr)
     assert float(done.stdout.split()[0]) < 1, done.stdout
+
+
+ROUNDED = """
+import ctypes
+import numpy as np
+import mha
+libm = ctypes.CDLL(None)
+rng = np.random.default_rng(0)
+query, key, value = (rng.standard_normal((2, 3, 300, 24), np.float32) for _ in range(3))
+x, weight = rng.standard_normal((200, 300), np.float32), rng.standard_normal((300, 99), np.float32)
+def results():
+    yield mha.scaled_dot_product_attention(query, key, value)
+    yield mha.scaled_dot_product_attention(query[:, :, :1], key, value, softcap=2.0)
+    yield mha.linear(x, weight)
+    yield from mha.scaled_dot_product_attention_vjp(query, key, value)[1](value)[:3]
+odd = {odd}
+for num_threads in (1, 3):
+    with mha.threads(num_threads):
+        assert libm.fesetround(odd) == 0
+        rounded = [*results()]  # the workers are made by a thread in this mode
+        assert libm.fegetround() == odd
+        assert libm.fesetround(0) == 0
+        for one, other in zip(rounded, results(), strict=True):
+            assert np.array_equal(one, other)
+print("the same bits")
+"""
+
+
+def test_results_do_not_depend_on_the_rounding_mode():
+    upward = 0x800 if os.uname().machine == "x86_64" else 0x400000
+    done = run_python(ROUNDED.format(odd=upward))
+    assert done.stdout.strip() == "the same bits", done.stderr
 
 
 FORKED = """

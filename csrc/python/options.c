@@ -252,7 +252,9 @@ static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
 /* Finite, also in the element type and times log2 e. */
 static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, double *scale) {
     if (object == Py_None) {
+        const uint64_t mode = mha_enter_float_mode();
         *scale = head_dim > 0 ? 1 / sqrt((double)head_dim) : 1;
+        mha_leave_float_mode(mode);
         return 0;
     }
     if (mha_convert_number(object, "scale", scale) < 0) {

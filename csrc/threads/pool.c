@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-#include "float_mode.h"
+#include "mha/float_mode.h"
 #include "mha/runtime.h"
 #include "system.h"
 

@@ -98,6 +98,65 @@ static void test_cancel(void) {
     }
 }
 
+/* Flush-to-zero and rounding down, as a caller may have them. */
+#if defined(__x86_64__)
+static const uint64_t ODD_MODE = 0xBF80;
+#elif defined(__aarch64__)
+static const uint64_t ODD_MODE = (uint64_t)1 << 24 | (uint64_t)2 << 22;
+#else
+static const uint64_t ODD_MODE = 0;
+#endif
+
+static void check_mode(void *context, int64_t task, mha_worker *worker) {
+    CHECK((mha_float_mode() & MHA_FLOAT_MODE_BITS) == MHA_DEFAULT_FLOAT_MODE);
+    count_task_slowly(context, task, worker);
+}
+
+static int check_mode_of_caller(void *unused) {
+    (void)unused;
+    CHECK((mha_float_mode() & MHA_FLOAT_MODE_BITS) == ODD_MODE);
+    return 0;
+}
+
+/* First of all tests, so that the workers are made in the odd mode, and then in the usual one. */
+static void test_float_mode(void) {
+    const mha_cancel cancel = {check_mode_of_caller, NULL};
+    for (int num_threads = 1; num_threads <= THREADS; num_threads++) {
+        static counts c;
+        const uint64_t before = mha_float_mode();
+        mha_set_float_mode(ODD_MODE);
+        CHECK_OK(mha_pool_run(100, num_threads, check_mode, &c, &cancel));
+        CHECK((mha_float_mode() & MHA_FLOAT_MODE_BITS) == ODD_MODE);
+        mha_set_float_mode(before);
+        CHECK_OK(mha_pool_run(100, num_threads, check_mode, &c, &never));
+    }
+}
+
+/* A task that goes on until it is told to stop, as a worker or as the caller. */
+static void run_until_stopped(void *context, int64_t task, mha_worker *worker) {
+    static const struct timespec millisecond = {.tv_nsec = 1000000};
+    (void)task;
+    if (worker->number != *(const int *)context) {
+        nanosleep(&millisecond, NULL); /* lets the other one in */
+        return;
+    }
+    while (!mha_stop_after(&worker->checkpoint, MHA_WORK_BETWEEN_CHECKPOINTS / 16)) {
+        nanosleep(&millisecond, NULL);
+    }
+}
+
+static int cancel_later(void *context) { return ++*(int *)context > 20; }
+
+/* In the middle of a task, of the caller's own or of a worker that it waits for. */
+static void test_cancel_within_a_task(void) {
+    for (int number = 0; number < 2; number++) {
+        int polls = 0;
+        const mha_cancel cancel = {cancel_later, &polls};
+        CHECK(mha_pool_run(10, 2, run_until_stopped, &number, &cancel) == MHA_CANCELLED);
+        check_one_run(100);
+    }
+}
+
 static void test_fork(void) {
     check_one_run(100);
     const pid_t child = fork();
@@ -122,11 +181,13 @@ static void test_partition(void) {
 }
 
 int main(void) {
+    test_float_mode();
     test_partition();
     test_every_task_once();
     test_many_callers();
     test_nested_calls();
     test_cancel();
+    test_cancel_within_a_task();
     test_fork();
     puts("test_pool: passed");
     return 0;

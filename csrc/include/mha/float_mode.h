@@ -1,6 +1,7 @@
 /* The floating-point control word of a thread: rounding mode, and whether denormal numbers count as
  * zero (as libraries built with -ffast-math set it for the whole process). Results must not depend
- * on the caller's, so it is the default while the core computes. */
+ * on the caller's, so it is the default while the core computes; whoever computes options for it
+ * (a scale, numbers of another type) does so between enter and leave, too. */
 #ifndef MHA_FLOAT_MODE_H
 #define MHA_FLOAT_MODE_H
 

@@ -1,0 +1,149 @@
+"""Which mistakes give the numbers that came: every single one, then two, then three of the usual.
+
+The search is by trial: the model computes with each mistake put in, and what agrees to TOLERANCE
+explains. Single mistakes are some hundred, pairs ten thousand; each takes about 30 microseconds.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from mha.diagnosis.layer_mistakes import BIAS_STAYS
+from mha.diagnosis.mask_mistakes import filled
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded
+from mha.diagnosis.subject import equal
+
+# What beginners do most; three at a time are looked for among these.
+USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k instead",
+         "divided by sqrt(d_model)", "over the queries instead", "forgot the softmax",
+         "forgot the output projection", "heads interleaved", "the values are projected with W_k",
+         "keys are projected with W_q", "never split", "causal mask", "the query is added",
+         "key and value are swapped", "the softmax is applied twice", "no bias is added",
+         "not projected with W_v", "multiplied by sqrt(d_k)", "matrices of key and value",
+         "is transposed, unlike", "reverse order", "after the softmax instead")
+FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
+
+
+class Search:
+    """The mistakes of a model that give `mine` on these inputs."""
+
+    def __init__(self, model, inputs, mine, tolerance=None):
+        self.model, self.inputs, self.mine = model, inputs, mine
+        self.tolerance = tolerance
+        self.memory = {}
+        self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
+
+    def fits(self, mistakes):
+        """Whether the model with these mistakes computes `mine`."""
+        try:
+            output, _ = self.model.run(self.inputs, mistakes, memory=self.memory)
+        except IMPOSSIBLE:
+            return False
+        if output.shape != self.mine.shape or not self.mine.size:
+            return False
+        tolerance = {} if self.tolerance is None else {"tolerance": self.tolerance}
+        rows = None
+        if mistakes.get("triangle"):
+            rows = self.model.empty_rows(mistakes, self.inputs[0].shape[-2],
+                                         self.inputs[1].shape[-2])
+        elif self.tolerance is None and np.ndim(output) and not abs(
+                output[self.probe] - self.mine[self.probe]) <= 1e-3 * (1 + abs(self.mine).max()):
+            return False  # most are already wrong in one number
+        return equal(self.mine, output, without_rows=rows, **tolerance)
+
+    def singles(self):
+        return [{step: name} for step, table in self.model.tables().items()
+                for name in table if name and name != BIAS_STAYS]
+
+    def explanations(self, most=3):
+        """All the {step: mistake} of the fewest mistakes that fit; [] if none does."""
+        singles = self.singles()
+        found = [mistakes for mistakes in singles if self.fits(mistakes)]
+        if found or most == 1:
+            return found
+        if (number := self.hard_coded({})) is not None:
+            return [number]
+        pairs = self._pairs(singles)
+        found = [mistakes for mistakes in pairs if self.fits(mistakes)]
+        if found or most == 2:
+            return found
+        usual = [mistakes for mistakes in singles
+                 if any(words in name for name in mistakes.values() for words in USUAL)]
+        for mistakes in usual:
+            if "scale" not in mistakes and (number := self.hard_coded(mistakes)) is not None:
+                return [number]
+        triples = ({**a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
+                   if len(a.keys() | b.keys() | c.keys()) == 3)
+        return list(itertools.islice(filter(self.fits, triples), 3))
+
+    def _pairs(self, singles):
+        if "bias" in self.model.tables():
+            singles = [*singles, {"bias": BIAS_STAYS}]
+        return ({**a, **b} for a, b in itertools.combinations(singles, 2)
+                if a.keys() != b.keys())
+
+    def hard_coded(self, mistakes):
+        """The same with the scores divided by another number than any we know, or None."""
+        def with_divisor(logarithm):
+            return {**mistakes, "scale": HardCoded(math.exp(logarithm), self.head_dim)}
+
+        def error(logarithm):
+            try:
+                output, _ = self.model.run(self.inputs, with_divisor(logarithm),
+                                           memory=dict(memory))
+            except IMPOSSIBLE:
+                return math.inf
+            if output.shape != self.mine.shape:
+                return math.inf
+            difference = np.abs(output - self.mine).mean()
+            return float(difference) if np.isfinite(difference) else math.inf
+
+        memory = {key: value for key, value in self.memory.items() if key[0] == "group"}
+        if math.isinf(error(0.0)):
+            return None
+        best = _smallest(error, -6.0, 10.0)
+        mistakes = with_divisor(best)
+        divisor = mistakes["scale"].divisor
+        if abs(divisor - round(divisor, 2)) < 1e-4 * divisor:
+            mistakes["scale"] = HardCoded(round(divisor, 2), self.head_dim)
+        return mistakes if self.fits(mistakes) else None
+
+    @property
+    def head_dim(self):
+        width = self.inputs[0].shape[-1]
+        if not self.model.layer:
+            return width
+        matrix = self.model.matrices.get("W_q")
+        return (width if matrix is None else matrix.shape[-1]) // self.model.heads
+
+
+def _smallest(error, low, high):
+    """Where a function of one number is smallest: a grid, then the golden section."""
+    grid = np.linspace(low, high, 49)
+    at = int(np.argmin([error(point) for point in grid]))
+    low, high = grid[max(at - 1, 0)], grid[min(at + 1, 48)]
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = error(left), error(right)
+    for _ in range(36):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = error(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = error(right)
+    return (low + high) / 2
+
+
+def weak_fill(try_fill):
+    """The name of the number that blocked scores become; try_fill(entry of MASK) -> error."""
+    for kind in (0, 1):
+        number = -_smallest(lambda size, kind=kind: try_fill(
+            list(filled(-size).values())[kind]), 0.0, 40.0)
+        name, entry = list(filled(number).items())[kind]
+        if try_fill(entry) < 1e-4:
+            return name
+    return None

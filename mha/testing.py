@@ -150,20 +150,14 @@ def _keep_one_layout(outcomes):
 
 
 def _diagnose_layer(make, named, twin=False):
-    first, failure, candidates = None, None, []
-    for subject, layer in attempts.layer_subjects(make, twin=twin):
-        try:
-            outcome = run_plain(subject)
-        except CannotTestError as reason:
-            failure = failure or str(reason)
-            continue
-        first = first or outcome
-        candidates.append((outcome, layer))
-        if outcome.right or (outcome.problems and not outcome.explained):
-            break
-    if not candidates:
-        raise CannotTestError(failure)
-    chosen, layer = _best(candidates)
+    candidates = _plain_calls(attempts.layer_subjects(make, twin=twin))
+    chosen, layer = _best(candidates, 1)
+    if not chosen.right and not chosen.settled and layer.arrays:  # does it keep copies of them?
+        with contextlib.suppress(CannotTestError):
+            as_made, made = _best(_plain_calls(attempts.layer_subjects(make, False, twin=twin)), 0)
+            chosen, layer = (as_made, made) if as_made.right else (chosen, layer)
+    if not chosen.settled:
+        chosen, layer = _best(candidates, 3)
     subject = chosen.subject
     if subject.transposed and len(layer.orientations) > 1 and layer.arrays:
         chosen.notes.append("your weights are stored (out, in) and used as x @ W.T")
@@ -179,14 +173,30 @@ def _diagnose_layer(make, named, twin=False):
     return _finished(chosen, named)
 
 
-def _best(candidates):
-    """The right one; else the first that one mistake explains; else two, three; else the first."""
+def _plain_calls(subjects):
+    """[(Outcome, Opened)] of the subjects that run, up to the first that is right."""
+    candidates, failure = [], None
+    for subject, layer in subjects:
+        try:
+            candidates.append((run_plain(subject), layer))
+        except CannotTestError as reason:
+            failure = failure or str(reason)
+            continue
+        if candidates[-1][0].right:
+            break
+    if not candidates:
+        raise CannotTestError(failure)
+    return candidates
+
+
+def _best(candidates, most):
+    """The right one; else what the fewest mistakes, at most `most`, explain; else the first."""
     for outcome, layer in candidates:
         if outcome.right:
             return outcome, layer
-    for most in (1, 2, 3):
-        for outcome, layer in candidates[:4 if most > 1 else None]:
-            if explain(outcome, most):
+    for count in range(1, most + 1):
+        for outcome, layer in candidates[:4 if count > 1 else None]:
+            if explain(outcome, count):
                 return outcome, layer
     return candidates[0]
 
@@ -223,12 +233,10 @@ def _diagnose_groups(layer_class, problems):
     """Fewer key heads than query heads, where a class can be constructed so."""
     make = attempts.of_class(layer_class, kv_heads=2)
     try:
-        candidates = [(run_plain(subject), layer) for subject, layer in
-                      attempts.layer_subjects(make, heads=4)]
+        outcome, _ = _best(_plain_calls(attempts.layer_subjects(make, heads=4)), 1)
     except CannotTestError as reason:
         problems.append(f"with 2 key heads for 4 query heads: {reason}")
         return
-    outcome, _ = _best(candidates)
     if not outcome.right:
         _explain_or_describe(outcome, 2)
         problems += [f"with 2 key heads for 4 query heads: {words}" for words in outcome.problems]

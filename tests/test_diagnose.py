@@ -261,7 +261,7 @@ def sums_of_squares(q, k, v):
     (self_attention_only, "works only when queries and keys are equally many"),
     (random_dropout, "switch dropout off"),
     (raises, "raised KeyError: 'no such thing' (called with shapes (5, 8)"),
-    (sums_of_squares, "no known mistake explains it"),
+    (sums_of_squares, "squares instead of exp"),
 ])
 def test_a_broken_function_is_told_its_mistake(function, words):
     found = diagnose(function)
@@ -446,7 +446,7 @@ def test_a_right_layer_is_correct(layer, note):
     (NoOutputProjection, "forgot the output projection W_o"),
     (TwoMistakes, "heads reshaped without the transpose"),
     (TwoMistakes, "forgot to divide by sqrt(d_k)"),
-    (ForgetsBias, "differs from the reference"),
+    (ForgetsBias, "the bias b_o is not added"),
     (as_a_broken_function, "heads reshaped without the transpose"),
 ])
 def test_a_broken_layer_is_told_its_mistake(layer, words):

@@ -53,26 +53,24 @@ def _twin_of_function(function, rank, layout):
                 if other == rank and subject.layout is layout)
 
 
-def layer_subjects(make, heads=HEADS, head_dim=HEAD_DIM, twin=None):
-    """Subjects of a layer: one sequence or a batch, matrices either way round, fused or not.
+def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
+    """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round, fused or not.
 
-    make(heads, head_dim, fill) gives the Opened; twin: whether make heeds heads and head_dim.
+    make(heads, head_dim, fill) gives the Opened; fill: whether its weights get other numbers, which
+    shows more, but not where the layer keeps copies of them. twin: whether make heeds heads and
+    head_dim.
     """
-    for fill in (True, False):
-        layer = make(heads, head_dim, fill)
-        called = signature(layer.function, layer.taken)
-        for arranged in ("thirds", "heads", "turns") if layer.fused else ("thirds",):
-            for transposed in layer.orientations:
-                for layout in (AS_IS, ONE_SEQUENCE, LEN_FIRST):
-                    subject = _layer_subject(layer, called, transposed, arranged, layout)
-                    if subject is None:
-                        continue
+    layer = make(heads, head_dim, fill)
+    called = signature(layer.function, layer.taken)
+    for arranged in ("thirds", "heads", "turns") if layer.fused else ("thirds",):
+        for transposed in layer.orientations:
+            for layout in (AS_IS, ONE_SEQUENCE, LEN_FIRST):
+                subject = _layer_subject(layer, called, transposed, arranged, layout)
+                if subject is not None:
                     if twin:
                         subject.twin = _once(subject, functools.partial(
                             _twin_of_layer, make, transposed, arranged, layout, fill))
                     yield subject, layer
-        if not layer.arrays:
-            return
 
 
 def _layer_subject(layer, called, transposed, arranged, layout):

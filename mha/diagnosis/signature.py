@@ -32,7 +32,7 @@ _WEIGHTLIKE = re.compile(r"^w|w$|weight|proj|linear|fc|dense|kernel|cattn|matri"
 
 def matrix_named(name):
     """W_q, W_k, W_v, W_o, qkv, kv, or for a bias b_q ... b_qkv; None for anything else."""
-    name = plain(name)
+    name = plain(re.sub(r"^([wWbB]_?)0$", r"\1o", str(name)))
     without_bias = re.sub(r"^b(?:ias)?|(?:bias|b)$", "", name, count=1)
     for spelled, is_bias in ((name, False), (without_bias, True)):
         if is_bias and (spelled == name or not spelled):

@@ -20,6 +20,7 @@ import numpy as np
 
 from mha.diagnosis import attempts
 from mha.diagnosis.compare import check_twin, explain, run_plain
+from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.options import diagnose_options
 from mha.diagnosis.properties import differences
 from mha.diagnosis.signature import CannotTestError, grouped, is_function, weight_parameters
@@ -182,6 +183,9 @@ def _plain_calls(subjects):
         except CannotTestError as reason:
             failure = failure or str(reason)
             continue
+        except IMPOSSIBLE:  # these matrices cannot be multiplied
+            failure = failure or "its weights do not fit the shape of its inputs"
+            continue
         if candidates[-1][0].right:
             break
     if not candidates:
@@ -194,8 +198,11 @@ def _best(candidates, most):
     for outcome, layer in candidates:
         if outcome.right:
             return outcome, layer
+    first = candidates[0][0].subject
+    likely = [(outcome, layer) for outcome, layer in candidates
+              if outcome.subject.layout is first.layout and outcome.subject.arranged == "thirds"]
     for count in range(1, most + 1):
-        for outcome, layer in candidates[:4 if count > 1 else None]:
+        for outcome, layer in candidates if count == 1 else likely:
             if explain(outcome, count):
                 return outcome, layer
     return candidates[0]

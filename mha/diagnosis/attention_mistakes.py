@@ -79,21 +79,21 @@ SCORES = {
         q[..., :-1] @ swapped(k[..., :-1]),
     "the scores lack the first feature of each head": lambda q, k:
         q[..., 1:] @ swapped(k[..., 1:]),
-    "every head has the scores of the first head": lambda q, k: _first(q @ swapped(k), -3),
+    "every head has the scores, and so the weights, of the first head": lambda q, k: _first(q @ swapped(k), -3),
     "every head has the keys of the first head": lambda q, k: q @ swapped(_first(k, -3)),
     "every head has the queries of the first head": lambda q, k: _first(q, -3) @ swapped(k),
     "the scores are averaged over the heads": lambda q, k:
         np.broadcast_to((q @ swapped(k)).mean(-3, keepdims=True), (*q.shape[:-1], k.shape[-2])),
-    "the scores are summed over the heads": lambda q, k:
+    "the scores are summed over the heads, as if they were never split into heads": lambda q, k:
         np.broadcast_to((q @ swapped(k)).sum(-3, keepdims=True), (*q.shape[:-1], k.shape[-2])),
     "every batch item has the keys of the first item": lambda q, k: q @ swapped(_first(k, 0)),
     "every batch item has the queries of the first item": lambda q, k: _first(q, 0) @ swapped(k),
     "every batch item has the scores of the first item": lambda q, k: _first(q @ swapped(k), 0),
     "the keys belong to another batch item": lambda q, k: q @ swapped(k[::-1]),
     "the keys belong to another head, in reverse order": lambda q, k: q @ swapped(k[..., ::-1, :, :]),
-    "the keys are in reverse order": lambda q, k: q @ swapped(k[..., ::-1, :]),
-    "the keys are shifted by one position": lambda q, k: q @ swapped(_rolled(k, 1)),
-    "the keys are shifted by one position, to the left": lambda q, k: q @ swapped(_rolled(k, -1)),
+    "the keys are in reverse order, unlike the values": lambda q, k: q @ swapped(k[..., ::-1, :]),
+    "the keys are shifted by one position, unlike the values": lambda q, k: q @ swapped(_rolled(k, 1)),
+    "the keys are shifted by one position to the left, unlike the values": lambda q, k: q @ swapped(_rolled(k, -1)),
     "the scores are added over features instead of multiplied: query + key": lambda q, k:
         q.sum(-1, keepdims=True) + swapped(k.sum(-1, keepdims=True)),
     "the scores miss the query: every query gets the same weights": lambda q, k:
@@ -198,9 +198,6 @@ SOFTMAX = {
     "softplus instead of exp in the softmax": lambda scores: _over_sum(np.logaddexp(0, scores)),
     "2 ** x instead of exp in the softmax": lambda scores: _over_sum(2.0 ** scores),
     "10 ** x instead of exp in the softmax": lambda scores: _over_sum(10.0 ** scores),
-    "exp(-x) instead of exp(x) in the softmax": lambda scores: softmax(-scores),
-    "the softmax divides by the largest exp instead of their sum":
-        lambda scores: np.exp(scores - scores.max(axis=-1, keepdims=True)),
     "the softmax divides by the number of keys instead of the sum":
         lambda scores: np.exp(scores) / scores.shape[-1],
     "the softmax divides by the root of the sum of squares (L2 norm) instead of the sum":
@@ -235,7 +232,6 @@ VALUES = {  # from weights, query, key and value (as heads) to what is attended
     "the weights are not used: the output is the value": lambda w, q, k, v: v,
     "the output is the weights: they never meet the values": lambda w, q, k, v: w,
     "every head has the values of the first head": lambda w, q, k, v: w @ _first(v, -3),
-    "every head has the weights of the first head": lambda w, q, k, v: _first(w, -3) @ v,
     "every head has the weights of the last head": lambda w, q, k, v:
         np.broadcast_to(w[..., -1:, :, :], w.shape) @ v,
     "the weights are averaged over the heads before they meet the values": lambda w, q, k, v:
@@ -243,14 +239,11 @@ VALUES = {  # from weights, query, key and value (as heads) to what is attended
     "the weights are summed over the heads before they meet the values": lambda w, q, k, v:
         np.broadcast_to(w.sum(-3, keepdims=True), w.shape) @ v,
     "every batch item has the values of the first item": lambda w, q, k, v: w @ _first(v, 0),
-    "every batch item has the weights of the first item": lambda w, q, k, v: _first(w, 0) @ v,
     "the weights are averaged over the batch": lambda w, q, k, v:
         np.broadcast_to(w.mean(0, keepdims=True), w.shape) @ v,
     "the values belong to another batch item": lambda w, q, k, v: w @ v[::-1],
     "the values belong to another head, in reverse order": lambda w, q, k, v:
         w @ v[..., ::-1, :, :],
-    "the values are in reverse order": lambda w, q, k, v: w @ v[..., ::-1, :],
-    "the values are shifted by one position": lambda w, q, k, v: w @ _rolled(v, 1),
     "the weights are squared": lambda w, q, k, v: w ** 2 @ v,
     "the output is divided by the number of keys: the weighted sum is averaged again":
         lambda w, q, k, v: w @ v / k.shape[-2],

@@ -29,6 +29,7 @@ class Outcome:
     problems: list = field(default_factory=list)
     notes: list = field(default_factory=list)
     mine: object = None  # what came instead of the output, of any shape
+    searched: int = 0  # how many mistakes at a time were looked for
 
     @property
     def settled(self):
@@ -124,16 +125,20 @@ def _first_look(subject):
 
 def explain(outcome, most):
     """Search for at most `most` mistakes that explain the outcome; whether they were found."""
-    return outcome.settled or outcome.mine is None or _explain(outcome, most)
-
-
-def _explain(outcome, most):
-    subject = outcome.subject
-    found = Search(subject.model, subject.inputs, outcome.mine).explanations(most)
-    if not found and _imprecise(outcome):
+    if outcome.settled or outcome.mine is None:
         return True
+    while outcome.searched < most:
+        outcome.searched += 1
+        if _explain(outcome, outcome.searched):
+            return True
+    return False
+
+
+def _explain(outcome, count):
+    subject = outcome.subject
+    found = Search(subject.model, subject.inputs, outcome.mine).explanations(count)
     if not found:
-        return False
+        return count == 1 and _imprecise(outcome)
     mistakes, number = _confirmed(subject, found)
     subject.model.found = mistakes
     outcome.problems = shown(mistakes) if number is None else [

@@ -85,13 +85,13 @@ SPLIT = {  # how query, key and value are split into heads
         (interleaved,) * 3,
     "never split into heads": (lambda x, heads: x[:, None],) * 3,
     "heads split over the batch: the batch axis comes first in the reshape": (_batch_lost,) * 3,
-    "heads share the first head's columns": (_first_head,) * 3,
+    "every head uses the first head's columns: heads share the first head's weights": (_first_head,) * 3,
     "heads split after a transpose of the whole projection": (_transposed_features,) * 3,
     **{f"the heads of the {role} are {how}": tuple(
         split if place == index else reference.split_heads for place in range(3))
         for index, role in enumerate(("query", "key", "value"))
         for how, split in ((WITHOUT_TRANSPOSE, no_transpose), ("interleaved", interleaved),
-                           ("all the first head's columns", _first_head))},
+                           ("all those of the first head", _first_head))},
     **{f"the heads of {role}s alone are split rightly, the others {WITHOUT_TRANSPOSE}": tuple(
         reference.split_heads if place == index else no_transpose for place in range(3))
         for index, role in enumerate(("query", "key", "value"))},
@@ -113,14 +113,16 @@ def _tiled(x):
     return merge
 
 
-def _rows(attended):
-    return attended.reshape(attended.shape[0], attended.shape[2], -1)
+def _rows(attended, *axes):
+    """Reshaped to (batch, len, heads * d) after these axes were put in order."""
+    batch, _, length, _ = attended.shape
+    return np.ascontiguousarray(attended.transpose(axes or (0, 1, 2, 3))).reshape(batch, length, -1)
 
 
 MERGE = {
     "": reference.merge_heads,
     "heads reshaped without the transpose when merging: swap the middle axes, then reshape": _rows,
-    "heads interleaved when merging": lambda x: _rows(x.transpose(0, 2, 3, 1)),
+    "heads interleaved when merging": lambda x: _rows(x, 0, 2, 3, 1),
     "heads concatenated in reverse order": lambda x: reference.merge_heads(x[:, ::-1]),
     "heads concatenated in another order: shifted by one": lambda x:
         reference.merge_heads(np.roll(x, 1, axis=1)),
@@ -140,11 +142,11 @@ MERGE = {
     "the features of each head are reversed when merging": lambda x:
         reference.merge_heads(x[..., ::-1]),
     "heads transposed wrongly when merging: (batch, d, len, heads) is reshaped": lambda x:
-        _rows(x.transpose(0, 3, 2, 1)),
+        _rows(x, 0, 3, 2, 1),
     "heads transposed wrongly when merging: (heads, batch, len, d) is reshaped": lambda x:
-        _rows(np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape)),
+        _rows(x, 1, 0, 2, 3),
     "the merged heads mix batch and sequence": lambda x:
-        _rows(np.ascontiguousarray(x.transpose(2, 0, 1, 3))),
+        _rows(x, 2, 0, 1, 3),
     "only the first num_heads - 1 heads are merged, the last is lost": lambda x:
         reference.merge_heads(np.where(np.arange(x.shape[1])[:, None, None] < x.shape[1] - 1, x, 0)),
 }

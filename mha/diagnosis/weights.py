@@ -180,33 +180,32 @@ def attributes(thing):
     return [(name, value) for name, value in held if value is not None]
 
 
-def _arrays_in(thing, path=(), seen=None, depth=0):
+def _arrays_in(thing, path=(), above=()):
     """(path, array) of every array of floats inside an object, its dicts, lists and layers."""
-    seen = set() if seen is None else seen
-    if id(thing) in seen or depth > 4:
+    if len(above) > 4 or any(thing is other for other in above):
         return
-    seen.add(id(thing))
     for name, held in attributes(thing):
-        yield from _arrays_at(held, (*path, name), seen, depth)
+        yield from _arrays_at(held, (*path, name), (*above, thing))
 
 
-def _arrays_at(held, path, seen, depth):
+def _arrays_at(held, path, above):
     if isinstance(held, np.ndarray):
         if held.dtype.kind == "f" and held.ndim in (1, 2, 3) and held.size:
             yield path, held
     elif isinstance(held, (list, tuple)):
         for index, part in enumerate(held[:64]):
-            yield from _arrays_at(part, (*path, index), seen, depth + 1)
+            yield from _arrays_at(part, (*path, index), above)
     elif isinstance(held, dict) or (hasattr(held, "__dict__") and not callable(
             getattr(held, "__get__", None)) and not isinstance(held, type(np))
             and not isinstance(held, (type, np.random.Generator))):
-        yield from _arrays_in(held, path, seen, depth + 1)
+        yield from _arrays_in(held, path, above)
 
 
 def _by_role(arrays):
     """{W_q or b_q ...: [one array, or one a head]}."""
     found: dict[str, list] = {}
     ranks: dict[str, int] = {}
+    places: dict[str, list] = {}  # of the first array: the others of a list differ in its numbers
     for path, array in arrays:
         role, rank = _role_of(path, array)
         if role is None or (role[:2] == "b_") != (array.ndim == 1) and not (
@@ -214,8 +213,9 @@ def _by_role(arrays):
             continue
         if rank > ranks.get(role, -1):
             found[role], ranks[role] = [array], rank
-        elif rank == ranks[role] and any(isinstance(part, int) for part in path) and not any(
-                array is other for other in found[role]):
+            places[role] = [part for part in path if isinstance(part, str)]
+        elif len(places[role]) < len(path) and places[role] == [
+                part for part in path if isinstance(part, str)]:
             found[role].append(array)
     if not {"W_q", "W_k", "W_v", "qkv"} & found.keys():
         found = _in_order([array for path, array in arrays if array.ndim == 2]) or found

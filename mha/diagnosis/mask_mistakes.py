@@ -25,10 +25,8 @@ MASK = {  # what it does to the scores, and to the weights
     "the mask is ignored (adding -1e-9 does nothing either: -1e9 is meant)": (as_it_is, as_it_is),
     "the mask is applied after the softmax: rows no longer sum to 1":
         (as_it_is, lambda w, visible: np.where(visible, w, 0)),
-    "the mask is added after the softmax: add it to the scores":
+    "the mask is added after the softmax (or fills the weights with -1e9): the scores need it":
         (as_it_is, lambda w, visible: np.where(visible, w, w - 1e9)),
-    "blocked weights become -1e9 after the softmax: fill the scores before it":
-        (as_it_is, lambda w, visible: np.where(visible, w, -1e9)),
     "the mask is applied after the softmax, by another softmax":
         (as_it_is, lambda w, visible: softmax(np.where(visible, w, -1e9))),
     "blocked scores become 0 (or a number as small as 1e-9), which still gets weight: fill with"

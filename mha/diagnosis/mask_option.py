@@ -1,7 +1,10 @@
 """A mask that the callable takes as an array: its form, its meaning, and what goes wrong with it."""
 
+import functools
+
 import numpy as np
 
+from mha.diagnosis.attention_mistakes import as_it_is
 from mha.diagnosis.mask_mistakes import ADDITIVE, ONE_BLOCKS
 from mha.diagnosis.restrictions import IGNORED, Restriction, batch_of, over_heads
 from mha.diagnosis.signature import CannotTestError
@@ -37,7 +40,7 @@ def _pattern(subject, inputs, keys_only):
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     if keys_only:
         return (np.arange(key_len) % 3 != 1)[None] if key_len > 3 else np.arange(key_len)[None] != 1
-    attend = np.add.outer(np.arange(query_len), np.arange(key_len)) % 3 != 1
+    attend = np.add.outer(np.arange(query_len), 2 * np.arange(key_len)) % 3 != 1
     return attend | np.eye(query_len, key_len, dtype=bool)
 
 
@@ -49,29 +52,30 @@ def test_mask(subject, name, kind, problems, notes):
     for keys_only, size in [(k, s) for k in kinds for s in sizes]:
         inputs = subject.random_inputs(size)
         attend = _pattern(subject, inputs, keys_only)
+        plain, _ = subject.expected(inputs)
         for shape, convert in _forms(subject, inputs, keys_only):
-            def hand_over(visible, shape=shape, convert=convert):
-                while visible.ndim > len(shape):
-                    visible = visible[0]
-                return convert(np.broadcast_to(visible, shape))
-
-            plain, _ = subject.expected(inputs)
+            hand_over = functools.partial(_handed, shape, convert)
+            given, visible = _first_mask(subject, inputs, attend, shape, convert, keys_only)
             try:
-                mine = of_shape(subject.call(inputs, **{name: hand_over(attend)}), plain.shape)
+                mine = of_shape(subject.call(inputs, **{name: given.copy()}), plain.shape)
             except CannotTestError as reason:
                 failure = failure or str(reason)
                 continue
             if mine is None:
                 continue
-            found = Restriction(subject, inputs, mine, {"": attend, "blocks": ~attend},
-                                _wrong(name, attend, subject, inputs, shape))
+            additive = given.dtype.kind == "f" and given.min() < 0
+            rights = {"": visible} if additive else {"": visible, "blocks": ~visible}
+            found = Restriction(subject, inputs, mine, rights,
+                                _wrong(name, visible, subject, inputs))
             meaning = found.right()
-            if meaning is not None:
+            if meaning is not None and not (additive and not _is_added(
+                    subject, inputs, name, hand_over, plain)):
                 _meaning_known(subject, inputs, name, attend, hand_over, meaning, problems, notes)
                 if kind == "mask" and shape == (inputs[0].shape[-2], inputs[1].shape[-2]):
-                    _check_items(subject, inputs, name, convert, meaning, problems, notes)
+                    _check_items(subject, inputs, name, convert, meaning, problems)
                 return
-            tried.append((found, hand_over(attend)))
+            if meaning is None:
+                tried.append((found, given))
         if tried:
             break
     if not tried:
@@ -81,12 +85,41 @@ def test_mask(subject, name, kind, problems, notes):
     _name_mistake(subject, name, tried, problems)
 
 
+def _handed(shape, convert, visible):
+    """A mask of this shape and type that leaves `visible`, (query_len or 1, key_len)."""
+    return convert(np.broadcast_to(visible, shape) if len(shape) > 1 else visible[0])
+
+
+def _first_mask(subject, inputs, attend, shape, convert, keys_only):
+    """What is handed over first, and what it leaves visible: masks of keys differ from one batch
+    item to the next, where the shape has room for that."""
+    batch = batch_of(subject, inputs)
+    if not keys_only or batch < 2 or shape[0] != batch or inputs[0].shape[-2] in shape[1:-1]:
+        return _handed(shape, convert, attend), attend
+    items = np.stack([np.roll(attend, shift, axis=-1) for shift in range(batch)])
+    given = items.reshape(batch, *[1] * (len(shape) - 2), -1)
+    return convert(given), over_heads(items, subject.model, inputs[0].ndim)
+
+
+def _is_added(subject, inputs, name, hand_over, plain):
+    """Whether any numbers in the mask are added to the scores."""
+    query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
+    bias = np.random.default_rng(7).normal(size=(1, key_len)) * np.ones((query_len, 1))
+    given = hand_over(np.ones((1, key_len), bool)).shape
+    added = np.broadcast_to(bias if given[-2:-1] == (query_len,) else bias[:1], given[-2:])
+    mine = subject.mine(inputs, plain.shape, **{name: np.broadcast_to(added, given).copy()})
+    mistakes = {**subject.model.found, "mask": (lambda s, b: s + b, as_it_is)}
+    return equal(mine, subject.expected(inputs, mistakes, bias)[0])
+
+
 def _name_mistake(subject, name, tried, problems):
     """The known mistake of the first form that has one; ignoring the mask counts last."""
     named = [names for found, _ in tried[:8] if (names := found.mistakes())]
     named.sort(key=lambda names: names == [IGNORED])
     if named:
-        problems += [words + _which(subject, name) for words in named[0]]
+        only = not _which(subject, name)
+        problems += [IGNORED.replace("the mask", "the mask" if only else name)
+                     if words == IGNORED else words + _which(subject, name) for words in named[0]]
         return
     found, given = tried[0]
     told = found.described(f"{name}", {name: given})
@@ -111,10 +144,24 @@ def _meaning_known(subject, inputs, name, attend, hand_over, meaning, problems, 
         name: hand_over(~visible if flip else visible)}, name)
 
 
-def _wrong(name, attend, subject, inputs, shape):
+def _wrong(name, attend, subject, inputs):
     """Visible pairs that a mistake leaves where `attend` was meant, or its opposite."""
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     wrong = {}
+    if attend.ndim > 2:  # masks of keys, one a batch item
+        for visible, extra in ((attend, ""), (~attend, " (1 blocks)")):
+            queries = np.swapaxes(np.resize(visible, (*visible.shape[:-1], query_len)), -1, -2) \
+                if query_len == key_len else np.swapaxes(visible[..., :query_len], -1, -2)
+            wrong |= {
+                f"{name}: every batch item has the first item's mask{extra}": visible[:1],
+                f"{name}: every batch item has the last item's mask{extra}": visible[-1:],
+                f"{name}: the masks of the batch items are in reverse order{extra}": visible[::-1]}
+            if queries.shape[-2] == query_len:
+                every = np.ones((*queries.shape[:-1], key_len), bool)
+                wrong[f"{name} is used for the queries instead of the keys{extra}"] = queries & every
+                wrong[f"{name} blanks queries, too: only keys are padding{extra}"] = \
+                    queries & visible
+        return wrong
     for visible in (attend, ~attend):
         extra = "" if visible is attend else " (1 blocks)"
         if visible.shape == (query_len, query_len):
@@ -175,7 +222,7 @@ def _check_blocking(subject, inputs, attend, problems, notes, options, name):
         notes.append('empty rows give the mean of all values (here: empty_rows="uniform")')
 
 
-def _check_items(subject, inputs, name, convert, meaning, problems, notes):
+def _check_items(subject, inputs, name, convert, meaning, problems):
     """Masks that differ from batch item to item, in every shape that runs."""
     batch = batch_of(subject, inputs)
     if batch < 2 or subject.model.found:

@@ -257,10 +257,8 @@ def _wrong_lengths(name, lengths, inputs, subject):
         f"{name}: the lengths of another batch item are used": before(lengths[::-1]),
         f"{name}: every batch item has the first item's length":
             before(np.full(len(lengths), lengths[0])),
-        f"{name}: every batch item has the last item's length":
-            before(np.full(len(lengths), lengths[-1])),
-        f"{name}: every batch item has the largest length":
-            before(np.full(len(lengths), np.max(lengths)))}
+        f"{name}: every batch item has the last item's length (or the largest)":
+            before(np.full(len(lengths), lengths[-1]))}
     heads = subject.model.heads
     if visible.ndim == 4:
         tiled = np.tile(lengths, heads).reshape(len(lengths), heads, 1, 1)

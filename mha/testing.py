@@ -93,6 +93,8 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
 
 
 def _diagnose(my_attention):
+    if not is_function(my_attention) and (function := attempts.alone(my_attention)) is not None:
+        return _diagnose_function(function)
     if inspect.isclass(my_attention):
         make = attempts.of_class(my_attention)
         problems, notes = _diagnose_layer(make, my_attention, twin=True)
@@ -167,11 +169,11 @@ def _diagnose_layer(make, named, twin=False):
                             + ("head" if subject.arranged == "heads" else "turns"))
     if len(subject.signature.roles) == 1:
         chosen.notes.append("takes one input: self-attention only")
-    chosen.problems[:0] = layer.problems
+    problems, notes = _finished(chosen, named)
     if layer.heads > 1 and "W_o" not in subject.model.matrices and subject.model.matrices:
-        chosen.problems.append("there is no output projection W_o: the heads are concatenated,"
-                               " but never mixed")
-    return _finished(chosen, named)
+        problems.append("there is no output projection W_o: the heads are concatenated, but never"
+                        " mixed")
+    return [*layer.problems, *problems], notes
 
 
 def _plain_calls(subjects):

@@ -10,6 +10,7 @@ from mha.diagnosis.signature import (
     construct,
     parameters_of,
     plain,
+    says_heads,
     signature,
     size_named,
 )
@@ -22,7 +23,7 @@ from mha.diagnosis.subject import (
     ONE_SEQUENCE,
     Subject,
 )
-from mha.diagnosis.weights import DICTS, Opened, opened
+from mha.diagnosis.weights import DICTS, Opened, called_as, has_no_weights, opened
 
 TWIN = (2, 12)  # heads and head_dim of the second trial
 
@@ -124,14 +125,15 @@ def _once(subject, make):
 def of_class(layer_class, kv_heads=None):
     """make() of `layer_subjects` for a class."""
     def make(heads, head_dim, fill):
-        return opened(construct(layer_class, heads, head_dim, kv_heads), heads, head_dim, fill)
+        return opened(construct(layer_class, heads, head_dim, kv_heads), heads, head_dim, fill,
+                      heads if says_heads(layer_class) else None)
     return make
 
 
 def of_instance(layer):
     """make() for an instance: copies of it."""
     def make(heads, head_dim, fill):
-        return opened(_copied(layer), heads, head_dim, fill)
+        return opened(copied(layer), heads, head_dim, fill)
     return make
 
 
@@ -142,7 +144,13 @@ def of_function(function):
     return make
 
 
-def _copied(layer):
+def alone(thing):
+    """The function that a class or an instance without weights is, or None."""
+    layer = construct(thing, HEADS, HEAD_DIM) if isinstance(thing, type) else thing
+    return called_as(copied(layer)) if has_no_weights(layer) else None
+
+
+def copied(layer):
     try:
         return copy.deepcopy(layer)
     except Exception as error:

@@ -266,6 +266,7 @@ AFTERWARDS = {  # from the output and the inputs to what is returned
     " attention": lambda output, inputs: _normalised(output + inputs[0]),
     "layer normalisation is applied to the output": lambda output, inputs: _normalised(output),
     "the output is multiplied by the query": lambda output, inputs: output * inputs[0],
+    "the output is the query itself": lambda output, inputs: inputs[0],
     "the output goes through a ReLU": lambda output, inputs: np.maximum(output, 0),
     "the output goes through a tanh": lambda output, inputs: np.tanh(output),
     "the output goes through a sigmoid": lambda output, inputs: 1 / (1 + np.exp(-output)),

@@ -52,6 +52,8 @@ def differences(outcome):
     words = [f"differs from the reference by up to {largest:.2g}, and no known mistake explains it"
              + ("; a layer's weights are found by names like W_q, W_k, W_v and W_o"
                 if subject.model.matrices else "")]
+    if (factor := _factor(outcome)) is not None:
+        return [f"the output is {factor:.4g} times what it should be"]
     held = []
     for holds, good, bad in _checks(outcome, weights):
         try:
@@ -59,7 +61,7 @@ def differences(outcome):
         except (CannotTestError, ValueError, IndexError, TypeError, ZeroDivisionError):
             continue
         if answer is True:
-            held.append(good)
+            held += filter(None, [good])
         elif answer is not None:
             words.append(bad if answer is False else f"{bad}: {answer}")
     if held:
@@ -89,8 +91,14 @@ def _checks(outcome, weights):
         yield (lambda: _linear(subject), "the output is a weighted sum of the values",
                "the output is not a weighted sum of the values: doubling the values does not"
                " double it (or a bias is added)")
-        yield lambda: _row_sums(subject), "the weights of a row sum to 1", \
-            "the weights of a row should sum to 1, here they sum to"
+        if subject.model.layer:
+            yield (lambda: _row_sums(subject), "values that are all alike come out as they should",
+                   "values that are all alike do not come out as they should: the weights of a row"
+                   " do not sum to 1, or W_v, the merging or W_o is used wrongly")
+        else:
+            yield (lambda: _row_sums(subject), "the weights of a row sum to 1",
+                   "the weights of a row should sum to 1, here they sum to")
+            yield lambda: _dropped(subject), "", "some weights are dropped"
         yield (lambda: _uniform(subject), "a query of zeros averages the values",
                "a query of zeros should get equal weights for all keys, and does not")
         yield (lambda: _sees_all(subject), "every query sees every key",
@@ -103,6 +111,13 @@ def _checks(outcome, weights):
     yield (lambda: _sharpness(subject), "the size of the scores",
            "the weights are flatter or sharper than they should be; judged by them the scores are"
            " multiplied by")
+
+
+def _factor(outcome):
+    """The number that the whole output is multiplied by, if it is."""
+    expected, _ = outcome.subject.expected(outcome.subject.inputs)
+    factor = float((outcome.mine * expected).sum() / (expected * expected).sum())
+    return factor if equal(outcome.mine, factor * expected) else None
 
 
 def _weights_agree(outcome, weights):
@@ -167,6 +182,8 @@ def _row_sums(subject):
         expected = same[..., :1, :]
     if equal(mine, np.broadcast_to(expected, mine.shape), 1e-4):
         return True
+    if subject.model.layer:
+        return False
     with np.errstate(all="ignore"):
         sums = np.nanmedian(mine / expected, axis=-1)
     return f"{np.min(sums):.3g} ... {np.max(sums):.3g}"
@@ -189,20 +206,39 @@ def _sees_all(subject):
     return f"query {query} does not depend on key {key} (counted from 0)"
 
 
-def _sharpness(subject):
-    """Effective scores, from how the values count, against the right ones: their ratio."""
+def _effective_weights(subject):
+    """What each value counts for each query, of a function; None where that cannot be seen."""
     query, key, value = subject.inputs
     if subject.model.layer or len(subject.signature.roles) != 3:
         return None
     key_len = key.shape[-2]
     width = max(key_len, value.shape[-1])
     basis = np.broadcast_to(np.eye(key_len, width), (*value.shape[:-1], width))
-    try:
-        weights = _moved(subject, [query, key, basis])[..., :key_len]
-    except CannotTestError:
+    return _moved(subject, [query, key, basis])[..., :key_len]
+
+
+def _dropped(subject):
+    """Whether some weights are 0 and the others right but for a factor: dropout."""
+    weights = _effective_weights(subject)
+    if weights is None:
         return None
-    if (weights <= 0).any():
+    _, right = subject.expected(subject.inputs)
+    lost = np.abs(weights) < 1e-12
+    if not 0 < lost.mean() < 0.95:
         return None
+    ratio = weights[~lost] / right[~lost]
+    if np.ptp(ratio) > 1e-4 * abs(ratio.mean()):
+        return None
+    return (f"{lost.mean():.0%} of them are 0, the others are {ratio.mean():.3g} times as large (is"
+            " dropout on?)")
+
+
+def _sharpness(subject):
+    """Effective scores, from how the values count, against the right ones: their ratio."""
+    weights = _effective_weights(subject)
+    if weights is None or (weights <= 0).any():
+        return None
+    query, key, _ = subject.inputs
     scores = np.log(weights)
     right = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
     scores, right = (x - x.mean(axis=-1, keepdims=True) for x in (scores, right))

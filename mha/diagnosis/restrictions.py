@@ -128,7 +128,8 @@ def test_causal(subject, name, problems, notes):
             mine = of_shape(subject.call(inputs, **{name: True}), plain.shape)
         except CannotTestError as reason:
             if square:
-                problems.append(f"{name}=True: {reason}")
+                if not _causal_with_mask(subject, name, inputs, plain, notes):
+                    problems.append(f"{name}=True: {reason}")
                 return
             notes.append(f"{name}: takes equally many queries and keys only")
             return
@@ -166,6 +167,21 @@ def test_causal(subject, name, problems, notes):
             return
         if square:
             check_leak(subject, inputs, {name: True}, problems, f"{name}=True")
+
+
+def _causal_with_mask(subject, name, inputs, plain, notes):
+    """Whether a flag works beside the causal mask itself, as PyTorch's layer wants it."""
+    visible = causal(inputs[0].shape[-2], inputs[1].shape[-2])
+    for mask in (m for m, kind in subject.signature.options.items() if kind == "mask"):
+        for given in (visible, ~visible, np.where(visible, 0.0, -np.inf)):
+            try:
+                mine = subject.mine(inputs, plain.shape, **{name: True, mask: given})
+            except CannotTestError:
+                continue
+            if Restriction(subject, inputs, mine, {"": visible}, {}).right() is not None:
+                notes.append(f"{name}: wants the causal mask as {mask}, too")
+                return True
+    return False
 
 
 def check_leak(subject, inputs, options, problems, what):

@@ -33,6 +33,8 @@ _WEIGHTLIKE = re.compile(r"^w|w$|weight|proj|linear|fc|dense|kernel|cattn|matri"
 def matrix_named(name):
     """W_q, W_k, W_v, W_o, qkv, kv, or for a bias b_q ... b_qkv; None for anything else."""
     name = plain(re.sub(r"^([wWbB]_?)0$", r"\1o", str(name)))
+    if name in ("battn", "attnb", "attnbias"):  # of c_attn
+        return "b_qkv"
     without_bias = re.sub(r"^b(?:ias)?|(?:bias|b)$", "", name, count=1)
     for spelled, is_bias in ((name, False), (without_bias, True)):
         if is_bias and (spelled == name or not spelled):
@@ -285,12 +287,18 @@ def grouped(layer_class):
     return any(size_named(name) == "num_kv_heads" for name in parameters_of(layer_class))
 
 
+def says_heads(layer_class):
+    """Whether a class is constructed with a number of heads."""
+    return any(size_named(name) in ("num_heads", "config") for name in parameters_of(layer_class))
+
+
 def is_function(thing):
     return inspect.isroutine(thing) or isinstance(thing, functools.partial)
 
 
 def weight_parameters(function):
     """{name: matrix} of the parameters of a function that take weights and biases."""
-    return {name: role for name in parameters_of(function) if (role := matrix_named(name))
+    return {name: role for name, parameter in parameters_of(function).items()
+            if "VAR" not in parameter.kind.name and (role := matrix_named(name))
             and (role[0] == "b" and len(plain(name)) > 1 or _WEIGHTLIKE.search(plain(name)))
-            and _kind(parameters_of(function)[name]) in (None, "silent")}
+            and _kind(parameter) in (None, "silent")}

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,26 +73,37 @@ def _parts(array, count, arranged, heads):
     return [array[..., part::count] for part in range(count)]  # one column of each in turn
 
 
-def opened(layer, heads, head_dim, fill=True):
-    """A layer, or a function that takes its weights as arguments, taken apart."""
+def called_as(layer):
+    """The method that computes attention."""
+    for name in CALLED:
+        method = _quietly(getattr, layer, name)
+        named = {p.kind for p in parameters_of(method).values()} if callable(method) else set()
+        if callable(method) and (name != "__call__" or len(named - {2, 4}) or not callable(
+                _quietly(getattr, layer, "forward"))):  # forward tells more than *args
+            return method
+    raise CannotTestError(f"cannot test {type(layer).__name__}: it has no __call__ or forward")
+
+
+def opened(layer, heads, head_dim, fill=True, told_heads=None):
+    """A layer, or a function that takes its weights as arguments, taken apart.
+
+    told_heads: the number of heads that it was constructed with, where it was.
+    """
     if is_function(layer):  # its weights are drawn here
         return _opened_function(layer, heads, head_dim)
-    if callable(getattr(layer, "eval", None)):
+    if callable(_quietly(getattr, layer, "eval")):
         _quietly(layer.eval)
-    called = next((getattr(layer, name) for name in CALLED
-                   if callable(getattr(layer, name, None))), None)
-    if called is None:
-        raise CannotTestError(f"cannot test {type(layer).__name__}: it has no __call__ or forward")
-    found = _by_role(list(_arrays_in(layer)))
-    missing = [name for name in ("W_q", "W_k", "W_v") if name not in found
-               and not ("qkv" in found or ("kv" in found and name != "W_q"))]
-    if missing:
-        _complain(layer, [*missing, *([] if "W_o" in found else ["W_o"])])
+    result = Opened(called_as(layer), {}, 1, 1)
     sizes = _sizes_of(layer)
+    found = _by_role(list(_arrays_in(layer)))
+    if _missing(found) and _unset(layer):
+        _call_once(result.function, sizes.get("d_model", heads * head_dim))
+        found = _by_role(list(_arrays_in(layer)))
+    if missing := _missing(found):
+        _complain(layer, [*missing, *([] if "W_o" in found else ["W_o"])])
     matrix = np.asarray(found.get("qkv", found.get("W_q"))[0])
-    inferred = len(found["W_q"]) if len(found.get("W_q", ())) > 1 else (
+    a_head_each = len(found["W_q"]) if len(found.get("W_q", ())) > 1 else (
         matrix.shape[0] if matrix.ndim == 3 else None)
-    result = Opened(called, {}, 1, 1)
     _note_shared(found, result.problems)
     result.arrays = [array for arrays in found.values() for array in arrays]
     if fill:
@@ -99,10 +111,34 @@ def opened(layer, heads, head_dim, fill=True):
     result.stored = {name: _joined(name, arrays) for name, arrays in found.items()}
     result.orientations = _orientations(result.stored, sizes.get("d_model"))
     columns = _columns(result.stored, result.orientations[0])
-    result.heads = sizes.get("num_heads") or inferred or (
+    result.heads = a_head_each or sizes.get("num_heads") or told_heads or (
         columns // sizes["head_dim"] if sizes.get("head_dim") else 1)
     result.kv_heads = sizes.get("num_kv_heads") or result.heads
     return result
+
+
+def _missing(found):
+    return [name for name in ("W_q", "W_k", "W_v") if name not in found
+            and not ("qkv" in found or ("kv" in found and name != "W_q"))]
+
+
+def _unset(layer):
+    """Names of weights that hold nothing yet, or objects that do not show any."""
+    return [name for name, held in getattr(layer, "__dict__", {}).items() if matrix_named(name)
+            and not isinstance(held, np.ndarray)]
+
+
+def _call_once(function, width):
+    """Layers that make their weights when first called make them."""
+    for shape in ((2, 5, width), (5, width)):
+        for count in (3, 1):
+            _quietly(function, *[np.ones(shape)] * count)
+
+
+def has_no_weights(layer):
+    """Whether a layer is attention alone: nothing to project with, no heads to split into."""
+    return not _by_role(list(_arrays_in(layer))) and "num_heads" not in _sizes_of(layer) \
+        and not _unset(layer)
 
 
 def _opened_function(function, heads, head_dim):
@@ -125,8 +161,10 @@ def _opened_function(function, heads, head_dim):
         elif plain(name) in DICTS and \
                 parameter.default is parameter.empty:
             given[name] = _GivenByName(generator, width, stored)
-    return Opened(functools.partial(function, **given), stored, heads, heads, (False,),
-                  taken=tuple(given), width=width)
+    bound = functools.partial(function, **given)
+    if any(isinstance(value, _GivenByName) for value in given.values()):
+        _call_once(bound, width)
+    return Opened(bound, stored, heads, heads, (False,), taken=tuple(given), width=width)
 
 
 class _GivenByName(dict):
@@ -195,9 +233,7 @@ def _arrays_at(held, path, above):
     elif isinstance(held, (list, tuple)):
         for index, part in enumerate(held[:64]):
             yield from _arrays_at(part, (*path, index), above)
-    elif isinstance(held, dict) or (hasattr(held, "__dict__") and not callable(
-            getattr(held, "__get__", None)) and not isinstance(held, type(np))
-            and not isinstance(held, (type, np.random.Generator))):
+    elif _is_part(held):
         yield from _arrays_in(held, path, above)
 
 
@@ -251,8 +287,7 @@ def _role_of(path, array):
 
 def _complain(layer, missing):
     names = dict(attributes(layer))
-    empty = [name for name in missing if any(matrix_named(held) == name for held in
-                                             getattr(layer, "__dict__", {}))]
+    empty = [name for name in missing if name in map(matrix_named, _unset(layer))]
     if empty:
         raise CannotTestError(f"cannot test {type(layer).__name__}: {', '.join(empty)} hold no"
                               " numbers yet; call the layer once, and diagnose the instance")
@@ -262,29 +297,42 @@ def _complain(layer, missing):
         f" query ..., or fused as c_attn, qkv); its attributes are {there}")
 
 
-def _sizes_of(layer):
-    """The sizes that a layer's own attributes name; those of its config too."""
+def _sizes_of(layer, above=()):
+    """The sizes that a layer's attributes name, its own before those of its parts."""
     sizes: dict[str, int] = {}
+    parts = []
     for name, held in attributes(layer):
-        if size_named(name) == "config":
-            for inner, value in attributes(held):
-                if isinstance(value, (int, np.integer)) and size_named(inner):
-                    sizes.setdefault(size_named(inner), int(value))
-        elif isinstance(held, (int, np.integer)) and not isinstance(held, bool) and held > 0 \
-                and size_named(name):
-            sizes.setdefault(size_named(name), int(held))
+        if isinstance(held, (int, np.integer)) and not isinstance(held, bool):
+            if held > 0 and size_named(name):
+                sizes.setdefault(size_named(name), int(held))
+        elif _is_part(held):
+            parts.append(held)
+    for part in parts if len(above) < 3 else ():
+        if not any(part is other for other in above):
+            for name, size in _sizes_of(part, (*above, layer)).items():
+                sizes.setdefault(name, size)
     return sizes
+
+
+def _is_part(held):
+    """Whether an attribute is an object of its own, or a dict, that may hold weights."""
+    return isinstance(held, dict) or (
+        hasattr(held, "__dict__") and not isinstance(
+            held, (type, types.ModuleType, np.ndarray, np.random.Generator))
+        and not is_function(held))
 
 
 def _note_shared(found, problems):
     """Two roles with the same memory are one matrix, whatever its numbers."""
     names = [name for name in ("W_q", "W_k", "W_v", "W_o") if name in found]
-    for index, first in enumerate(names):
-        for second in names[index + 1:]:
-            if any(np.shares_memory(a, b) and a.shape == b.shape and a.__array_interface__["data"]
-                   == b.__array_interface__["data"] for a, b in zip(found[first], found[second])):
-                problems.append(f"{first} and {second} are the same array: each needs numbers of"
-                                " its own (copy it, or draw it again)")
+    for first in names:
+        same = [second for second in names if any(
+            a.shape == b.shape and a.ctypes.data == b.ctypes.data and np.shares_memory(a, b)
+            for a, b in zip(found[first], found[second]))]
+        if len(same) > 1:
+            problems.append(f"{', '.join(same[:-1])} and {same[-1]} are the same array: each needs"
+                            " numbers of its own (copy it, or draw it again)")
+            break
     for name in names:
         for index, array in enumerate(found[name]):
             if any(np.shares_memory(array, other) for other in found[name][:index]):

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from mha.diagnosis import attempts
-from mha.diagnosis.compare import check_twin, explain, run_plain
+from mha.diagnosis.compare import alike_is_right, check_twin, explain, run_plain
 from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.options import diagnose_options
-from mha.diagnosis.properties import differences
+from mha.diagnosis.properties import differences, items_mix
 from mha.diagnosis.signature import CannotTestError, grouped, is_function, weight_parameters
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -203,11 +203,14 @@ def _best(candidates, most):
     first = candidates[0][0].subject
     likely = [(outcome, layer) for outcome, layer in candidates
               if outcome.subject.layout is first.layout and outcome.subject.arranged == "thirds"]
-    for count in range(1, most + 1):
-        for outcome, layer in candidates if count == 1 else likely:
-            if explain(outcome, count):
+    likely = [pair for pair in likely if alike_is_right(pair[0])] or likely
+    others = [pair for pair in candidates if pair not in likely
+              and (pair[0].subject.layout is first.layout or items_mix(first))]
+    for count, among in ((1, likely), (2, likely), (1, others), (3, likely)):
+        for outcome, layer in among:
+            if count <= most and explain(outcome, count):
                 return outcome, layer
-    return candidates[0]
+    return likely[0]
 
 
 def _explain_or_describe(outcome, most):

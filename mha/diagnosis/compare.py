@@ -1,5 +1,6 @@
 """The plain call of a subject, compared with the model: right, explained by mistakes, or not."""
 
+import contextlib
 import functools
 import itertools
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import numpy as np
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.mask_mistakes import TRIANGLE
 from mha.diagnosis.model import HardCoded
-from mha.diagnosis.search import FLOAT16, Search
+from mha.diagnosis.search import FLOAT16, Search, values_alike
 from mha.diagnosis.signature import CannotTestError
 from mha.diagnosis.subject import BATCH, equal, of_shape
 
@@ -19,7 +20,7 @@ SIZES = ((5, 7, 6), (5, 7, HEAD_DIM), (7, 7, HEAD_DIM), (HEAD_DIM, HEAD_DIM, HEA
          (3, 3, HEAD_DIM))
 
 
-@dataclass
+@dataclass(eq=False)
 class Outcome:
     """What the plain call of a subject showed."""
 
@@ -29,6 +30,7 @@ class Outcome:
     problems: list = field(default_factory=list)
     notes: list = field(default_factory=list)
     mine: object = None  # what came instead of the output, of any shape
+    alike: object = None  # what came for values that are all alike
     searched: int = 0  # how many mistakes at a time were looked for
 
     @property
@@ -141,7 +143,10 @@ def explain(outcome, most):
 
 def _explain(outcome, count):
     subject = outcome.subject
-    found = Search(subject.model, subject.inputs, outcome.mine).explanations(count)
+    if count > 1:
+        alike_is_right(outcome)
+    found = Search(subject.model, subject.inputs, outcome.mine,
+                   alike=outcome.alike).explanations(count)
     if not found:
         return count == 1 and _imprecise(outcome)
     mistakes, number = _confirmed(subject, found)
@@ -151,6 +156,19 @@ def _explain(outcome, count):
         if name != BIAS_STAYS]
     outcome.explained = True
     return True
+
+
+def alike_is_right(outcome):
+    """Whether values that are all alike come out as they should: then the way from W_v to the
+    output is right, and the matrices are read the right way round."""
+    subject = outcome.subject
+    if outcome.mine is None or outcome.mine.shape != subject.expected(subject.inputs)[0].shape:
+        return False
+    inputs = values_alike(subject.inputs)
+    if outcome.alike is None:
+        with contextlib.suppress(CannotTestError, IndexError):
+            outcome.alike = subject.call(inputs)[0]
+    return equal(outcome.alike, subject.expected(inputs, {})[0])
 
 
 def _confirmed(subject, found):

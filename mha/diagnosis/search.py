@@ -18,7 +18,7 @@ from mha.diagnosis.subject import equal
 USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k instead",
          "divided by sqrt(d_model)", "over the queries instead", "forgot the softmax",
          "forgot the output projection", "heads interleaved", "the values are projected with W_k",
-         "keys are projected with W_q", "never split", "causal mask", "the query is added",
+         "keys are projected with W_q", "never split", "causal mask", "the query is added", "are made from",
          "key and value are swapped", "the softmax is applied twice", "no bias is added",
          "not projected with W_v", "multiplied by sqrt(d_k)", "matrices of key and value",
          "is transposed, unlike", "reverse order", "after the softmax instead")
@@ -26,11 +26,15 @@ FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most h
 
 
 class Search:
-    """The mistakes of a model that give `mine` on these inputs."""
+    """The mistakes of a model that give `mine` on these inputs.
 
-    def __init__(self, model, inputs, mine, tolerance=None):
+    alike: what came for `values_alike(inputs)`, where whoever attends to whom makes no difference.
+    If that is right, no mistake that changes it is looked for; if not, at least one such is.
+    """
+
+    def __init__(self, model, inputs, mine, tolerance=None, alike=None):
         self.model, self.inputs, self.mine = model, inputs, mine
-        self.tolerance = tolerance
+        self.tolerance, self.alike = tolerance, alike
         self.memory = {}
         self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
 
@@ -63,20 +67,47 @@ class Search:
             found = [mistakes for mistakes in singles if self.fits(mistakes)]
             number = None if found else self.hard_coded({})
             return found or ([] if number is None else [number])
+        changing = self._changing_alike(singles)
+        if changing is not None and not changing[0]:
+            singles = [m for m, changes in zip(singles, changing[1]) if not changes]
         usual = [mistakes for mistakes in singles
                  if any(words in name for name in mistakes.values() for words in USUAL)]
+        if changing is not None and changing[0]:
+            wanted = {id(m) for m, changes in zip(singles, changing[1])
+                      if changes or "triangle" in m}  # a triangle changes what others do
+        else:
+            wanted = None
         if count == 2:
-            return self._pairs(singles, usual)
+            return self._pairs(singles, usual, wanted)
         triples = ({**a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
-                   if len(a.keys() | b.keys() | c.keys()) == 3)
+                   if len(a.keys() | b.keys() | c.keys()) == 3
+                   and (wanted is None or not wanted.isdisjoint((id(a), id(b), id(c)))))
         return list(itertools.islice(filter(self.fits, triples), 3))
 
-    def _pairs(self, singles, usual):
+    def _changing_alike(self, singles):
+        """Whether `alike` is wrong, and which mistakes make it so; None where it cannot tell."""
+        if self.alike is None:
+            return None
+        inputs = values_alike(self.inputs)
+        right, _ = self.model.run(inputs, {})
+        if self.alike.shape != right.shape or not np.isfinite(self.alike).all():
+            return None
+        memory, changes = {}, []
+        for mistakes in singles:
+            try:
+                changes.append(not equal(self.model.run(inputs, mistakes, memory=memory)[0], right))
+            except IMPOSSIBLE:
+                changes.append(True)
+        return not equal(self.alike, right), changes
+
+    def _pairs(self, singles, usual, wanted):
         """Two mistakes of which one is usual, or a usual one and a scale that is any number."""
         rare = [mistakes for mistakes in singles if mistakes not in usual]
         if "bias" in self.model.tables():
             usual = [*usual, {"bias": BIAS_STAYS}]
         pairs = itertools.chain(itertools.combinations(usual, 2), itertools.product(usual, rare))
+        if wanted is not None:
+            pairs = ((a, b) for a, b in pairs if id(a) in wanted or id(b) in wanted)
         found = [{**a, **b} for a, b in pairs if a.keys() != b.keys() and self.fits({**a, **b})]
         if found:
             return found
@@ -118,6 +149,13 @@ class Search:
             return width
         matrix = self.model.matrices.get("W_q")
         return (width if matrix is None else matrix.shape[-1]) // self.model.heads
+
+
+def values_alike(inputs):
+    """The same inputs with values that are all alike; with one input, positions that are."""
+    which = 0 if inputs[0] is inputs[2] else 2
+    alike = np.repeat(inputs[which][..., :1, :], inputs[which].shape[-2], axis=-2)
+    return [alike if x is inputs[which] else x for x in inputs]
 
 
 def _smallest(error, low, high):

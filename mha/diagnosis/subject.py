@@ -38,7 +38,7 @@ FEATURES_FIRST = {axes: _swap("takes (dim, len), a position a column; here it is
 ONE_SEQUENCE = Layout("", lambda x: x[0], lambda x: x[None])
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """A callable with its signature, its Model, and the shapes of its inputs.
 

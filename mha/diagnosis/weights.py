@@ -25,7 +25,7 @@ DICTS = ("params", "parameters", "weights", "theta", "w", "p")  # of functions: 
 _BIAS_OF_LINEAR = ("bias", "b", "biases")
 
 
-@dataclass
+@dataclass(eq=False)
 class Opened:
     """A layer taken apart: how it is called, its weights by name, as they are stored.
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mha.diagnosis import attempts
-from mha.diagnosis.compare import alike_is_right, check_twin, explain, run_plain
+from mha.diagnosis.compare import alike_is_right, check_twin, explain, keeps_copies, run_plain
 from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.options import diagnose_options
 from mha.diagnosis.properties import differences, items_mix
@@ -158,7 +158,8 @@ def _diagnose_layer(make, named, twin=False):
     if not chosen.right and not chosen.settled and layer.arrays:  # does it keep copies of them?
         with contextlib.suppress(CannotTestError):
             as_made, made = _best(_plain_calls(attempts.layer_subjects(make, False, twin=twin)), 0)
-            chosen, layer = (as_made, made) if as_made.right else (chosen, layer)
+            if as_made.right and keeps_copies(as_made):
+                chosen, layer = as_made, made
     if not chosen.settled:
         chosen, layer = _best(candidates, 3)
     subject = chosen.subject

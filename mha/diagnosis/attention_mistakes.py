@@ -151,6 +151,10 @@ SCALE = {  # what the scores and the weights are divided by; heads is the number
         (math.sqrt(v.shape[-1]), 1),
     "divided by the square root of the batch size instead of sqrt(d_k)":
         lambda q, k, v, heads: (math.sqrt(q.shape[0]), 1),
+    "divided by the standard deviation of all scores instead of sqrt(d_k)":
+        lambda q, k, v, heads: ((q @ swapped(k)).std(), 1),
+    "divided by the largest of all scores instead of sqrt(d_k)":
+        lambda q, k, v, heads: ((q @ swapped(k)).max(), 1),
     "divided by the largest score instead of sqrt(d_k)":
         lambda q, k, v, heads: ((q @ swapped(k)).max(axis=-1, keepdims=True), 1),
 }
@@ -176,6 +180,14 @@ SOFTMAX = {
     "softmax normalises over the wrong axis: exp is divided by the sum over the queries":
         lambda scores: np.exp(scores - scores.max(axis=-1, keepdims=True))
         / np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(axis=-2, keepdims=True),
+    "a keepdims=True is missing: each column is divided by the sum of a row":
+        lambda scores: np.exp(scores) / np.exp(scores).sum(axis=-1)[..., None, :],
+    "keepdims=True is missing: the maxima and sums of rows meet the columns": lambda scores:
+        np.exp(scores - scores.max(axis=-1)[..., None, :])
+        / np.exp(scores - scores.max(axis=-1)[..., None, :]).sum(axis=-1)[..., None, :],
+    "keepdims=True is missing after sum: each column is divided by the sum of a row": lambda scores:
+        np.exp(scores - scores.max(axis=-1, keepdims=True))
+        / np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(axis=-1)[..., None, :],
     "softmax normalises over everything: exp is divided by the sum of all, keep axis=-1":
         lambda scores: np.exp(scores - scores.max(axis=-1, keepdims=True))
         / np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(),
@@ -252,6 +264,8 @@ VALUES = {  # from weights, query, key and value (as heads) to what is attended
     "the weights of the last key are missing: a slice or range is one short": lambda w, q, k, v:
         w[..., :-1] @ v[..., :-1, :],
     "the weights of the first key are missing": lambda w, q, k, v: w[..., 1:] @ v[..., 1:, :],
+    "only the last key counts: its term replaces the sum (= instead of +=)": lambda w, q, k, v:
+        w[..., -1:] * v[..., -1:, :],
     "the values are multiplied by their key's own weight only (no sum over the keys)":
         lambda w, q, k, v: np.einsum("...ii,...id->...id", w, v),
 }

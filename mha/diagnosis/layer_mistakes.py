@@ -44,11 +44,13 @@ TRANSPOSED = {  # which matrices are used the other way round
        for first, second in (("W_q", "W_k"), ("W_k", "W_v"), ("W_q", "W_v"))},
 }
 BIAS_STAYS = "the bias stays in its place"  # where a matrix went elsewhere: no mistake of its own
-BIAS = {  # which bias each of W_q, W_k, W_v and W_o gets; None: none
+BIAS = {  # which bias each of W_q, W_k, W_v and W_o gets, or how many times its own; None: none
     "": {},
     **{f"the bias {name} is not added": {name: None} for name in ("b_q", "b_k", "b_v", "b_o")},
     "no bias is added": dict.fromkeys(("b_q", "b_k", "b_v", "b_o")),
     "the biases b_q, b_k and b_v are not added": dict.fromkeys(("b_q", "b_k", "b_v")),
+    **{f"the bias {name} is {words}": {name: times} for name in ("b_q", "b_k", "b_v", "b_o")
+       for words, times in (("added twice", 2), ("subtracted instead of added", -1))},
     **{f"{name} is added instead of {own}": {own: name}
        for own, name in itertools.permutations(("b_q", "b_k", "b_v", "b_o"), 2)},
     BIAS_STAYS: {},
@@ -150,13 +152,18 @@ MERGE = {
     "only the first num_heads - 1 heads are merged, the last is lost": lambda x:
         reference.merge_heads(np.where(np.arange(x.shape[1])[:, None, None] < x.shape[1] - 1, x, 0)),
 }
-OUTPUT = {  # from the merged heads and project(x, name) to the output
-    "": lambda merged, project: project(merged, "W_o"),
-    "forgot the output projection W_o": lambda merged, project: merged,
-    "the output projection W_o is applied twice": lambda merged, project:
+OUTPUT = {  # from the merged heads, project(x, name, bias) and the query to the output
+    "": lambda merged, project, query: project(merged, "W_o"),
+    "forgot the output projection W_o": lambda merged, project, query: merged,
+    "the output projection W_o is applied twice": lambda merged, project, query:
         project(project(merged, "W_o"), "W_o"),
-    **{f"the output is projected with {name} instead of W_o": lambda merged, project, name=name:
-        project(merged, name) for name in ("W_q", "W_k", "W_v")},
-    "the output is projected with W_v before W_o": lambda merged, project:
+    **{f"the output is projected with {name} instead of W_o":
+       lambda merged, project, query, name=name: project(merged, name)
+       for name in ("W_q", "W_k", "W_v")},
+    "the output is projected with W_v before W_o": lambda merged, project, query:
         project(project(merged, "W_v"), "W_o"),
+    "the query is added before the output projection: a residual connection is no part of"
+    " attention": lambda merged, project, query: project(merged + query, "W_o"),
+    "the bias b_o is added before W_o instead of after it": lambda merged, project, query:
+        project(merged + project.bias("b_o"), "W_o") - project.bias("b_o"),
 }

@@ -65,7 +65,7 @@ CAUSAL = "the causal mask is always on: no query sees a later key"
 CAUSAL_FROM_START = "the causal mask is always on, and counts from the first key"
 OFF_BY_ONE = "the causal mask is off by one: "
 UNSEEN, FUTURE = "a query does not see its own key", "a query sees the next key, one of the future"
-TRIANGLE = {  # what is visible without any mask
+_ALWAYS = {
     "": None,
     CAUSAL: causal,
     CAUSAL_FROM_START: causal_from_start,
@@ -81,4 +81,9 @@ TRIANGLE = {  # what is visible without any mask
         lambda q, k: ~np.eye(q, k, dtype=bool),
     "a query sees its own key only: all but the diagonal is blocked":
         lambda q, k: np.eye(q, k, dtype=bool),
+}
+TRIANGLE = {  # what is visible without any mask, and the entry of MASK by which the rest is blocked
+    **{name: (visible, "") for name, visible in _ALWAYS.items()},
+    **{f"the causal mask is always on, and wrong: {how}": (causal_from_start, how)
+       for how in MASK if how and "ignored" not in how},
 }

@@ -165,9 +165,9 @@ def _wrong(name, attend, subject, inputs):
     for visible in (attend, ~attend):
         extra = "" if visible is attend else " (1 blocks)"
         if visible.shape == (query_len, query_len):
-            wrong[f"the mask {name} is transposed: rows are queries, columns keys{extra}"] = visible.T
+            wrong[f"{name} is transposed: rows are queries, columns keys{extra}"] = visible.T
         if visible.shape == (query_len, key_len):
-            wrong[f"only the first row of the mask {name} is used, for every query{extra}"] = \
+            wrong[f"only the first row of {name} is used, for every query{extra}"] = \
                 np.broadcast_to(visible[:1], visible.shape)
         else:
             queries = np.resize(visible[0], query_len)[:, None] & np.ones(key_len, bool)

@@ -40,7 +40,16 @@ class HardCoded(str):
         return made
 
 
-@dataclass
+class WeakTriangle(str):
+    """The mistake of a causal mask that fills or adds a small number: its name, and what it does."""
+
+    def __new__(cls, name, visible, how):
+        made = super().__new__(cls, "the causal mask is always on, and " + name)
+        made.visible, made.how = visible, how
+        return made
+
+
+@dataclass(eq=False)
 class Model:
     """What the tested callable should compute.
 
@@ -90,7 +99,7 @@ class Model:
             if self.layer:
                 merged = MERGE[mistakes.get("merge", "")](attended)
                 attended = OUTPUT[mistakes.get("output", "")](
-                    merged, lambda x, name: self._project(x, name, "W_o", mistakes))
+                    merged, _OutputProjection(self, mistakes), inputs[0])
             return AFTERWARDS[mistakes.get("afterwards", "")](attended, inputs), weights
 
     def _heads(self, inputs, mistakes):
@@ -117,33 +126,61 @@ class Model:
         if place in TRANSPOSED[mistakes.get("transposed", "")]:
             matrix = matrix.T
         own = "b" + (place if mistakes.get("bias") == BIAS_STAYS else name)[1:]
-        bias = self.matrices.get(BIAS[mistakes.get("bias", "")].get(own, own))
-        return x @ matrix if bias is None else x @ matrix + bias
+        bias = BIAS[mistakes.get("bias", "")].get(own, own)
+        times, bias = (1, bias) if bias is None or isinstance(bias, str) else (bias, own)
+        bias = self.matrices.get(bias)
+        return x @ matrix if bias is None else x @ matrix + times * bias
 
     def _weights(self, query, key, value, mistakes, visible):
         scale = mistakes.get("scale", "")
         before, after = (scale.divisor, 1) if isinstance(scale, HardCoded) else SCALE[scale](
             query, key, value, self.heads)
         scores = SCORES[mistakes.get("scores", "")](query, key) / before
-        triangle = TRIANGLE[mistakes.get("triangle", "")]
+        masks = []  # (visible, what it does to the scores, and to the weights)
+        triangle, how = _triangle(mistakes)
         if triangle is not None:
-            scores = np.where(triangle(*scores.shape[-2:]), scores, -1e9)
-        mask = mistakes.get("mask", "")
-        mask_scores, mask_weights = MASK[mask] if isinstance(mask, str) else mask
+            masks.append((triangle(*scores.shape[-2:]), *how))
         if visible is not None:
-            scores = mask_scores(scores, visible)
+            mask = mistakes.get("mask", "")
+            masks.append((visible, *(MASK[mask] if isinstance(mask, str) else mask)))
+        for pairs, mask_scores, _ in masks:
+            scores = mask_scores(scores, pairs)
         weights = SOFTMAX[mistakes.get("softmax", "")](scores) / after
-        return weights if visible is None else mask_weights(weights, visible)
+        for pairs, _, mask_weights in masks:
+            weights = mask_weights(weights, pairs)
+        return weights
 
     def empty_rows(self, mistakes, query_len, key_len, visible=None):
         """Which queries see no key, (query_len,): what they get is not compared."""
-        triangle = TRIANGLE[mistakes.get("triangle", "")]
+        triangle, _ = _triangle(mistakes)
         seen = np.ones((query_len, key_len), bool)
         if triangle is not None:
             seen &= triangle(query_len, key_len)
         if visible is not None:
             seen = seen & visible
         return (~seen.any(axis=-1)).reshape(-1, query_len).any(axis=0)
+
+
+class _OutputProjection:
+    """x @ W_o + b_o with the mistakes; .bias(name) is a bias alone."""
+
+    def __init__(self, model, mistakes):
+        self.model, self.mistakes = model, mistakes
+
+    def __call__(self, x, name):
+        return self.model._project(x, name, "W_o", self.mistakes)
+
+    def bias(self, name):
+        return self.model.matrices[name]
+
+
+def _triangle(mistakes):
+    """What is visible without any mask, as a function of the lengths, and how the rest is blocked."""
+    name = mistakes.get("triangle", "")
+    if isinstance(name, WeakTriangle):
+        return name.visible, name.how
+    visible, how = TRIANGLE[name]
+    return visible, MASK[how]
 
 
 def _remembered(memory, steps, mistakes, compute):

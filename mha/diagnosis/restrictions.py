@@ -64,8 +64,8 @@ class Restriction:
                     if step != "triangle" and self.fits(visible, {step: mistake}):
                         return [*([name] if name in self.wrongs else []), f"only then: {mistake}"]
         for visible in self.rights.values():
-            if (name := weak_fill(functools.partial(self._off, visible))) is not None:
-                return [name]
+            if (weak := weak_fill(functools.partial(self._off, visible))) is not None:
+                return [weak[0]]
             if self.fits(visible, tolerance=FLOAT16):
                 return ["right to about three digits only: blocked keys keep some weight, or"
                         " float16"]

@@ -10,9 +10,9 @@ import math
 import numpy as np
 
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
-from mha.diagnosis.mask_mistakes import filled
-from mha.diagnosis.model import IMPOSSIBLE, HardCoded
-from mha.diagnosis.subject import equal
+from mha.diagnosis.mask_mistakes import causal_from_start, filled
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded, WeakTriangle
+from mha.diagnosis.subject import TOLERANCE, equal
 
 # What beginners do most; two mistakes at a time have one of these, three are all of them.
 USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k instead",
@@ -30,11 +30,12 @@ class Search:
 
     alike: what came for `values_alike(inputs)`, where whoever attends to whom makes no difference.
     If that is right, no mistake that changes it is looked for; if not, at least one such is.
+    sees_all: whether the first query is known to see the last key, and the other way round.
     """
 
-    def __init__(self, model, inputs, mine, tolerance=None, alike=None):
+    def __init__(self, model, inputs, mine, tolerance=None, alike=None, sees_all=False):
         self.model, self.inputs, self.mine = model, inputs, mine
-        self.tolerance, self.alike = tolerance, alike
+        self.tolerance, self.alike, self.sees_all = tolerance, alike, sees_all
         self.memory = {}
         self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
 
@@ -66,7 +67,9 @@ class Search:
         if count == 1:
             found = [mistakes for mistakes in singles if self.fits(mistakes)]
             number = None if found else self.hard_coded({})
-            return found or ([] if number is None else [number])
+            return found or ([] if number is None else [number]) or self._weak_triangle()
+        singles = [mistakes for mistakes in singles if "triangle" not in mistakes
+                   or not (self.sees_all or ", and wrong" in mistakes["triangle"])]
         changing = self._changing_alike(singles)
         if changing is not None and not changing[0]:
             singles = [m for m, changes in zip(singles, changing[1]) if not changes]
@@ -115,6 +118,22 @@ class Search:
             if "scale" not in mistakes and (number := self.hard_coded(mistakes)) is not None:
                 return [number]
         return []
+
+    def _weak_triangle(self):
+        """A causal mask that is always on, and lets some weight through."""
+        def off(entry):
+            mistakes = {"triangle": WeakTriangle("", causal_from_start, entry)}
+            try:
+                output, _ = self.model.run(self.inputs, mistakes)
+            except IMPOSSIBLE:
+                return math.inf
+            if output.shape != self.mine.shape:
+                return math.inf
+            difference = np.max(np.abs(output - self.mine)) / np.max(np.abs(output))
+            return float(difference) if np.isfinite(difference) else math.inf
+
+        name, entry = weak_fill(off) or (None, None)
+        return [] if name is None else [{"triangle": WeakTriangle(name, causal_from_start, entry)}]
 
     def hard_coded(self, mistakes):
         """The same with the scores divided by another number than any we know, or None."""
@@ -178,12 +197,15 @@ def _smallest(error, low, high):
     return (low + high) / 2
 
 
-def weak_fill(try_fill):
-    """The name of the number that blocked scores become; try_fill(entry of MASK) -> error."""
+def weak_fill(off):
+    """(name, entry of MASK) for the number that blocked scores become, or None.
+
+    off(entry) says how far off the output is with it, as a part of the largest number.
+    """
     for kind in (0, 1):
-        number = -_smallest(lambda size, kind=kind: try_fill(
-            list(filled(-size).values())[kind]), 0.0, 40.0)
+        number = -_smallest(lambda size, kind=kind: off(list(filled(-size).values())[kind]),
+                            0.0, 40.0)
         name, entry = list(filled(number).items())[kind]
-        if try_fill(entry) < 1e-4:
-            return name
+        if number < -0.01 and off(entry) < TOLERANCE:
+            return name, entry
     return None

@@ -31,7 +31,8 @@ class Layer:
         attended = weights @ V
         return self.merge_heads(attended) @ self.W_o + self.b_o
 '''
-SPLIT = "x = x.reshape(batch, length, self.num_heads, self.d_k)\n        return x.transpose(0, 2, 1, 3)"
+SPLIT = ("x = x.reshape(batch, length, self.num_heads, self.d_k)\n"
+         "        return x.transpose(0, 2, 1, 3)")
 MERGE = "x = x.transpose(0, 2, 1, 3)\n        return x.reshape(batch, length, heads * d_k)"
 FINISH = "return self.merge_heads(attended) @ self.W_o + self.b_o"
 SCORES = "scores = Q @ K.transpose(0, 1, 3, 2) / np.sqrt(self.d_k)"

@@ -99,8 +99,8 @@ class Layer:  # call(v, k, q, mask)
         if mask is not None:
             logits += mask * -1e9
         weights = softmax(logits)
-        out = np.transpose(np.matmul(weights, v), (0, 2, 1, 3)).reshape(batch_size, -1, self.d_model)
-        return out @ self.dense, weights
+        out = np.transpose(np.matmul(weights, v), (0, 2, 1, 3))
+        return out.reshape(batch_size, -1, self.d_model) @ self.dense, weights
 '''),
     ("stored (out, in)", '''
 class Linear:

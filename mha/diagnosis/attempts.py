@@ -55,7 +55,7 @@ def _twin_of_function(function, rank, layout):
 
 
 def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
-    """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round, fused or not.
+    """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round.
 
     make(heads, head_dim, fill) gives the Opened; fill: whether its weights get other numbers, which
     shows more, but not where the layer keeps copies of them. twin: whether make heeds heads and
@@ -80,8 +80,8 @@ def _layer_subject(layer, called, transposed, arranged, layout):
     except ValueError:
         return None
     one = len(called.roles) < 3
-    width = [matrices[name].shape[0] if name in matrices else None for name in ("W_q", "W_k", "W_v")]
-    width = [w if w is not None else layer.width for w in width]
+    width = [matrices[name].shape[0] if name in matrices else layer.width
+             for name in ("W_q", "W_k", "W_v")]
     if one:
         width = [width[0], width[0] if len(called.roles) == 1 else width[1], width[1]]
     batch = 1 if layout is ONE_SEQUENCE else BATCH

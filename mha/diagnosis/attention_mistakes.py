@@ -79,7 +79,8 @@ SCORES = {
         q[..., :-1] @ swapped(k[..., :-1]),
     "the scores lack the first feature of each head": lambda q, k:
         q[..., 1:] @ swapped(k[..., 1:]),
-    "every head has the scores, and so the weights, of the first head": lambda q, k: _first(q @ swapped(k), -3),
+    "every head has the scores, and so the weights, of the first head": lambda q, k:
+        _first(q @ swapped(k), -3),
     "every head has the keys of the first head": lambda q, k: q @ swapped(_first(k, -3)),
     "every head has the queries of the first head": lambda q, k: _first(q, -3) @ swapped(k),
     "the scores are averaged over the heads": lambda q, k:
@@ -90,10 +91,13 @@ SCORES = {
     "every batch item has the queries of the first item": lambda q, k: _first(q, 0) @ swapped(k),
     "every batch item has the scores of the first item": lambda q, k: _first(q @ swapped(k), 0),
     "the keys belong to another batch item": lambda q, k: q @ swapped(k[::-1]),
-    "the keys belong to another head, in reverse order": lambda q, k: q @ swapped(k[..., ::-1, :, :]),
+    "the keys belong to another head, in reverse order": lambda q, k:
+        q @ swapped(k[..., ::-1, :, :]),
     "the keys are in reverse order, unlike the values": lambda q, k: q @ swapped(k[..., ::-1, :]),
-    "the keys are shifted by one position, unlike the values": lambda q, k: q @ swapped(_rolled(k, 1)),
-    "the keys are shifted by one position to the left, unlike the values": lambda q, k: q @ swapped(_rolled(k, -1)),
+    "the keys are shifted by one position, unlike the values": lambda q, k:
+        q @ swapped(_rolled(k, 1)),
+    "the keys are shifted by one position to the left, unlike the values": lambda q, k:
+        q @ swapped(_rolled(k, -1)),
     "the scores are added over features instead of multiplied: query + key": lambda q, k:
         q.sum(-1, keepdims=True) + swapped(k.sum(-1, keepdims=True)),
     "the scores miss the query: every query gets the same weights": lambda q, k:
@@ -228,8 +232,8 @@ SOFTMAX = {
     "the scores are scaled to 0 ... 1 instead of softmax": lambda scores:
         (scores - scores.min(axis=-1, keepdims=True))
         / (scores.max(axis=-1, keepdims=True) - scores.min(axis=-1, keepdims=True)),
-    "the scores are standardised (mean 0, deviation 1) before the softmax": lambda scores:
-        softmax((scores - scores.mean(axis=-1, keepdims=True)) / scores.std(axis=-1, keepdims=True)),
+    "the scores are standardised (mean 0, deviation 1) before the softmax": lambda scores: softmax(
+        (scores - scores.mean(axis=-1, keepdims=True)) / scores.std(axis=-1, keepdims=True)),
     "all weights are equal: the scores are not used": lambda scores:
         np.full(scores.shape, 1 / scores.shape[-1]),
     "the weights are 1 - softmax": lambda scores: 1 - softmax(scores),

@@ -4,9 +4,11 @@ import contextlib
 import functools
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from mha.diagnosis.attention_mistakes import SCALE
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.model import HardCoded
 from mha.diagnosis.search import FLOAT16, Search, values_alike
@@ -26,8 +28,8 @@ class Outcome:
     subject: object
     right: bool = False
     explained: bool = False
-    problems: list = field(default_factory=list)
-    notes: list = field(default_factory=list)
+    problems: list[Any] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
     mine: object = None  # what came instead of the output, of any shape
     alike: object = None  # what came for values that are all alike
     searched: int = 0  # how many mistakes at a time were looked for
@@ -50,7 +52,8 @@ def run_plain(subject):
     failure = None
     for sizes in SIZES:
         ran = []
-        for subject.constant in _constants(subject):
+        for constant in _constants(subject):
+            subject.constant = constant
             inputs = subject.random_inputs(sizes)
             try:
                 subject.returned = subject.called(inputs)
@@ -62,7 +65,7 @@ def run_plain(subject):
             outcome = _first_look(subject)
             if not subject.signature.required or outcome.right or explain(outcome, 1):
                 return outcome
-            ran.append((outcome, subject.constant, subject.returned))
+            ran.append((outcome, constant, subject.returned))
         if ran:
             outcome, subject.constant, subject.returned = ran[0]
             return outcome
@@ -97,7 +100,8 @@ def _ones(inputs, dtype):
 
 
 def _keys(inputs, value):
-    return np.full((inputs[1].shape[0] if inputs[1].ndim > 2 else BATCH, inputs[1].shape[-2]), value)
+    batch = inputs[1].shape[0] if inputs[1].ndim > 2 else BATCH
+    return np.full((batch, inputs[1].shape[-2]), value)
 
 
 def _first_look(subject):
@@ -119,7 +123,7 @@ def _first_look(subject):
         return outcome
     if mine is not None and mine.size and np.ptp(mine) == 0:
         outcome.problems.append(f"gives {mine.flat[0]:.3g} everywhere")
-    elif mine is not None and np.isinf(mine).any() or mine is not None and np.isnan(mine).all():
+    elif (mine is not None and np.isinf(mine).any()) or (mine is not None and np.isnan(mine).all()):
         outcome.problems.append(
             f"gives {'NaN' if np.isnan(mine).any() else 'infinity'} on ordinary input")
     elif equal(mine, output):
@@ -225,7 +229,6 @@ def _hard_coded(shown_number):
 
 def _numbers(subject, mistakes):
     """The scale of an explanation as the number that it is here."""
-    from mha.diagnosis.attention_mistakes import SCALE  # noqa: PLC0415
     scale = mistakes.get("scale", "")
     if isinstance(scale, HardCoded):
         return scale
@@ -253,7 +256,8 @@ def check_twin(outcome):
         return
     output, _ = twin.expected(twin.inputs)
     mine = of_shape(twin.returned.arrays, output.shape)
-    where = f"right for d_k = {HEAD_DIM}, wrong for d_k = {Search(twin.model, twin.inputs, output).head_dim}"
+    head_dim = Search(twin.model, twin.inputs, output).head_dim
+    where = f"right for d_k = {HEAD_DIM}, wrong for d_k = {head_dim}"
     if mine is None:
         outcome.problems.append(f"{where}: returns {twin.returned.shapes}, wanted {output.shape}")
         return
@@ -271,7 +275,8 @@ def _imprecise(outcome):
     subject, mine = outcome.subject, outcome.mine
     expected, _ = subject.expected(subject.inputs)
     half = any(dtype == np.float16 for dtype in subject.returned.dtypes) or _half_inside(subject)
-    candidates = Search(subject.model, subject.inputs, mine, FLOAT16).explanations(1) if half else []
+    search = Search(subject.model, subject.inputs, mine, FLOAT16)
+    candidates = search.explanations(1) if half else []
     if not equal(mine, expected, FLOAT16) and not candidates:
         return False
     off = f"off by up to {np.max(np.abs(mine - expected)):.1g}"

@@ -87,7 +87,8 @@ SPLIT = {  # how query, key and value are split into heads
         (interleaved,) * 3,
     "never split into heads": (lambda x, heads: x[:, None],) * 3,
     "heads split over the batch: the batch axis comes first in the reshape": (_batch_lost,) * 3,
-    "every head uses the first head's columns: heads share the first head's weights": (_first_head,) * 3,
+    "every head uses the first head's columns: heads share the first head's weights":
+        (_first_head,) * 3,
     "heads split after a transpose of the whole projection": (_transposed_features,) * 3,
     **{f"the heads of the {role} are {how}": tuple(
         split if place == index else reference.split_heads for place in range(3))
@@ -149,16 +150,21 @@ MERGE = {
         _rows(x, 1, 0, 2, 3),
     "the merged heads mix batch and sequence": lambda x:
         _rows(x, 2, 0, 1, 3),
-    "only the first num_heads - 1 heads are merged, the last is lost": lambda x:
-        reference.merge_heads(np.where(np.arange(x.shape[1])[:, None, None] < x.shape[1] - 1, x, 0)),
+    "only the first num_heads - 1 heads are merged, the last is lost": lambda x: reference.merge_heads(
+        np.where(np.arange(x.shape[1])[:, None, None] < x.shape[1] - 1, x, 0)),
 }
-OUTPUT = {  # from the merged heads, project(x, name, bias) and the query to the output
+
+
+def _with(name):
+    return lambda merged, project, query: project(merged, name)
+
+
+OUTPUT = {  # from the merged heads, project(x, name) and the query to the output
     "": lambda merged, project, query: project(merged, "W_o"),
     "forgot the output projection W_o": lambda merged, project, query: merged,
     "the output projection W_o is applied twice": lambda merged, project, query:
         project(project(merged, "W_o"), "W_o"),
-    **{f"the output is projected with {name} instead of W_o":
-       lambda merged, project, query, name=name: project(merged, name)
+    **{f"the output is projected with {name} instead of W_o": _with(name)
        for name in ("W_q", "W_k", "W_v")},
     "the output is projected with W_v before W_o": lambda merged, project, query:
         project(project(merged, "W_v"), "W_o"),

@@ -1,4 +1,4 @@
-"""A mask that the callable takes as an array: its form, its meaning, and what goes wrong with it."""
+"""A mask that the callable takes as an array: its form, its meaning, and what is wrong."""
 
 import functools
 
@@ -158,7 +158,8 @@ def _wrong(name, attend, subject, inputs):
                 f"{name}: the masks of the batch items are in reverse order{extra}": visible[::-1]}
             if queries.shape[-2] == query_len:
                 every = np.ones((*queries.shape[:-1], key_len), bool)
-                wrong[f"{name} is used for the queries instead of the keys{extra}"] = queries & every
+                wrong[f"{name} is used for the queries instead of the keys{extra}"] = \
+                    queries & every
                 wrong[f"{name} blanks queries, too: only keys are padding{extra}"] = \
                     queries & visible
         return wrong

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class HardCoded(str):
 
 
 class WeakTriangle(str):
-    """The mistake of a causal mask that fills or adds a small number: its name, and what it does."""
+    """The mistake of a causal mask that fills or adds a small number: its name, what it does."""
 
     def __new__(cls, name, visible, how):
         made = super().__new__(cls, "the causal mask is always on, and " + name)
@@ -61,9 +62,9 @@ class Model:
     layer: bool
     heads: int
     kv_heads: int
-    matrices: dict = field(default_factory=dict)
+    matrices: dict[str, Any] = field(default_factory=dict)
     one_input: bool = False
-    found: dict = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
 
     def tables(self):
         """The steps in which this callable can go wrong, with their mistakes."""
@@ -175,7 +176,7 @@ class _OutputProjection:
 
 
 def _triangle(mistakes):
-    """What is visible without any mask, as a function of the lengths, and how the rest is blocked."""
+    """What is visible without any mask, a function of the lengths, and how the rest is blocked."""
     name = mistakes.get("triangle", "")
     if isinstance(name, WeakTriangle):
         return name.visible, name.how

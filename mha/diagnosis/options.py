@@ -1,4 +1,4 @@
-"""The options of a signature, switched on one by one, and what else is tried when plain calls work."""
+"""The options of a signature, switched on one by one, and large scores."""
 
 import inspect
 import math
@@ -93,7 +93,8 @@ def _check_large_scores(outcome):
     mine = of_shape(subject.call(large), output.shape)
     if mine is None:
         return
-    kept = slice(None) if rows is None or output.ndim < 2 or output.shape[-2] != len(rows) else ~rows
+    every = rows is None or output.ndim < 2 or output.shape[-2] != len(rows)
+    kept = slice(None) if every else ~rows
     finite = mine[..., kept, :] if mine.ndim > 1 else mine
     if np.isfinite(output).all() and not np.isfinite(finite).all():
         outcome.problems.append(
@@ -143,7 +144,8 @@ def _test_bias(subject, name, problems):
     failure = None
     for shape in dict.fromkeys([bias.shape, weights.shape]):
         try:
-            mine = subject.mine(inputs, plain.shape, **{name: np.array(np.broadcast_to(bias, shape))})
+            given = np.array(np.broadcast_to(bias, shape))
+            mine = subject.mine(inputs, plain.shape, **{name: given})
         except CannotTestError as reason:
             failure = str(reason)
             continue

@@ -86,9 +86,10 @@ class Restriction:
         """What is wrong where no known mistake fits, from which keys reach which queries."""
         if np.isnan(self.mine).all():
             return f"{name}: gives NaN throughout"
-        wanted = np.broadcast_to(next(iter(self.rights.values())), self.mine.shape[:-2] + (
-            self.inputs[0].shape[-2], self.inputs[1].shape[-2])).reshape(
-            -1, self.inputs[0].shape[-2], self.inputs[1].shape[-2])[0]
+        wanted = next(iter(self.rights.values()))
+        while wanted.ndim > 2:  # of the first batch item and head
+            wanted = wanted[0]
+        wanted = np.broadcast_to(wanted, (self.inputs[0].shape[-2], self.inputs[1].shape[-2]))
         try:
             seen = seen_pairs(self.subject, self.inputs, options)
         except CannotTestError:
@@ -209,7 +210,8 @@ def test_lengths(subject, name, problems, notes):
     plain, _ = subject.expected(inputs)
     failure, tried = None, []
     forms = [np.array, list, lambda x: np.repeat(x, heads), lambda x: int(x[0]),
-             lambda x: np.asarray(x)[:, None], lambda x: np.repeat(x, query_len).reshape(-1, query_len)]
+             lambda x: np.asarray(x)[:, None],
+             lambda x: np.repeat(x, query_len).reshape(-1, query_len)]
     for form in forms:
         given = np.full(batch, lengths[0]) if isinstance(form(lengths), int) else lengths
         try:

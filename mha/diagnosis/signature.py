@@ -19,13 +19,13 @@ def plain(name):
 
 
 # Around the letter that matters: W_q, fc_q, q_proj, linear_query, to_q, w_qs, query_layer.
-_AROUND = (r"(?:w|weights?|fc|linears?|lin|layers?|proj(?:ections?|s)?|dense|to|in|mat(?:rix|rices)?"
-           r"|kernel|params?|attn|attention|self|transform|mha|net|heads?|all|multi|s)*?")
+_AROUND = (r"(?:w|weights?|fc|linears?|lin|layers?|proj(?:ections?|s)?|dense|to|in"
+           r"|mat(?:rix|rices)?|kernel|params?|attn|attention|self|transform|mha|net|heads?|all|multi|s)*?")
 _MATRICES = {
     "qkv": r"(?:qkv|kqv|cattn|inproj|querykeyvalue)", "kv": r"(?:kv|keyvalue)",
     "W_q": r"(?:q|quer(?:y|ies)|que)", "W_k": r"(?:k|keys?)", "W_v": r"(?:v|val(?:ues?)?)",
-    "W_o": r"(?:o|out(?:puts?)?|cproj|final|combined?|unify|merged?|concat(?:enated)?|proj(?:ection)?"
-           r"|dense|fc|result)",
+    "W_o": r"(?:o|out(?:puts?)?|cproj|final|combined?|unify|merged?|concat(?:enated)?"
+           r"|proj(?:ection)?|dense|fc|result)",
 }
 _WEIGHTLIKE = re.compile(r"^w|w$|weight|proj|linear|fc|dense|kernel|cattn|matri")
 
@@ -87,12 +87,12 @@ class Signature:
     that every call gets. untested: options that nothing here knows how to test.
     """
 
-    inputs: list
-    roles: list
-    options: dict = field(default_factory=dict)
-    given: dict = field(default_factory=dict)
-    required: set = field(default_factory=set)
-    untested: list = field(default_factory=list)
+    inputs: list[Any]
+    roles: list[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    required: set[str] = field(default_factory=set)
+    untested: list[Any] = field(default_factory=list)
     starred: bool = False
 
 
@@ -300,5 +300,5 @@ def weight_parameters(function):
     """{name: matrix} of the parameters of a function that take weights and biases."""
     return {name: role for name, parameter in parameters_of(function).items()
             if "VAR" not in parameter.kind.name and (role := matrix_named(name))
-            and (role[0] == "b" and len(plain(name)) > 1 or _WEIGHTLIKE.search(plain(name)))
+            and ((role[0] == "b" and len(plain(name)) > 1) or _WEIGHTLIKE.search(plain(name)))
             and _kind(parameter) in (None, "silent")}

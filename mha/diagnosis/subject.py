@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -52,15 +53,15 @@ class Subject:
     shapes: object
     layout: Layout = AS_IS
     what: str = ""
-    sizes: tuple = ()
+    sizes: tuple[Any, ...] = ()
     returned: object = None  # of the plain call
     inputs: object = None
     failure: str = ""  # of sizes tried before
     twin: object = None  # the same with another head_dim, or None
-    faults: list = field(default_factory=list)  # found on the way, whatever is tested
+    faults: list[Any] = field(default_factory=list)  # found on the way, whatever is tested
     seconds: float = 0.0  # of the slowest call
-    constant: dict = field(default_factory=dict)  # {required option: its value for inputs}
-    arrays: list = field(default_factory=list)  # weights, which a call must not change
+    constant: dict[str, Any] = field(default_factory=dict)  # {required option: its value}
+    arrays: list[Any] = field(default_factory=list)  # weights, which a call must not change
 
     def random_inputs(self, sizes, seed=3):
         """Query, key, value; one array for those that the callable takes together."""

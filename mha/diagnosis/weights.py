@@ -33,13 +33,13 @@ class Opened:
     """
 
     function: Any
-    stored: dict
+    stored: dict[str, Any]
     heads: int
     kv_heads: int
-    orientations: tuple = (False, True)
-    taken: tuple = ()
-    problems: list = field(default_factory=list)
-    arrays: list = field(default_factory=list)
+    orientations: tuple[Any, ...] = (False, True)
+    taken: tuple[Any, ...] = ()
+    problems: list[Any] = field(default_factory=list)
+    arrays: list[Any] = field(default_factory=list)
     width: int = 0  # of the inputs, where no matrix tells
 
     def matrices(self, transposed, arranged="thirds"):
@@ -167,7 +167,7 @@ def _opened_function(function, heads, head_dim):
     return Opened(bound, stored, heads, heads, (False,), taken=tuple(given), width=width)
 
 
-class _GivenByName(dict):
+class _GivenByName(dict[str, Any]):
     """A dict of weights that makes whatever is asked for by a usual name."""
 
     def __init__(self, generator, width, stored):
@@ -239,13 +239,13 @@ def _arrays_at(held, path, above):
 
 def _by_role(arrays):
     """{W_q or b_q ...: [one array, or one a head]}."""
-    found: dict[str, list] = {}
+    found: dict[str, list[Any]] = {}
     ranks: dict[str, int] = {}
-    places: dict[str, list] = {}  # of the first array: the others of a list differ in its numbers
+    places: dict[str, list[Any]] = {}  # where the first array of a list is
     for path, array in arrays:
         role, rank = _role_of(path, array)
-        if role is None or (role[:2] == "b_") != (array.ndim == 1) and not (
-                role[:2] == "b_" and array.ndim == 2 and 1 in array.shape):
+        if role is None or ((role[:2] == "b_") != (array.ndim == 1) and not (
+                role[:2] == "b_" and array.ndim == 2 and 1 in array.shape)):
             continue
         if rank > ranks.get(role, -1):
             found[role], ranks[role] = [array], rank

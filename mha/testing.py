@@ -25,6 +25,8 @@ from mha.diagnosis.options import diagnose_options
 from mha.diagnosis.properties import differences, items_mix
 from mha.diagnosis.signature import CannotTestError, grouped, is_function, weight_parameters
 
+SLOW = 1.0  # seconds a call: what takes longer is called some ten times only
+
 __all__ = ["Diagnosis", "diagnose"]
 
 
@@ -97,16 +99,19 @@ def _diagnose(my_attention):
         return _diagnose_function(function)
     if inspect.isclass(my_attention):
         make = attempts.of_class(my_attention)
-        problems, notes = _diagnose_layer(make, my_attention, twin=True)
+        problems, notes = _diagnose_layer(make, my_attention, make)
         if not problems and grouped(my_attention):
             _diagnose_groups(my_attention, problems)
         return problems, notes
     if not is_function(my_attention):
-        return _diagnose_layer(attempts.of_instance(my_attention), my_attention)
+        return _diagnose_layer(attempts.of_instance(my_attention), my_attention,
+                               attempts.of_class(type(my_attention)))
     if weight_parameters(my_attention) or attempts.takes_a_dict(my_attention):
-        return _diagnose_layer(attempts.of_function(my_attention), my_attention, twin=True)
+        make = attempts.of_function(my_attention)
+        return _diagnose_layer(make, my_attention, make)
     if attempts.splits_heads(my_attention):
-        return _diagnose_layer(attempts.without_weights(my_attention), my_attention, twin=True)
+        make = attempts.without_weights(my_attention)
+        return _diagnose_layer(make, my_attention, make)
     return _diagnose_function(my_attention)
 
 
@@ -152,7 +157,7 @@ def _keep_one_layout(outcomes):
             del outcomes[rank]
 
 
-def _diagnose_layer(make, named, twin=False):
+def _diagnose_layer(make, named, twin):
     candidates = _plain_calls(attempts.layer_subjects(make, twin=twin))
     chosen, layer = _best(candidates, 1)
     if not chosen.right and not chosen.settled and layer.arrays:  # does it keep copies of them?
@@ -224,11 +229,14 @@ def _finished(outcome, named):
     subject = outcome.subject
     if not outcome.right:
         _explain_or_describe(outcome, 3)
-    else:
+    elif inspect.isclass(named) or is_function(named):  # an instance has one head_dim
         check_twin(outcome)
     if subject.layout.note:
         outcome.notes.append(subject.layout.note)
-    if outcome.right or outcome.explained:
+    if subject.seconds > SLOW:
+        outcome.notes.append("not tested: its options, as a call with"
+                             f" {subject.sizes[0]} queries takes {subject.seconds:.1f} s")
+    elif outcome.right or outcome.explained:
         diagnose_options(outcome, named)
     if subject.failure and not outcome.problems and subject.sizes[2] != 6:
         outcome.problems.append("works only when queries and keys are equally many; otherwise"
@@ -236,9 +244,6 @@ def _finished(outcome, named):
     elif subject.failure and subject.sizes[0] != subject.sizes[1]:
         outcome.notes.append("values must be as wide as the keys" if not outcome.problems else
                              f"with other sizes it {subject.failure}")
-    if subject.seconds > 0.5:
-        outcome.notes.append(f"slow: a call with {subject.sizes[0]} queries took"
-                             f" {subject.seconds:.1f} s")
     return [*outcome.problems, *subject.faults], outcome.notes
 
 

@@ -58,8 +58,8 @@ def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
     """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round.
 
     make(heads, head_dim, fill) gives the Opened; fill: whether its weights get other numbers, which
-    shows more, but not where the layer keeps copies of them. twin: whether make heeds heads and
-    head_dim.
+    shows more, but not where the layer keeps copies of them. twin: a make that heeds heads and
+    head_dim, or None.
     """
     layer = make(heads, head_dim, fill)
     called = signature(layer.function, layer.taken)
@@ -70,7 +70,7 @@ def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
                 if subject is not None:
                     if twin:
                         subject.twin = _once(subject, functools.partial(
-                            _twin_of_layer, make, transposed, arranged, layout, fill))
+                            _twin_of_layer, twin, transposed, arranged, layout, fill))
                     yield subject, layer
 
 

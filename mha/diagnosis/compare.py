@@ -122,7 +122,7 @@ def _first_look(subject):
                                 " and keep nothing from one call to the next")
         return outcome
     if mine is not None and mine.size and np.ptp(mine) == 0:
-        outcome.problems.append(f"gives {mine.flat[0]:.3g} everywhere")
+        outcome.problems.append(f"gives {mine.flat[0] + 0.0:.3g} everywhere")
     elif (mine is not None and np.isinf(mine).any()) or (mine is not None and np.isnan(mine).all()):
         outcome.problems.append(
             f"gives {'NaN' if np.isnan(mine).any() else 'infinity'} on ordinary input")

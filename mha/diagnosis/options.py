@@ -42,9 +42,12 @@ def diagnose_options(outcome, named):
                 _test_weights(subject, name, problems)
         except CannotTestError as reason:
             problems.append(f"{name}: {reason}")
-    _check_large_scores(outcome)
+    try:
+        _check_large_scores(outcome)
+    except CannotTestError as reason:
+        problems.append(f"at large scores it {reason}")
     untested = [name for name in parameters_of(subject.function)
-                if name in subject.signature.untested and name not in subject.signature.given]
+                if name in subject.signature.untested]
     if untested:
         notes.append("not tested: " + ", ".join(untested))
 

@@ -20,8 +20,9 @@ USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k i
          "forgot the output projection", "heads interleaved", "the values are projected with W_k",
          "keys are projected with W_q", "never split", "causal mask", "the query is added",
          "are made from", "key and value are swapped", "the softmax is applied twice",
-         "no bias is added", "not projected with W_v", "multiplied by sqrt(d_k)", "matrices of key and value",
-         "is transposed, unlike", "reverse order", "after the softmax instead")
+         "no bias is added", "not projected with W_v", "multiplied by sqrt(d_k)",
+         "matrices of key and value", "is transposed, unlike", "reverse order",
+         "after the softmax instead")
 FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
 
 

@@ -20,10 +20,17 @@ import numpy as np
 
 from mha.diagnosis import attempts
 from mha.diagnosis.compare import alike_is_right, check_twin, explain, keeps_copies, run_plain
+from mha.diagnosis.mask_mistakes import CAUSAL, CAUSAL_FROM_START
 from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.options import diagnose_options
 from mha.diagnosis.properties import differences, items_mix
-from mha.diagnosis.signature import CannotTestError, grouped, is_function, weight_parameters
+from mha.diagnosis.signature import (
+    CannotTestError,
+    flags_of,
+    grouped,
+    is_function,
+    weight_parameters,
+)
 
 SLOW = 1.0  # seconds a call: what takes longer is called some ten times only
 
@@ -102,6 +109,8 @@ def _diagnose(my_attention):
         problems, notes = _diagnose_layer(make, my_attention, make)
         if not problems and grouped(my_attention):
             _diagnose_groups(my_attention, problems)
+        for name, value in flags_of(my_attention).items():
+            _diagnose_flag(my_attention, name, value, problems, notes)
         return problems, notes
     if not is_function(my_attention):
         return _diagnose_layer(attempts.of_instance(my_attention), my_attention,
@@ -258,3 +267,23 @@ def _diagnose_groups(layer_class, problems):
     if not outcome.right:
         _explain_or_describe(outcome, 2)
         problems += [f"with 2 key heads for 4 query heads: {words}" for words in outcome.problems]
+
+
+def _diagnose_flag(layer_class, name, value, problems, notes):
+    """A causal flag of the constructor, switched over."""
+    make = attempts.of_class(layer_class, **{name: value})
+    try:
+        outcome, _ = _best(_plain_calls(attempts.layer_subjects(make, twin=make)), 1)
+    except CannotTestError as reason:
+        problems.append(f"{name}={value}: {reason}")
+        return
+    if not outcome.right:
+        _explain_or_describe(outcome, 2)
+    causal = outcome.subject.model.found.get("triangle") in (CAUSAL, CAUSAL_FROM_START)
+    found = [words for words in outcome.problems if not (
+        causal and words in (CAUSAL, CAUSAL_FROM_START)) and words not in problems]
+    if value and not causal and not found:
+        found = ["is ignored: later keys are seen"]
+    if not value and any("always causal" in note for note in notes) and not causal:
+        notes[:] = [note for note in notes if "always causal" not in note]
+    problems += [f"{name}={value}: {words}" for words in found]

@@ -250,3 +250,40 @@ def test_a_scale_that_fits_this_instance_is_right():
 
 def test_a_key_head_that_serves_several_query_heads():
     assert diagnose(mha.MultiHeadAttention(32, 4, num_kv_heads=2))
+
+
+FLAG = ("def __init__(self, d_model, num_heads):",
+        "def __init__(self, d_model, num_heads, causal=False):\n        self.causal = causal")
+MASKED = ("weights = softmax(scores)", "if self.causal:\n"
+          "            visible = np.tri(*scores.shape[-2:], k=0)\n"
+          "            scores = np.where(visible, scores, -1e9)\n"
+          "        weights = softmax(scores)")
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("k=0", "k=1", "causal=True: the causal mask is off by one: a query sees the next key"),
+    ("if self.causal", "if None", "causal=True: is ignored"),
+    ("-1e9", "0", "causal=True: the causal mask is always on, and wrong: blocked scores become 0"),
+])
+def test_a_flag_of_the_constructor_is_switched_on(old, new, words):
+    assert diagnose(changed(LAYER, FLAG, MASKED))
+    assert words in str(diagnose(changed(LAYER, FLAG, (MASKED[0], MASKED[1].replace(old, new)))))
+
+
+def test_a_mask_that_has_to_be_given_is_given():
+    def in_place(q, k, v, mask):
+        scores = q @ np.swapaxes(k, -1, -2)
+        scores[mask.astype(bool)] = -1e9
+        return softmax(scores) @ v
+
+    assert diagnose(in_place).problems == ("forgot to divide by sqrt(d_k)",)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("scores = Q @", "Q, K = Q.astype(np.float16), K.astype(np.float16)\n        scores = Q @"),
+    ("softmax(scores)", "softmax(scores.astype(np.float16)).astype(float)"),
+])
+def test_half_precision_on_the_way_is_found(old, new):
+    found = diagnose(changed(LAYER, (old, new)))
+    assert len(found.problems) == 1
+    assert "computed in float16" in str(found)

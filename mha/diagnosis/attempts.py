@@ -124,11 +124,11 @@ def _once(subject, make):
     return twin
 
 
-def of_class(layer_class, kv_heads=None):
+def of_class(layer_class, kv_heads=None, **options):
     """make() of `layer_subjects` for a class."""
     def make(heads, head_dim, fill):
-        return opened(construct(layer_class, heads, head_dim, kv_heads), heads, head_dim, fill,
-                      heads if says_heads(layer_class) else None)
+        layer = construct(layer_class, heads, head_dim, kv_heads, **options)
+        return opened(layer, heads, head_dim, fill, heads if says_heads(layer_class) else None)
     return make
 
 

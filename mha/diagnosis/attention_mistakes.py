@@ -168,6 +168,7 @@ def _hardest(scores):
     return (scores == scores.max(axis=-1, keepdims=True)).astype(float)
 
 
+ALL_EQUAL = "all weights are equal: the scores are not used"
 SOFTMAX = {
     "": softmax,
     "softmax over the wrong axis: over the queries instead of the keys":
@@ -234,7 +235,7 @@ SOFTMAX = {
         / (scores.max(axis=-1, keepdims=True) - scores.min(axis=-1, keepdims=True)),
     "the scores are standardised (mean 0, deviation 1) before the softmax": lambda scores: softmax(
         (scores - scores.mean(axis=-1, keepdims=True)) / scores.std(axis=-1, keepdims=True)),
-    "all weights are equal: the scores are not used": lambda scores:
+    ALL_EQUAL: lambda scores:
         np.full(scores.shape, 1 / scores.shape[-1]),
     "the weights are 1 - softmax": lambda scores: 1 - softmax(scores),
     "the weights are added up along the keys (cumsum)": lambda scores: softmax(scores).cumsum(-1),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.diagnosis.attention_mistakes import SCALE
+from mha.diagnosis.attention_mistakes import ALL_EQUAL, SCALE
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.model import HardCoded
 from mha.diagnosis.search import FLOAT16, Search, values_alike
@@ -32,6 +32,7 @@ class Outcome:
     notes: list[Any] = field(default_factory=list)
     mine: object = None  # what came instead of the output, of any shape
     alike: object = None  # what came for values that are all alike
+    nothing_seen: bool = False  # a mask that has to be given seems to block everything
     searched: int = 0  # how many mistakes at a time were looked for
 
     @property
@@ -63,10 +64,15 @@ def run_plain(subject):
             subject.sizes, subject.inputs = sizes, inputs
             subject.failure = failure if failure and sizes != SIZES[0] else ""
             outcome = _first_look(subject)
-            if not subject.signature.required or outcome.right or explain(outcome, 1):
+            if not subject.signature.required or outcome.right:
+                return outcome
+            outcome.nothing_seen = outcome.mine is not None and Search(
+                subject.model, inputs, outcome.mine).fits({"softmax": ALL_EQUAL})
+            if not outcome.nothing_seen and explain(outcome, 1):
                 return outcome
             ran.append((outcome, constant, subject.returned))
         if ran:
+            ran.sort(key=lambda entry: entry[0].nothing_seen)
             outcome, subject.constant, subject.returned = ran[0]
             return outcome
     raise CannotTestError(failure)
@@ -78,10 +84,10 @@ def _constants(subject):
     choices = {
         "causal": [False], "weights": [False], "training": [False], "scale": [None, True],
         "lengths": [_full_lengths, None],
-        "mask": [None, lambda x: _ones(x, bool), lambda x: _ones(x, bool) * 0.0,
-                 lambda x: _ones(x, bool)[None], lambda x: _ones(x, bool)[None] * 0.0],
+        "mask": [None, *(functools.partial(_uniform_mask, value, whole) for whole in (False, True)
+                         for value in (True, 0.0, False))],
         "key_mask": [None, lambda x: _keys(x, True), lambda x: _keys(x, False)],
-        "bias": [None, lambda x: _ones(x, float) * 0.0]}
+        "bias": [None, functools.partial(_uniform_mask, 0.0, False)]}
     for values in itertools.product(*(choices.get(kind, [None]) for kind in wanted.values())):
         yield {name: value if callable(value) else functools.partial(_always, value)
                for name, value in zip(wanted, values)}
@@ -95,8 +101,10 @@ def _full_lengths(inputs):
     return np.full(inputs[1].shape[0] if inputs[1].ndim > 2 else 1, inputs[1].shape[-2])
 
 
-def _ones(inputs, dtype):
-    return np.ones((inputs[0].shape[-2], inputs[1].shape[-2]), dtype)
+def _uniform_mask(value, whole, inputs):
+    """(query_len, key_len), or with the inputs' other axes before: the same everywhere."""
+    axes = inputs[0].shape[:-2] if whole else ()
+    return np.full((*axes, inputs[0].shape[-2], inputs[1].shape[-2]), value)
 
 
 def _keys(inputs, value):
@@ -274,7 +282,10 @@ def _imprecise(outcome):
     """Say so where the numbers agree but for their last digits."""
     subject, mine = outcome.subject, outcome.mine
     expected, _ = subject.expected(subject.inputs)
-    half = any(dtype == np.float16 for dtype in subject.returned.dtypes) or _half_inside(subject)
+    half = any(dtype == np.float16 for dtype in subject.returned.dtypes) or _half_inside(
+        subject, subject.inputs)
+    scores_half = not half and len(subject.signature.roles) > 1 and _half_inside(
+        subject, subject.inputs[:1])
     search = Search(subject.model, subject.inputs, mine, FLOAT16)
     candidates = search.explanations(1) if half else []
     if not equal(mine, expected, FLOAT16) and not candidates:
@@ -285,6 +296,9 @@ def _imprecise(outcome):
         if not equal(mine, expected, FLOAT16):
             outcome.problems[:0] = shown(candidates[0])
             subject.model.found = candidates[0]
+    elif scores_half:
+        outcome.problems.append("computed in float16 (half precision) on the way, or rounded,"
+                                f" {off}: use float32 or float64")
     else:
         outcome.problems.append(
             f"right to about three digits only, {off}: computed in float16 somewhere, rounded, or"
@@ -293,9 +307,9 @@ def _imprecise(outcome):
     return True
 
 
-def _half_inside(subject):
-    """Whether inputs that differ by less than half precision can tell give the same numbers."""
-    moved = [x * (1 + 2e-6) for x in subject.inputs]
+def _half_inside(subject, inputs):
+    """Whether some inputs that differ by less than half precision can tell change nothing."""
+    moved = [x * (1 + 2e-6) if any(x is y for y in inputs) else x for x in subject.inputs]
     first, second = subject.returned.arrays[0], subject.call(moved)[0]
     return first.shape == second.shape and float(np.mean(first == second)) > 0.5
 

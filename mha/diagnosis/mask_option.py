@@ -74,6 +74,10 @@ def test_mask(subject, name, kind, problems, notes):
                 if kind == "mask" and shape == (inputs[0].shape[-2], inputs[1].shape[-2]):
                     _check_items(subject, inputs, name, convert, meaning, problems)
                 return
+            if meaning is None and visible.ndim > 2 and not found.fits(None) and (
+                    names := [words for words, seen in found.wrongs.items() if found.fits(seen)]):
+                problems.append(names[0])
+                return
             if meaning is None:
                 tried.append((found, given))
         if tried:

@@ -85,6 +85,8 @@ def _says_causal(named):
 
 def _check_large_scores(outcome):
     subject, inputs = outcome.subject, outcome.subject.inputs
+    if any("float16" in words for words in outcome.problems):
+        return
     if subject.model.found.get("softmax") or "afterwards" in subject.model.found:
         return
     large = {3: [inputs[0] * 1e4, *inputs[1:]], 2: [inputs[0] * 1e4, *inputs[1:]],

@@ -22,7 +22,7 @@ USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k i
          "are made from", "key and value are swapped", "the softmax is applied twice",
          "no bias is added", "not projected with W_v", "multiplied by sqrt(d_k)",
          "matrices of key and value", "is transposed, unlike", "reverse order",
-         "after the softmax instead")
+         "after the softmax instead", "of the first head")
 FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
 
 
@@ -60,7 +60,8 @@ class Search:
 
     def singles(self):
         return [{step: name} for step, table in self.model.tables().items()
-                for name in table if name and name != BIAS_STAYS]
+                for name in table if name and name != BIAS_STAYS
+                and (self.inputs[0].ndim > 2 or "batch item" not in name)]
 
     def explanations(self, count):
         """All the {step: mistake} of `count` mistakes that fit; [] if none does."""

@@ -240,8 +240,8 @@ class _Config:
         return getattr(self, name, default)
 
 
-def construct(layer_class, heads, head_dim, kv_heads=None):
-    """An instance with these many heads, of this size."""
+def construct(layer_class, heads, head_dim, kv_heads=None, **options):
+    """An instance with these many heads, of this size, and with these options."""
     values: dict[str, Any] = {
         "d_model": heads * head_dim, "num_heads": heads, "head_dim": head_dim, "dropout": 0.0,
         "seed": 0, "bias": True, "length": 64, "num_kv_heads": kv_heads or heads}
@@ -273,6 +273,7 @@ def construct(layer_class, heads, head_dim, kv_heads=None):
     if unknown:
         raise CannotTestError(f"cannot construct {layer_class.__name__}: what is"
                               f" {', '.join(unknown)}? Construct it, and diagnose the instance")
+    given.update(options)
     by_position = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY
                    and p.name in given]
     try:
@@ -285,6 +286,12 @@ def construct(layer_class, heads, head_dim, kv_heads=None):
 def grouped(layer_class):
     """Whether a class can be told to have fewer key heads than query heads."""
     return any(size_named(name) == "num_kv_heads" for name in parameters_of(layer_class))
+
+
+def flags_of(layer_class):
+    """{name: its other value} of the causal flags that a class is constructed with."""
+    return {p.name: not p.default for p in parameters_of(layer_class).values()
+            if isinstance(p.default, bool) and _kind(p) == "causal"}
 
 
 def says_heads(layer_class):

@@ -32,7 +32,7 @@ from mha.diagnosis.signature import (
     weight_parameters,
 )
 
-SLOW = 1.0  # seconds a call: what takes longer is called some ten times only
+SLOW = 0.5  # seconds a call: what takes longer is called some twenty times only
 
 __all__ = ["Diagnosis", "diagnose"]
 

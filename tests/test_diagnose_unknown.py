@@ -234,10 +234,10 @@ def test_a_slow_function_is_not_called_often():
     calls = []
 
     def attention(q, k, v, mask=None):
-        calls.append(time.sleep(1.1 if len(calls) % 4 == 0 else 0))
+        calls.append(time.sleep(0.51))
         return right(q, k, v)
 
-    assert "not tested: its options, as a call with 5 queries takes 1." in str(diagnose(attention))
+    assert "not tested: its options, as a call with 5 queries takes" in str(diagnose(attention))
     assert len(calls) < 20
 
 

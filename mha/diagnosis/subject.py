@@ -59,7 +59,7 @@ class Subject:
     failure: str = ""  # of sizes tried before
     twin: object = None  # the same with another head_dim, or None
     faults: list[Any] = field(default_factory=list)  # found on the way, whatever is tested
-    seconds: float = 0.0  # of the slowest call
+    seconds: float = float("inf")  # of the fastest call
     constant: dict[str, Any] = field(default_factory=dict)  # {required option: its value}
     arrays: list[Any] = field(default_factory=list)  # weights, which a call must not change
 
@@ -89,7 +89,7 @@ class Subject:
             result = self.function(*self._arguments(arrays, given), **given)
         except (Exception, SystemExit) as error:
             raise CannotTestError(_told(error, arrays, options)) from None
-        self.seconds = max(self.seconds, time.perf_counter() - started)
+        self.seconds = min(self.seconds, time.perf_counter() - started)
         if any(not np.array_equal(a, b) for a, b in zip(arrays, before)):
             self._fault("changes its inputs: work on a copy")
         for name, value in kept.items():

@@ -1,7 +1,7 @@
 """Which mistakes give the numbers that came: a single one, two of which one is usual, three usual.
 
 The search is by trial: the model computes with each mistake put in, and what agrees to TOLERANCE
-explains. There are 200 single mistakes and ten thousand pairs, of 50 microseconds each.
+explains. There are some 300 single mistakes and ten thousand such pairs, of 50 microseconds each.
 """
 
 import itertools

@@ -242,7 +242,7 @@ class _Config:
 
 def construct(layer_class, heads, head_dim, kv_heads=None, **options):
     """An instance with these many heads, of this size, and with these options."""
-    values: dict[str, Any] = {
+    values = {
         "d_model": heads * head_dim, "num_heads": heads, "head_dim": head_dim, "dropout": 0.0,
         "seed": 0, "bias": True, "length": 64, "num_kv_heads": kv_heads or heads}
     values["config"] = _Config(dict(values))

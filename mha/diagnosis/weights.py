@@ -239,9 +239,9 @@ def _arrays_at(held, path, above):
 
 def _by_role(arrays):
     """{W_q or b_q ...: [one array, or one a head]}."""
-    found: dict[str, list[Any]] = {}
-    ranks: dict[str, int] = {}
-    places: dict[str, list[Any]] = {}  # where the first array of a list is
+    found = {}
+    ranks = {}
+    places = {}  # where the first array of a list is
     for path, array in arrays:
         role, rank = _role_of(path, array)
         if role is None or ((role[:2] == "b_") != (array.ndim == 1) and not (
@@ -299,7 +299,7 @@ def _complain(layer, missing):
 
 def _sizes_of(layer, above=()):
     """The sizes that a layer's attributes name, its own before those of its parts."""
-    sizes: dict[str, int] = {}
+    sizes = {}
     parts = []
     for name, held in attributes(layer):
         if isinstance(held, (int, np.integer)) and not isinstance(held, bool):

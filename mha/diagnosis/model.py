@@ -1,0 +1,197 @@
+"""The right computation, run with any step of it replaced by a mistake."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mha.diagnosis.attention_mistakes import AFTERWARDS, INPUTS, SCALE, SCORES, SOFTMAX, VALUES
+from mha.diagnosis.layer_mistakes import (
+    BIAS,
+    BIAS_STAYS,
+    GROUP,
+    MERGE,
+    OUTPUT,
+    PROJECT,
+    SPLIT,
+    TRANSPOSED,
+)
+from mha.diagnosis.mask_mistakes import MASK, TRIANGLE
+
+ATTENTION_TABLES = {"inputs": INPUTS, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE,
+                    "softmax": SOFTMAX, "values": VALUES, "afterwards": AFTERWARDS}
+LAYER_TABLES = {"inputs": INPUTS, "project": PROJECT, "transposed": TRANSPOSED, "bias": BIAS,
+                "split": SPLIT, "group": GROUP, "scores": SCORES, "scale": SCALE,
+                "triangle": TRIANGLE, "softmax": SOFTMAX, "values": VALUES, "merge": MERGE,
+                "output": OUTPUT, "afterwards": AFTERWARDS}
+IMPOSSIBLE = (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError)
+
+
+class HardCoded(str):
+    """The mistake of a scale that is a number: its name, and the number."""
+
+    def __new__(cls, divisor, head_dim):
+        root = round(divisor ** 2)
+        shown = (f"{divisor:.4g}" if root < 2 or abs(divisor ** 2 - root) > 1e-3 * root
+                 or math.isqrt(root) ** 2 == root else f"sqrt({root})")
+        made = super().__new__(cls, f"the scores are divided by {shown} instead of sqrt(d_k), here"
+                                    f" sqrt({head_dim})")
+        made.divisor, made.shown = divisor, shown
+        return made
+
+
+class WeakTriangle(str):
+    """The mistake of a causal mask that fills or adds a small number: its name, what it does."""
+
+    def __new__(cls, name, visible, how):
+        made = super().__new__(cls, "the causal mask is always on, and " + name)
+        made.visible, made.how = visible, how
+        return made
+
+
+@dataclass(eq=False)
+class Model:
+    """What the tested callable should compute.
+
+    matrices: of a layer, W_q, W_k, W_v, W_o as (in, out) and b_q ...; a missing one does nothing.
+    layer: whether inputs are (batch, len, d_model), to be split into heads. found: the mistakes
+    that are part of it from now on, {step: mistake}.
+    """
+
+    layer: bool
+    heads: int
+    kv_heads: int
+    matrices: dict[str, Any] = field(default_factory=dict)
+    one_input: bool = False
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def tables(self):
+        """The steps in which this callable can go wrong, with their mistakes."""
+        tables = dict(LAYER_TABLES if self.layer else ATTENTION_TABLES)
+        if self.one_input:
+            del tables["inputs"]
+        if not self.layer or self.kv_heads == self.heads:
+            tables.pop("group", None)
+        if not any(name.startswith("W") for name in self.matrices):
+            for step in ("project", "transposed"):
+                tables.pop(step, None)
+        if not any(name.startswith("b") for name in self.matrices):
+            tables.pop("bias", None)
+        if "W_o" not in self.matrices:
+            tables.pop("output", None)
+        return tables
+
+    def run(self, inputs, mistakes=None, visible=None, memory=None):
+        """Output and weights with the given mistakes (else those found) put in.
+
+        memory: a dict that keeps what several runs with the same inputs have in common.
+        """
+        mistakes = self.found if mistakes is None else mistakes
+        memory = {} if memory is None else memory
+        with np.errstate(all="ignore"):
+            heads = _remembered(memory, ("inputs", "project", "transposed", "bias", "split",
+                                         "group"), mistakes, lambda: self._heads(inputs, mistakes))
+            weights = _remembered(
+                memory, ("inputs", "project", "transposed", "bias", "split", "group", "scores",
+                         "scale", "triangle", "mask", "softmax"), mistakes,
+                lambda: self._weights(*heads, mistakes, visible))
+            attended = VALUES[mistakes.get("values", "")](weights, *heads)
+            if self.layer:
+                merged = MERGE[mistakes.get("merge", "")](attended)
+                attended = OUTPUT[mistakes.get("output", "")](
+                    merged, _OutputProjection(self, mistakes), inputs[0])
+            return AFTERWARDS[mistakes.get("afterwards", "")](attended, inputs), weights
+
+    def _heads(self, inputs, mistakes):
+        sources = [inputs[i] for i in INPUTS[mistakes.get("inputs", "")]]
+        if self.layer:
+            names = PROJECT[mistakes.get("project", "")]
+            sources = [x if name is None else self._project(x, name, place, mistakes)
+                       for x, name, place in zip(sources, names, ("W_q", "W_k", "W_v"))]
+            splits = SPLIT[mistakes.get("split", "")]
+            sources = [split(x, heads) for split, x, heads in
+                       zip(splits, sources, (self.heads, self.kv_heads, self.kv_heads))]
+        query, key, value = sources
+        if query.ndim == 4 and key.shape[1] != query.shape[1] and self.kv_heads != self.heads:
+            group = GROUP[mistakes.get("group", "")]
+            key = group(key, query.shape[1] // key.shape[1])
+            value = group(value, query.shape[1] // value.shape[1])
+        return query, key, value
+
+    def _project(self, x, name, place, mistakes):
+        """x with the matrix `name`, in the place of the matrix `place`."""
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return x
+        if place in TRANSPOSED[mistakes.get("transposed", "")]:
+            matrix = matrix.T
+        own = "b" + (place if mistakes.get("bias") == BIAS_STAYS else name)[1:]
+        bias = BIAS[mistakes.get("bias", "")].get(own, own)
+        times, bias = (1, bias) if bias is None or isinstance(bias, str) else (bias, own)
+        bias = self.matrices.get(bias)
+        return x @ matrix if bias is None else x @ matrix + times * bias
+
+    def _weights(self, query, key, value, mistakes, visible):
+        scale = mistakes.get("scale", "")
+        before, after = (scale.divisor, 1) if isinstance(scale, HardCoded) else SCALE[scale](
+            query, key, value, self.heads)
+        scores = SCORES[mistakes.get("scores", "")](query, key) / before
+        masks = []  # (visible, what it does to the scores, and to the weights)
+        triangle, how = _triangle(mistakes)
+        if triangle is not None:
+            masks.append((triangle(*scores.shape[-2:]), *how))
+        if visible is not None:
+            mask = mistakes.get("mask", "")
+            masks.append((visible, *(MASK[mask] if isinstance(mask, str) else mask)))
+        for pairs, mask_scores, _ in masks:
+            scores = mask_scores(scores, pairs)
+        weights = SOFTMAX[mistakes.get("softmax", "")](scores) / after
+        for pairs, _, mask_weights in masks:
+            weights = mask_weights(weights, pairs)
+        return weights
+
+    def empty_rows(self, mistakes, query_len, key_len, visible=None):
+        """Which queries see no key, (query_len,): what they get is not compared."""
+        triangle, _ = _triangle(mistakes)
+        seen = np.ones((query_len, key_len), bool)
+        if triangle is not None:
+            seen &= triangle(query_len, key_len)
+        if visible is not None:
+            seen = seen & visible
+        return (~seen.any(axis=-1)).reshape(-1, query_len).any(axis=0)
+
+
+class _OutputProjection:
+    """x @ W_o + b_o with the mistakes; .bias(name) is a bias alone."""
+
+    def __init__(self, model, mistakes):
+        self.model, self.mistakes = model, mistakes
+
+    def __call__(self, x, name):
+        return self.model._project(x, name, "W_o", self.mistakes)
+
+    def bias(self, name):
+        return self.model.matrices[name]
+
+
+def _triangle(mistakes):
+    """What is visible without any mask, a function of the lengths, and how the rest is blocked."""
+    name = mistakes.get("triangle", "")
+    if isinstance(name, WeakTriangle):
+        return name.visible, name.how
+    visible, how = TRIANGLE[name]
+    return visible, MASK[how]
+
+
+def _remembered(memory, steps, mistakes, compute):
+    """The same mistakes in the same steps give the same intermediate."""
+    kind = (steps[-1], *(mistakes.get(step, "") for step in steps))
+    if kind not in memory:
+        try:
+            memory[kind] = compute()
+        except IMPOSSIBLE as error:
+            memory[kind] = error
+    if isinstance(memory[kind], Exception):
+        raise memory[kind]
+    return memory[kind]

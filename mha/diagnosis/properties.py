@@ -1,0 +1,257 @@
+"""What can be said where no known mistake fits: which properties of attention hold."""
+
+import math
+
+import numpy as np
+
+from mha.diagnosis.compare import returned_weights
+from mha.diagnosis.signature import CannotTestError
+from mha.diagnosis.subject import equal
+
+
+def seen_pairs(subject, inputs, options):
+    """Which key reaches which query, (query_len, key_len), found by changing one key's input at a
+    time; where the queries come with it, a query always reaches itself. None if shapes differ."""
+    taken = len(subject.signature.roles)
+    before = subject.call(inputs, **options)[0]
+    query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
+    if before.ndim < 2 or before.shape[-2] != query_len:
+        return None
+    seen = np.zeros((query_len, key_len), bool)
+    for index in range(key_len):
+        changed = list(inputs)
+        which = {1: 0, 2: 1, 3: 2}[taken]
+        changed[which] = inputs[which].copy()
+        changed[which][..., index, :] += 1 + np.arange(inputs[which].shape[-1]) % 3
+        if taken < 3:
+            changed = [changed[0], changed[which], changed[which]]
+        after = subject.call(changed, **options)[0]
+        with np.errstate(all="ignore"):
+            difference = np.abs(after - before)
+        moved = difference > 1e-9 * np.nanmax(np.abs(before))
+        seen[:, index] = moved.any(axis=-1).reshape(-1, query_len).any(axis=0)
+        if taken == 1:
+            seen[index, index] = True
+    return seen
+
+
+def differences(outcome):
+    """Words for an outcome that nothing explains: how far off it is, and where."""
+    subject, mine = outcome.subject, outcome.mine
+    output, weights = subject.expected(subject.inputs)
+    if mine is None or mine.shape != output.shape:
+        shapes = " and ".join(str(shape) for shape in subject.returned.shapes)
+        wanted = np.shape(subject.layout.to_user(output)) if output.ndim > 2 else output.shape
+        return [f"returns {shapes}, wanted {wanted}"]
+    largest = np.max(np.abs(mine - output))
+    if np.isnan(mine).any():
+        return ["gives NaN on ordinary input"
+                + ("" if np.isnan(mine).all() else ", in some of the rows")]
+    if np.isinf(largest):
+        return ["gives infinity on ordinary input"]
+    words = [f"differs from the reference by up to {largest:.2g}, and no known mistake explains it"
+             + ("; a layer's weights are found by names like W_q, W_k, W_v and W_o"
+                if subject.model.matrices else "")]
+    if (factor := _factor(outcome)) is not None:
+        return [f"the output is {factor:.4g} times what it should be"]
+    held = []
+    for holds, good, bad in _checks(outcome, weights):
+        try:
+            answer = holds()
+        except (CannotTestError, ValueError, IndexError, TypeError, ZeroDivisionError):
+            continue
+        if answer is True:
+            held += filter(None, [good])
+        elif answer is not None:
+            words.append(bad if answer is False else f"{bad}: {answer}")
+    if held:
+        outcome.notes.append("what is as it should be: " + ", ".join(held))
+    return words
+
+
+def _checks(outcome, weights):
+    """(check, words where it holds, words where it does not) of what one can see from outside."""
+    subject, inputs = outcome.subject, outcome.subject.inputs
+    three = len(subject.signature.roles) == 3
+    yield (lambda: _weights_agree(outcome, weights), "the returned weights",
+           "the returned weights are wrong, so the mistake comes before the values")
+    if inputs[0].ndim > 2 and inputs[0].shape[0] > 1:
+        yield (lambda: _only_moves(subject, 0, 0), "batch items do not mix",
+               "batch items mix: changing the first item changes the others")
+    if inputs[0].ndim > 3:
+        yield (lambda: _only_moves(subject, 0, 1), "heads do not mix",
+               "heads mix: changing the first head changes the others")
+    if three:
+        yield (lambda: _only_moves(subject, 0, -2, (0,)), "queries do not mix",
+               "queries mix: changing the first query changes the outputs of others (is the"
+               " softmax over the keys?)")
+        yield (lambda: _permuted(subject), "the order of the keys does not matter",
+               "the order of the keys matters, though keys and values were permuted alike (is a"
+               " mask or a position used?)")
+        yield (lambda: _linear(subject), "the output is a weighted sum of the values",
+               "the output is not a weighted sum of the values: doubling the values does not"
+               " double it (or a bias is added)")
+        if subject.model.layer:
+            yield (lambda: _row_sums(subject), "values that are all alike come out as they should",
+                   "values that are all alike do not come out as they should: the weights of a row"
+                   " do not sum to 1, or W_v, the merging or W_o is used wrongly")
+        else:
+            yield (lambda: _row_sums(subject), "the weights of a row sum to 1",
+                   "the weights of a row should sum to 1, here they sum to")
+            yield lambda: _dropped(subject), "", "some weights are dropped"
+        yield (lambda: _uniform(subject), "a query of zeros averages the values",
+               "a query of zeros should get equal weights for all keys, and does not")
+        yield (lambda: _sees_all(subject), "every query sees every key",
+               "not every query sees every key")
+    else:
+        yield (lambda: _permuted_self(subject), "permuting the positions permutes the output",
+               "the order of the positions matters (is a mask or a position used?)")
+        yield (lambda: _sees_all(subject), "every query sees every key",
+               "not every query sees every key")
+    yield (lambda: _sharpness(subject), "the size of the scores",
+           "the weights are flatter or sharper than they should be; judged by them the scores are"
+           " multiplied by")
+
+
+def _factor(outcome):
+    """The number that the whole output is multiplied by, if it is."""
+    expected, _ = outcome.subject.expected(outcome.subject.inputs)
+    factor = float((outcome.mine * expected).sum() / (expected * expected).sum())
+    return factor if equal(outcome.mine, factor * expected) else None
+
+
+def _weights_agree(outcome, weights):
+    output, _ = outcome.subject.expected(outcome.subject.inputs)
+    mine, wanted = returned_weights(outcome.subject.returned.arrays, output, weights)
+    return None if mine is None else equal(mine, wanted)
+
+
+def items_mix(subject):
+    """Whether the batch items reach each other, which other layouts may explain."""
+    try:
+        return subject.inputs[0].shape[0] < 2 or not _only_moves(subject, 0, 0)
+    except (CannotTestError, ValueError, IndexError):
+        return True
+
+
+def _moved(subject, inputs):
+    return subject.call(inputs)[0]
+
+
+def _only_moves(subject, index, axis, which=(0, 1, 2)):
+    """Whether changing item `index` of an axis leaves the other items of the output alone."""
+    taken = {1: (0,), 2: (0, 1), 3: which}[len(subject.signature.roles)]
+    before = _moved(subject, subject.inputs)
+    changed = [x.copy() for x in subject.inputs]
+    for place in taken:
+        np.moveaxis(changed[place], axis, 0)[index] += 1 + np.arange(changed[place].shape[-1]) % 3
+    if len(subject.signature.roles) == 1:
+        changed = [changed[0]] * 3
+    elif len(subject.signature.roles) == 2:
+        changed[2] = changed[1]
+    after = _moved(subject, changed)
+    others = np.arange(before.shape[axis]) != index
+    return equal(np.moveaxis(after, axis, 0)[others], np.moveaxis(before, axis, 0)[others], 1e-6)
+
+
+def _permuted(subject):
+    query, key, value = subject.inputs
+    order = np.random.default_rng(0).permutation(key.shape[-2])
+    return equal(_moved(subject, [query, key[..., order, :], value[..., order, :]]),
+                 _moved(subject, subject.inputs), 1e-5)
+
+
+def _permuted_self(subject):
+    order = np.random.default_rng(0).permutation(subject.inputs[0].shape[-2])
+    if len(subject.signature.roles) == 2:
+        return equal(_moved(subject, [subject.inputs[0], *[subject.inputs[1][
+            ..., np.random.default_rng(0).permutation(subject.inputs[1].shape[-2]), :]] * 2]),
+            _moved(subject, subject.inputs), 1e-5)
+    moved = _moved(subject, [subject.inputs[0][..., order, :]] * 3)
+    return equal(moved, _moved(subject, subject.inputs)[..., order, :], 1e-5)
+
+
+def _linear(subject):
+    query, key, value = subject.inputs
+    zero = _moved(subject, [query, key, value * 0])
+    once, twice = (_moved(subject, [query, key, value * k]) for k in (1, 2))
+    return equal(twice - zero, 2 * (once - zero), 1e-5)
+
+
+def _row_sums(subject):
+    query, key, value = subject.inputs
+    zero = _moved(subject, [query, key, value * 0])
+    same = np.ones_like(value) + np.arange(value.shape[-1]) * 0.1
+    mine = _moved(subject, [query, key, same]) - zero
+    if subject.model.layer:
+        with_zero, _ = subject.expected([query, key, value * 0])
+        expected = subject.expected([query, key, same])[0] - with_zero
+    else:
+        expected = same[..., :1, :]
+    if equal(mine, np.broadcast_to(expected, mine.shape), 1e-4):
+        return True
+    if subject.model.layer:
+        return False
+    with np.errstate(all="ignore"):
+        sums = np.nanmedian(mine / expected, axis=-1)
+    return f"{np.min(sums):.3g} ... {np.max(sums):.3g}"
+
+
+def _uniform(subject):
+    query, key, value = subject.inputs
+    if subject.model.layer:
+        return None
+    mine = _moved(subject, [query * 0, key, value])
+    mean = value.mean(axis=-2, keepdims=True)
+    return equal(mine, np.broadcast_to(mean, mine.shape), 1e-4)
+
+
+def _sees_all(subject):
+    seen = seen_pairs(subject, subject.inputs, {})
+    if seen is None or seen.all():
+        return None if seen is None else True
+    query, key = np.argwhere(~seen)[0]
+    return f"query {query} does not depend on key {key} (counted from 0)"
+
+
+def _effective_weights(subject):
+    """What each value counts for each query, of a function; None where that cannot be seen."""
+    query, key, value = subject.inputs
+    if subject.model.layer or len(subject.signature.roles) != 3:
+        return None
+    key_len = key.shape[-2]
+    width = max(key_len, value.shape[-1])
+    basis = np.broadcast_to(np.eye(key_len, width), (*value.shape[:-1], width))
+    return _moved(subject, [query, key, basis])[..., :key_len]
+
+
+def _dropped(subject):
+    """Whether some weights are 0 and the others right but for a factor: dropout."""
+    weights = _effective_weights(subject)
+    if weights is None:
+        return None
+    _, right = subject.expected(subject.inputs)
+    lost = np.abs(weights) < 1e-12
+    if not 0 < lost.mean() < 0.95:
+        return None
+    ratio = weights[~lost] / right[~lost]
+    if np.ptp(ratio) > 1e-4 * abs(ratio.mean()):
+        return None
+    return (f"{lost.mean():.0%} of them are 0, the others are {ratio.mean():.3g} times as large (is"
+            " dropout on?)")
+
+
+def _sharpness(subject):
+    """Effective scores, from how the values count, against the right ones: their ratio."""
+    weights = _effective_weights(subject)
+    if weights is None or (weights <= 0).any():
+        return None
+    query, key, _ = subject.inputs
+    scores = np.log(weights)
+    right = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
+    scores, right = (x - x.mean(axis=-1, keepdims=True) for x in (scores, right))
+    ratio = float((scores * right).sum() / (right * right).sum())
+    correlation = ratio * math.sqrt(float((right ** 2).sum() / (scores ** 2).sum()))
+    if correlation < 0.98:
+        return None if correlation > 0.9 else f"about {ratio:.2g}, and hardly follow them"
+    return True if abs(ratio - 1) < 0.01 else f"{ratio:.3g}"

@@ -1,0 +1,213 @@
+"""Which mistakes give the numbers that came: a single one, two of which one is usual, three usual.
+
+The search is by trial: the model computes with each mistake put in, and what agrees to TOLERANCE
+explains. There are some 300 single mistakes and ten thousand such pairs, of 50 microseconds each.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from mha.diagnosis.layer_mistakes import BIAS_STAYS
+from mha.diagnosis.mask_mistakes import causal_from_start, filled
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded, WeakTriangle
+from mha.diagnosis.subject import TOLERANCE, equal
+
+# What beginners do most; two mistakes at a time have one of these, three are all of them.
+USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k instead",
+         "divided by sqrt(d_model)", "over the queries instead", "forgot the softmax",
+         "forgot the output projection", "heads interleaved", "the values are projected with W_k",
+         "keys are projected with W_q", "never split", "causal mask", "the query is added",
+         "are made from", "key and value are swapped", "the softmax is applied twice",
+         "no bias is added", "not projected with W_v", "multiplied by sqrt(d_k)",
+         "matrices of key and value", "is transposed, unlike", "reverse order",
+         "after the softmax instead", "of the first head")
+FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
+
+
+class Search:
+    """The mistakes of a model that give `mine` on these inputs.
+
+    alike: what came for `values_alike(inputs)`, where whoever attends to whom makes no difference.
+    If that is right, no mistake that changes it is looked for; if not, at least one such is.
+    sees_all: whether the first query is known to see the last key, and the other way round.
+    """
+
+    def __init__(self, model, inputs, mine, tolerance=None, alike=None, sees_all=False):
+        self.model, self.inputs, self.mine = model, inputs, mine
+        self.tolerance, self.alike, self.sees_all = tolerance, alike, sees_all
+        self.memory = {}
+        self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
+
+    def fits(self, mistakes):
+        """Whether the model with these mistakes computes `mine`."""
+        try:
+            output, _ = self.model.run(self.inputs, mistakes, memory=self.memory)
+        except IMPOSSIBLE:
+            return False
+        if output.shape != self.mine.shape or not self.mine.size:
+            return False
+        tolerance = {} if self.tolerance is None else {"tolerance": self.tolerance}
+        rows = None
+        if mistakes.get("triangle"):
+            rows = self.model.empty_rows(mistakes, self.inputs[0].shape[-2],
+                                         self.inputs[1].shape[-2])
+        elif self.tolerance is None and np.ndim(output) and not abs(
+                output[self.probe] - self.mine[self.probe]) <= 1e-3 * (1 + abs(self.mine).max()):
+            return False  # most are already wrong in one number
+        return equal(self.mine, output, without_rows=rows, **tolerance)
+
+    def singles(self):
+        return [{step: name} for step, table in self.model.tables().items()
+                for name in table if name and name != BIAS_STAYS
+                and (self.inputs[0].ndim > 2 or "batch item" not in name)]
+
+    def explanations(self, count):
+        """All the {step: mistake} of `count` mistakes that fit; [] if none does."""
+        singles = self.singles()
+        if count == 1:
+            found = [mistakes for mistakes in singles if self.fits(mistakes)]
+            number = None if found else self.hard_coded({})
+            return found or ([] if number is None else [number]) or self._weak_triangle()
+        singles = [mistakes for mistakes in singles if "triangle" not in mistakes
+                   or not (self.sees_all or ", and wrong" in mistakes["triangle"])]
+        changing = self._changing_alike(singles)
+        if changing is not None and not changing[0]:
+            singles = [m for m, changes in zip(singles, changing[1]) if not changes]
+        usual = [mistakes for mistakes in singles
+                 if any(words in name for name in mistakes.values() for words in USUAL)]
+        if changing is not None and changing[0]:
+            wanted = {id(m) for m, changes in zip(singles, changing[1])
+                      if changes or "triangle" in m}  # a triangle changes what others do
+        else:
+            wanted = None
+        if count == 2:
+            return self._pairs(singles, usual, wanted)
+        triples = ({**a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
+                   if len(a.keys() | b.keys() | c.keys()) == 3
+                   and (wanted is None or not wanted.isdisjoint((id(a), id(b), id(c)))))
+        return list(itertools.islice(filter(self.fits, triples), 3))
+
+    def _changing_alike(self, singles):
+        """Whether `alike` is wrong, and which mistakes make it so; None where it cannot tell."""
+        if self.alike is None:
+            return None
+        inputs = values_alike(self.inputs)
+        right, _ = self.model.run(inputs, {})
+        if self.alike.shape != right.shape or not np.isfinite(self.alike).all():
+            return None
+        memory, changes = {}, []
+        for mistakes in singles:
+            try:
+                changes.append(not equal(self.model.run(inputs, mistakes, memory=memory)[0], right))
+            except IMPOSSIBLE:
+                changes.append(True)
+        return not equal(self.alike, right), changes
+
+    def _pairs(self, singles, usual, wanted):
+        """Two mistakes of which one is usual, or a usual one and a scale that is any number."""
+        rare = [mistakes for mistakes in singles if mistakes not in usual]
+        if "bias" in self.model.tables():
+            usual = [*usual, {"bias": BIAS_STAYS}]
+        pairs = itertools.chain(itertools.combinations(usual, 2), itertools.product(usual, rare))
+        if wanted is not None:
+            pairs = ((a, b) for a, b in pairs if id(a) in wanted or id(b) in wanted)
+        found = [{**a, **b} for a, b in pairs if a.keys() != b.keys() and self.fits({**a, **b})]
+        if found:
+            return found
+        for mistakes in usual:
+            if "scale" not in mistakes and (number := self.hard_coded(mistakes)) is not None:
+                return [number]
+        return []
+
+    def _weak_triangle(self):
+        """A causal mask that is always on, and lets some weight through."""
+        def off(entry):
+            mistakes = {"triangle": WeakTriangle("", causal_from_start, entry)}
+            try:
+                output, _ = self.model.run(self.inputs, mistakes)
+            except IMPOSSIBLE:
+                return math.inf
+            if output.shape != self.mine.shape:
+                return math.inf
+            difference = np.max(np.abs(output - self.mine)) / np.max(np.abs(output))
+            return float(difference) if np.isfinite(difference) else math.inf
+
+        name, entry = weak_fill(off) or (None, None)
+        return [] if name is None else [{"triangle": WeakTriangle(name, causal_from_start, entry)}]
+
+    def hard_coded(self, mistakes):
+        """The same with the scores divided by another number than any we know, or None."""
+        def with_divisor(logarithm):
+            return {**mistakes, "scale": HardCoded(math.exp(logarithm), self.head_dim)}
+
+        def error(logarithm):
+            try:
+                output, _ = self.model.run(self.inputs, with_divisor(logarithm),
+                                           memory=dict(memory))
+            except IMPOSSIBLE:
+                return math.inf
+            if output.shape != self.mine.shape:
+                return math.inf
+            difference = np.abs(output - self.mine).mean()
+            return float(difference) if np.isfinite(difference) else math.inf
+
+        memory = {key: value for key, value in self.memory.items() if key[0] == "group"}
+        if math.isinf(error(0.0)):
+            return None
+        best = _smallest(error, -6.0, 10.0)
+        mistakes = with_divisor(best)
+        divisor = mistakes["scale"].divisor
+        if abs(divisor - round(divisor, 2)) < 1e-4 * divisor:
+            mistakes["scale"] = HardCoded(round(divisor, 2), self.head_dim)
+        return mistakes if self.fits(mistakes) else None
+
+    @property
+    def head_dim(self):
+        width = self.inputs[0].shape[-1]
+        if not self.model.layer:
+            return width
+        matrix = self.model.matrices.get("W_q")
+        return (width if matrix is None else matrix.shape[-1]) // self.model.heads
+
+
+def values_alike(inputs):
+    """The same inputs with values that are all alike; with one input, positions that are."""
+    which = 0 if inputs[0] is inputs[2] else 2
+    alike = np.repeat(inputs[which][..., :1, :], inputs[which].shape[-2], axis=-2)
+    return [alike if x is inputs[which] else x for x in inputs]
+
+
+def _smallest(error, low, high):
+    """Where a function of one number is smallest: a grid, then the golden section."""
+    grid = np.linspace(low, high, 49)
+    at = int(np.argmin([error(point) for point in grid]))
+    low, high = grid[max(at - 1, 0)], grid[min(at + 1, 48)]
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = error(left), error(right)
+    for _ in range(36):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = error(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = error(right)
+    return (low + high) / 2
+
+
+def weak_fill(off):
+    """(name, entry of MASK) for the number that blocked scores become, or None.
+
+    off(entry) says how far off the output is with it, as a part of the largest number.
+    """
+    for kind in (0, 1):
+        number = -_smallest(lambda size, kind=kind: off(list(filled(-size).values())[kind]),
+                            0.0, 40.0)
+        name, entry = list(filled(number).items())[kind]
+        if number < -0.01 and off(entry) < TOLERANCE:
+            return name, entry
+    return None

@@ -1,0 +1,182 @@
+"""The tested callable: how it is called, and what it should have returned."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mha.diagnosis.model import Model
+from mha.diagnosis.signature import CannotTestError
+
+BATCH = 2
+TOLERANCE = 1e-4  # of the largest number: float32 passes, no mistake does
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the callable wants its arrays, where that is not (batch, [heads,] len, dim)."""
+
+    note: str = ""
+    to_user: object = staticmethod(lambda x: x)
+    from_user: object = staticmethod(lambda x: x)
+
+
+AS_IS = Layout()
+
+
+def _swap(note, first, second, axes):
+    """Arrays with two axes swapped; a result with fewer axes stays as it is."""
+    def exchange(x):
+        return np.swapaxes(x, first, second) if x.ndim == axes else x
+    return Layout(note, exchange, exchange)
+
+
+HEADS_THIRD = _swap("takes (batch, len, heads, head_dim); here heads come before len", -2, -3, 4)
+LEN_FIRST = _swap("takes (len, batch, d_model); here the batch comes first", 0, 1, 3)
+FEATURES_FIRST = {axes: _swap("takes (dim, len), a position a column; here it is a row", -1, -2,
+                              axes) for axes in (2, 3, 4)}
+ONE_SEQUENCE = Layout("", lambda x: x[0], lambda x: x[None])
+
+
+@dataclass(eq=False)
+class Subject:
+    """A callable with its signature, its Model, and the shapes of its inputs.
+
+    shapes(query_len, key_len, value_dim) are those of query, key and value as the model takes
+    them. what: words for where it was tested, like "2-D input". sizes: those it runs with.
+    """
+
+    function: object
+    signature: object
+    model: Model
+    shapes: object
+    layout: Layout = AS_IS
+    what: str = ""
+    sizes: tuple[Any, ...] = ()
+    returned: object = None  # of the plain call
+    inputs: object = None
+    failure: str = ""  # of sizes tried before
+    twin: object = None  # the same with another head_dim, or None
+    faults: list[Any] = field(default_factory=list)  # found on the way, whatever is tested
+    seconds: float = float("inf")  # of the fastest call
+    constant: dict[str, Any] = field(default_factory=dict)  # {required option: its value}
+    arrays: list[Any] = field(default_factory=list)  # weights, which a call must not change
+
+    def random_inputs(self, sizes, seed=3):
+        """Query, key, value; one array for those that the callable takes together."""
+        generator = np.random.default_rng(seed)
+        arrays = [generator.normal(size=shape) for shape in self.shapes(*sizes)]
+        taken = len(self.signature.roles)
+        return arrays if taken == 3 else [arrays[0], arrays[1], arrays[1]] if taken == 2 else \
+            [arrays[0]] * 3
+
+    def call(self, inputs, **options):
+        """Whatever it returned, as a list of float64 arrays laid out as the model's."""
+        return self.called(inputs, **options).arrays
+
+    def called(self, inputs, **options):
+        arrays = [np.ascontiguousarray(self.layout.to_user(inputs[role])).copy()
+                  for role in self.signature.roles]
+        before = [array.copy() for array in arrays]
+        given = {**self.signature.given,
+                 **{name: value(inputs) for name, value in self.constant.items()}, **options}
+        kept = {name: value.copy() for name, value in given.items()
+                if isinstance(value, np.ndarray)}
+        held = [array.copy() for array in self.arrays]
+        started = time.perf_counter()
+        try:
+            result = self.function(*self._arguments(arrays, given), **given)
+        except (Exception, SystemExit) as error:
+            raise CannotTestError(_told(error, arrays, options)) from None
+        self.seconds = min(self.seconds, time.perf_counter() - started)
+        if any(not np.array_equal(a, b) for a, b in zip(arrays, before)):
+            self._fault("changes its inputs: work on a copy")
+        for name, value in kept.items():
+            if not np.array_equal(given[name], value, equal_nan=value.dtype.kind == "f"):
+                self._fault(f"changes its argument {name}: work on a copy")
+        for array, value in zip(self.arrays, held):
+            if not np.array_equal(array, value):
+                self._fault("changes its own weights when it is called")
+                array[...] = value
+        return Returned(result, self.layout)
+
+    def _arguments(self, arrays, given):
+        """Positional arguments; those that are known by name go into `given`."""
+        positional = []
+        for name, array in zip(self.signature.inputs, arrays):
+            if name is None:
+                positional.append(array)
+            else:
+                given[name] = array
+        return positional
+
+    def _fault(self, words):
+        if words not in self.faults:
+            self.faults.append(words)
+
+    def expected(self, inputs, mistakes=None, visible=None):
+        return self.model.run(inputs, mistakes, visible)
+
+    def mine(self, inputs, shape, **options):
+        """The first returned array of this shape, or None."""
+        return of_shape(self.call(inputs, **options), shape)
+
+
+class Returned:
+    """What a callable returned: `arrays`, and the words for it where they are unusual."""
+
+    def __init__(self, result, layout):
+        if isinstance(result, dict):
+            result = list(result.values())
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if isinstance(result, list) and results and not hasattr(results[0], "shape"):
+            results = [result]  # nested lists of numbers
+        try:
+            raw = [np.asarray(_numpy(array)) for array in results if array is not None]
+            self.dtypes = [array.dtype for array in raw]
+            self.shapes = [array.shape for array in raw]
+            if any(array.dtype.kind == "c" for array in raw):
+                raise TypeError
+            self.arrays = [layout.from_user(array.astype(float)) for array in raw]
+        except (Exception, SystemExit):
+            name = type(results[0] if len(results) == 1 else result).__name__
+            raise CannotTestError(f"returns {name}, wanted NumPy arrays of numbers") from None
+
+
+def _numpy(array):
+    """Arrays of other libraries, too."""
+    for name in ("detach", "numpy"):
+        method = getattr(array, name, None)
+        if callable(method) and not isinstance(array, np.ndarray):
+            array = method()
+    return array
+
+
+def _told(error, arrays, options):
+    shapes = ", ".join(str(array.shape) for array in arrays)
+    with_options = "".join(
+        f", {name} {value.shape} of {value.dtype}" if isinstance(value, np.ndarray)
+        else f", {name}={value}" for name, value in options.items() if value is not None)
+    try:
+        message = str(error)
+    except Exception:
+        message = "(an error without words)"
+    return f"raised {type(error).__name__}: {message} (called with shapes {shapes}{with_options})"
+
+
+def of_shape(arrays, shape):
+    return next((array for array in arrays if array.shape == shape), None)
+
+
+def equal(mine, expected, tolerance=TOLERANCE, without_rows=None):
+    """Whether they agree; without_rows: queries, along axis -2, that are not compared."""
+    if mine is None or mine.shape != expected.shape:
+        return False
+    if without_rows is not None and without_rows.any() and mine.ndim >= 2 \
+            and mine.shape[-2] == len(without_rows):
+        mine, expected = mine[..., ~without_rows, :], expected[..., ~without_rows, :]
+    if not mine.size:
+        return without_rows is None
+    with np.errstate(all="ignore"):
+        return bool(np.max(np.abs(mine - expected)) <= tolerance * np.max(np.abs(expected)))

@@ -103,35 +103,36 @@ static int poll_signals(void *context) {
 static int call_begin(mha_execution *execution, size_t bytes, int num_threads) {
     const size_t needed = bytes < MHA_WORKSPACE_ALIGNMENT ? MHA_WORKSPACE_ALIGNMENT : bytes;
     cached_workspace *cached = needed <= MOST_CACHED_BYTES ? cached_of_thread() : NULL;
-    mha_workspace workspace = {.size = needed};
+    char *base;
     if (cached != NULL && !cached->in_use) {
         if (cached->size < needed) {
             free(cached->base);
             cached->base = allocate_aligned(needed);
             cached->size = cached->base == NULL ? 0 : needed;
         }
-        workspace.base = cached->base;
-        cached->in_use = cached->base != NULL;
+        base = cached->base;
+        cached->in_use = base != NULL;
     } else {
-        workspace.base = allocate_aligned(needed);
+        base = allocate_aligned(needed);
     }
-    if (workspace.base == NULL) {
+    if (base == NULL) {
         PyErr_Format(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
         return -1;
     }
-    execution->workspace = workspace;
+    mha_workspace_begin(&execution->workspace, base, needed);
     execution->num_threads = num_threads;
     return 0;
 }
 
 static void call_end(mha_execution *execution) {
     cached_workspace *cached = key_works ? pthread_getspecific(key) : NULL;
-    if (cached != NULL && cached->base == execution->workspace.base) {
+    char *base = execution->workspace.base;
+    mha_workspace_end(&execution->workspace);
+    if (cached != NULL && cached->base == base) {
         cached->in_use = false;
     } else {
-        free(execution->workspace.base);
+        free(base);
     }
-    execution->workspace.base = NULL;
 }
 
 /* 0 for MHA_OK, else -1 with the exception: MemoryError, or what a signal handler raised. */

@@ -217,7 +217,7 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
 
 bool mha_last_axis_is_contiguous(PyArrayObject *array) {
     const int last = PyArray_NDIM(array) - 1;
-    return last < 0 || PyArray_DIM(array, last) <= 1 ||
+    return last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_SIZE(array) == 0 ||
            PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
 }
 

@@ -60,7 +60,7 @@ done
 if [ ! -d "$site/numpy" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site" \
         --only-binary=:all: --implementation cp --python-version "$version" --abi "$abi" --abi none \
-        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3'
+        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' matplotlib tqdm
 fi
 
 # The extension twice: plain for the suite, sanitized for the threads.
@@ -88,5 +88,5 @@ export PYTHONPATH="$here/plain-$abi/lib:$site" PYTHONSAFEPATH=1 TSAN_OPTIONS=rep
 plain=("$python")
 if nm -D "$python" 2>/dev/null | grep -q __tsan_init; then plain=(setarch -R "$python"); fi
 "${plain[@]}" -c 'import sys, mha; assert not sys._is_gil_enabled() and "free-threaded" in mha.__file__'
-"${plain[@]}" -m pytest -q "${@:-tests/test_layer.py}"
+"${plain[@]}" -m pytest -q "$@"
 echo "free-threaded Python $version: passed"

@@ -1,6 +1,7 @@
 # make run    the main job: sentences through a real transformer
 # make train  a small language model, from its first step to text
-# make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint
+# make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint,
+#             test-memory (LONGER=20 for twenty times as many calls), test-free-threaded (SECONDS=600)
 # make bench  mha beside its peers; see also bench-grid, bench-kernels, bench-reshaping
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run train test test-c test-peers test-large test-oldest-numpy sanitize lint bench bench-grid \
+.PHONY: run train test test-c test-peers test-large test-oldest-numpy test-memory test-free-threaded sanitize lint bench bench-grid \
 	bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
@@ -90,6 +91,14 @@ test-oldest-numpy: dist/.built
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
 	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py -k "not long_sequences and not keys_in_chunks"
+
+# Memory that runs out at every allocation, and arrays between forbidden pages.
+test-memory: $(VENV)/.test
+	LONGER=$(or $(LONGER),1) $(BIN)/python $(PYTEST) tests/memory
+
+# Python without GIL, under the thread sanitizer; the first time it is built from its source.
+test-free-threaded: $(VENV)/.created
+	tests/free_threaded.sh $(or $(SECONDS),60) --ignore tests/test_examples.py $(NOT_OF_KERNELS)
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test

@@ -2,6 +2,7 @@
 
 Switches, as environment variables:
   MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded)
+  MHA_SANITIZE=thread   thread sanitizer (run with TSan preloaded, or a Python built with it)
   MHA_COVERAGE=1   gcov counters
   MHA_WERROR=1     warnings are errors
 """
@@ -74,6 +75,9 @@ def switched_flags():
                       "-fno-omit-frame-pointer", "-fno-wrapv", "-g1", "-O1"]
         compile_flags += sanitizers
         link_flags += sanitizers[:1]
+    if os.environ.get("MHA_SANITIZE") == "thread":
+        compile_flags += ["-fsanitize=thread", "-fno-omit-frame-pointer", "-g1", "-O1"]
+        link_flags += ["-fsanitize=thread"]
     if os.environ.get("MHA_COVERAGE") == "1":
         compile_flags += ["--coverage", "-O0"]
         link_flags += ["--coverage"]

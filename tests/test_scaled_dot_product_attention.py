@@ -269,6 +269,13 @@ def test_out():
     assert np.array_equal(interleaved[..., 1, :], plain)
 
 
+def test_out_without_elements():
+    """NumPy gives a copy of it strides of 0."""
+    query, key = np.ones((2, 0, 3)), np.ones((2, 5, 3))
+    out = np.array(np.empty((2, 0, 3)), order="C")
+    assert mha.scaled_dot_product_attention(query, key, key, out=out) is out
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("length", [5, 200])
 def test_nothing_leaks_from_behind_a_mask(poison, length):

@@ -84,6 +84,6 @@ mha_status mha_additive_attention_forward(const mha_additive_attention *additive
                                           mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     const mha_status status = run_steps(additive, execution);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

@@ -19,9 +19,9 @@ typedef struct few_job {
     int64_t key_heads; /* of all batch items */
     /* Partial results (key head, row block, chunk) of part_size bytes: output (rows,
      * value_head_dim padded to MHA_FEW_PADDING), origin (rows,), denominator (rows,). */
-    char *parts;
+    mha_pieces parts;
     size_t part_size;
-    char *scratch; /* scratch_size bytes for each worker */
+    mha_pieces scratch; /* scratch_size bytes for each worker */
     size_t scratch_size;
     void *block_scratch; /* block_scratch_size bytes, for the kernel of blocks of queries */
     size_t block_scratch_size;
@@ -70,12 +70,11 @@ static mha_status plan(const mha_attention *attention, few_job *job) {
     }
     MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(job->rows, MHA_MAX_FEW_ROWS),
                                ((size_t)width_of(attention) + 2) * (size_t)item, &job->part_size));
-    MHA_TRY(mha_workspace_piece_size(job->part_size, &job->part_size));
     job->block_scratch_size =
         job->kernels->attention_scratch_size(mha_extent(&attention->query, 1), columns, 1);
-    return mha_workspace_piece_size(
-        job->kernels->few_queries_scratch_size(mha_extent(&attention->query, 1), columns),
-        &job->scratch_size);
+    job->scratch_size =
+        job->kernels->few_queries_scratch_size(mha_extent(&attention->query, 1), columns);
+    return MHA_OK;
 }
 
 static mha_status count_tasks(const few_job *job, int num_threads, int64_t *num_tasks,
@@ -164,7 +163,7 @@ static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
     const few_rows rows = rows_of(job, task / job->chunks);
     const int64_t first_key = task % job->chunks * job->chunk_keys;
     const int64_t end_key = mha_smaller(first_key + job->chunk_keys, rows.end);
-    char *part = job->parts + (size_t)task * job->part_size;
+    char *part = mha_piece(&job->parts, task);
     mha_few_queries_block block = {
         .checkpoint = &worker->checkpoint,
         .rows = rows.rows,
@@ -191,7 +190,7 @@ static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
     for (int64_t row = 0; row < rows.rows; row++) {
         block.row[row] = row_of(job, &rows, row);
     }
-    job->kernels->few_queries(&block, job->scratch + (size_t)worker->number * job->scratch_size);
+    job->kernels->few_queries(&block, mha_piece(&job->scratch, worker->number));
 }
 
 /* An output that passed the largest number on its way, again by the kernel that knows better. */
@@ -211,14 +210,14 @@ static void join_chunks(void *context, int64_t task, mha_worker *worker) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t columns = width_of(a);
     const few_rows rows = rows_of(job, task);
-    const char *part = job->parts + (size_t)(task * job->chunks) * job->part_size;
+    const char *part = mha_piece(&job->parts, task * job->chunks);
     for (int64_t row = 0; row < rows.rows; row++) {
         const int64_t head = head_of(job, &rows, row), query = query_of(job, &rows, row);
         const char *origin = part + (rows.rows * columns + row) * item;
         const mha_few_queries_join join = {
             .checkpoint = &worker->checkpoint,
             .chunks = job->chunks,
-            .chunk_stride = (int64_t)job->part_size,
+            .chunk_stride = (int64_t)job->parts.apart,
             .value_head_dim = mha_extent(&a->value, 1),
             .outputs = part + row * columns * item,
             .origin = origin,
@@ -257,16 +256,12 @@ mha_status mha_few_queries_workspace(const mha_attention *attention, int num_thr
 static mha_status run_tasks(few_job *job, mha_execution *execution) {
     int64_t num_tasks;
     int threads;
-    size_t all;
-    void *piece;
     MHA_TRY(plan(job->attention, job));
     MHA_TRY(count_tasks(job, execution->num_threads, &num_tasks, &threads));
-    MHA_TRY(mha_multiply_sizes(job->part_size, (size_t)num_tasks, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
-    job->parts = piece;
-    MHA_TRY(mha_multiply_sizes(job->scratch_size, (size_t)threads, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
-    job->scratch = piece;
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job->part_size, (size_t)num_tasks,
+                                      &job->parts));
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job->scratch_size, (size_t)threads,
+                                      &job->scratch));
     MHA_TRY(
         mha_workspace_take(&execution->workspace, job->block_scratch_size, &job->block_scratch));
     MHA_TRY(mha_pool_run(num_tasks, threads, attend_chunk, job, &execution->cancel));
@@ -279,6 +274,6 @@ mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution
     const size_t used_before = execution->workspace.used;
     few_job job = {.attention = attention};
     const mha_status status = run_tasks(&job, execution);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

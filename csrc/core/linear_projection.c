@@ -19,7 +19,7 @@ typedef struct projection_job {
     const mha_kernels *kernels;
     int64_t panels;     /* of all weights */
     int64_t row_blocks; /* of the projection with the most */
-    char *scratch; /* scratch_size bytes for each worker, or NULL when nothing is packed here */
+    mha_pieces scratch; /* scratch_size bytes for each worker: none when nothing is packed here */
     size_t scratch_size;
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
@@ -79,7 +79,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         }
         job->scratch_size = scratch_size > job->scratch_size ? scratch_size : job->scratch_size;
     }
-    return mha_workspace_piece_size(job->scratch_size, &job->scratch_size);
+    return MHA_OK;
 }
 
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
@@ -216,7 +216,7 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.panel = (const char *)p->weight.data + first_column * item;
         block.panel_stride = p->weight.in_stride / item;
     } else {
-        char *scratch = job->scratch + (size_t)worker->number * job->scratch_size;
+        char *scratch = mha_piece(&job->scratch, worker->number);
         mha_pack_panel(p->dtype, &p->weight, first_column, scratch, &worker->checkpoint);
         block.panel = scratch;
     }
@@ -261,7 +261,6 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     packing_job packing;
     projection_job job;
     size_t all;
-    void *scratch;
     MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &all, with_packed,
                                 &packing));
     MHA_TRY(plan(with_packed, count, &job));
@@ -272,9 +271,8 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     if (projections[0].x_transposed) {
         MHA_TRY(pack_rows(&job, num_threads, execution));
     }
-    MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)num_threads, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
-    job.scratch = scratch;
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
+                                      &job.scratch));
     return mha_pool_run(job.panels * job.row_blocks, num_threads, run_task, &job,
                         &execution->cancel);
 }
@@ -283,6 +281,6 @@ mha_status mha_linear_projection_forward(const mha_linear_projection *projection
                                          mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     const mha_status status = run_steps(projections, count, execution);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

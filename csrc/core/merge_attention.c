@@ -10,7 +10,7 @@ typedef struct merge_job {
     const mha_kernels *kernels;
     int64_t rows_of_a_task, num_tasks;
     int threads;
-    char *shares; /* shares_size bytes for each worker: a number for each part */
+    mha_pieces shares; /* shares_size bytes for each worker: a number for each part */
     size_t shares_size;
 } merge_job;
 
@@ -25,9 +25,8 @@ static mha_status plan(const mha_merge_attention *merge, int num_threads, merge_
     job->num_tasks = mha_divide_up(merge->rows, job->rows_of_a_task);
     job->threads = mha_threads_for(job->num_tasks, (double)merge->rows * (double)numbers_of_a_row,
                                    num_threads);
-    MHA_TRY(
-        mha_multiply_sizes((size_t)merge->parts, mha_dtype_size(merge->dtype), &job->shares_size));
-    return mha_workspace_piece_size(job->shares_size, &job->shares_size);
+    return mha_multiply_sizes((size_t)merge->parts, mha_dtype_size(merge->dtype),
+                              &job->shares_size);
 }
 
 static void merge_rows(void *context, int64_t task, mha_worker *worker) {
@@ -44,7 +43,7 @@ static void merge_rows(void *context, int64_t task, mha_worker *worker) {
         .lses = merge->lses,
         .output = merge->output,
         .lse = merge->lse,
-        .shares = job->shares + (size_t)worker->number * job->shares_size,
+        .shares = mha_piece(&job->shares, worker->number),
     };
     job->kernels->merge(&block);
 }
@@ -60,14 +59,11 @@ mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int n
 mha_status mha_merge_attention_forward(const mha_merge_attention *merge, mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     merge_job job;
-    size_t all;
-    void *shares;
     MHA_TRY(plan(merge, execution->num_threads, &job));
-    MHA_TRY(mha_multiply_sizes(job.shares_size, (size_t)job.threads, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &shares));
-    job.shares = shares;
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.shares_size, (size_t)job.threads,
+                                      &job.shares));
     const mha_status status =
         mha_pool_run(job.num_tasks, job.threads, merge_rows, &job, &execution->cancel);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

@@ -248,6 +248,6 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
                                             mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     const mha_status status = run_steps(layer, execution);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

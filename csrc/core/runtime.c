@@ -31,7 +31,10 @@ int mha_get_num_threads(void) {
         if (number == 0) {
             number = mha_usable_cpus();
         }
-        atomic_store(&process_num_threads, number);
+        int not_asked_for = 0; /* or set by another thread meanwhile */
+        if (!atomic_compare_exchange_strong(&process_num_threads, &not_asked_for, number)) {
+            number = not_asked_for;
+        }
     }
     return number;
 }

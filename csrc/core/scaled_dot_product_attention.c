@@ -13,11 +13,11 @@ typedef struct attention_job {
     int64_t tasks_of_a_head;
     int64_t batch_heads;
     bool copies_heads; /* each worker copies the key head that it is at, side by side */
-    char *scratch;     /* scratch_size bytes for each worker: the kernel's, then its copy */
-    size_t scratch_size, kernel_size;
+    mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copy */
+    size_t scratch_size, keys_size, values_size;
 } attention_job;
 
-/* A worker's copy of a key head; behind it its rows of key, then those of value. */
+/* Which key head a worker has copied; its rows of key lie behind. */
 typedef struct head_copy {
     _Alignas(64) int64_t batch_kv_head; /* -1: none yet */
 } head_copy;
@@ -44,7 +44,7 @@ static mha_attention_block block_of(const attention_job *job, int64_t batch_head
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
-    return (head_copy *)(job->scratch + (size_t)worker * job->scratch_size + job->kernel_size);
+    return mha_piece(&job->keys, worker);
 }
 
 /* Lets the blocks read their keys and values from the worker's copy. */
@@ -56,7 +56,7 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, const m
     const int64_t batch = batch_kv_head / kv_heads, kv_head = batch_kv_head % kv_heads;
     head_copy *copy = copy_of(job, worker->number);
     char *key = (char *)(copy + 1);
-    char *value = key + key_len * mha_extent(&a->key, 1) * (int64_t)mha_dtype_size(a->dtype);
+    char *value = mha_piece(&job->values, worker->number);
     if (copy->batch_kv_head != batch_kv_head) {
         mha_gather_rows(a, &a->key, batch, kv_head, 0, key_len, key);
         mha_gather_rows(a, &a->value, batch, kv_head, 0, key_len, value);
@@ -88,8 +88,7 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
     }
-    job->kernels->attention(blocks, count,
-                            job->scratch + (size_t)worker->number * job->scratch_size);
+    job->kernels->attention(blocks, count, mha_piece(&job->scratch, worker->number));
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the
@@ -107,25 +106,24 @@ static int joint_blocks_of(const attention_job *job, int num_threads) {
     return joint;
 }
 
-/* The kernel's scratch, and behind it the copy of a head's keys and values, where their rows lie
- * apart and enough queries read them to repay it (docs/kernels.md); at most MOST_COPIED bytes. */
-static mha_status plan_scratch(attention_job *job) {
+/* The kernel's scratch, and the copy of a head's keys and values, where their rows lie apart and
+ * enough queries read them to repay it (docs/kernels.md); at most MOST_COPIED bytes. */
+static void plan_scratch(attention_job *job) {
     enum { MOST_COPIED = 2 << 20, FEWEST = 512 };
     const mha_attention *a = job->attention;
     const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
-    const double bytes = (double)mha_extent(&a->key, 2) *
-                         ((double)head_dim + (double)value_head_dim) *
-                         (double)mha_dtype_size(a->dtype);
-    const size_t kernel_size =
+    const double column = (double)mha_extent(&a->key, 2) * (double)mha_dtype_size(a->dtype);
+    const double bytes = column * ((double)head_dim + (double)value_head_dim);
+    job->scratch_size =
         job->kernels->attention_scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
         a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
         mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
-    MHA_TRY(mha_workspace_piece_size(kernel_size, &job->kernel_size));
-    return mha_workspace_piece_size(job->kernel_size +
-                                        (job->copies_heads ? sizeof(head_copy) + (size_t)bytes : 0),
-                                    &job->scratch_size);
+    if (job->copies_heads) {
+        job->keys_size = sizeof(head_copy) + (size_t)(column * (double)head_dim);
+        job->values_size = (size_t)(column * (double)value_head_dim);
+    }
 }
 
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
@@ -146,7 +144,8 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     }
     const double operations = mha_attention_operations(attention, job->batch_heads);
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
-    return plan_scratch(job);
+    plan_scratch(job);
+    return MHA_OK;
 }
 
 /* No queries, or an output without columns and nothing else asked for, however many rows it has. */
@@ -169,7 +168,26 @@ mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *atten
         return mha_few_queries_workspace(attention, num_threads, bytes);
     }
     MHA_TRY(plan(attention, num_threads, &job, &num_tasks, &threads));
-    return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads);
+    MHA_TRY(mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads));
+    if (job.copies_heads) {
+        MHA_TRY(mha_workspace_reserve(bytes, job.keys_size, (size_t)threads));
+        MHA_TRY(mha_workspace_reserve(bytes, job.values_size, (size_t)threads));
+    }
+    return MHA_OK;
+}
+
+static mha_status take_memory(attention_job *job, int threads, mha_workspace *workspace) {
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
+    if (job->copies_heads) {
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, (size_t)threads, &job->keys));
+        MHA_TRY(
+            mha_workspace_take_pieces(workspace, job->values_size, (size_t)threads, &job->values));
+        for (int worker = 0; worker < threads; worker++) {
+            copy_of(job, worker)->batch_kv_head = -1;
+        }
+    }
+    return MHA_OK;
 }
 
 mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attention,
@@ -178,8 +196,6 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     attention_job job;
     int64_t num_tasks;
     int threads;
-    size_t all;
-    void *scratch;
     if (nothing_to_compute(attention)) {
         return MHA_OK;
     }
@@ -187,14 +203,9 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
         return mha_few_queries_forward(attention, execution);
     }
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
-    MHA_TRY(mha_multiply_sizes(job.scratch_size, (size_t)threads, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &scratch));
-    job.scratch = scratch;
-    for (int worker = 0; job.copies_heads && worker < threads; worker++) {
-        copy_of(&job, worker)->batch_kv_head = -1;
-    }
+    MHA_TRY(take_memory(&job, threads, &execution->workspace));
     const mha_status status =
         mha_pool_run(num_tasks, threads, attend_query_blocks, &job, &execution->cancel);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

@@ -22,11 +22,12 @@ typedef struct gradient_job {
     int64_t chunks, chunk_keys;
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
-    bool bias_has_own_pass; /* tasks share it */
-    int64_t bias_keys;      /* of a task of that pass, where queries share it */
-    bool copies_keys;       /* and values, and gathers their gradients side by side */
-    char *scratch; /* scratch_size bytes for each worker, of which the kernel's come first */
-    size_t scratch_size, kernel_size;
+    bool bias_has_own_pass;  /* tasks share it */
+    int64_t bias_keys;       /* of a task of that pass, where queries share it */
+    bool copies_keys;        /* and values, and gathers their gradients side by side */
+    mha_pieces scratch;      /* scratch_size bytes for each worker: the kernel's */
+    mha_pieces keys, values; /* two for each worker: its copies, and their gradients */
+    size_t scratch_size, keys_size, values_size;
 } gradient_job;
 
 /* What a task works on, first_key..end_key of one key head, and where it finds these keys and
@@ -93,8 +94,7 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
 static void run_block(const gradient_job *job, mha_attention_backward_block *block,
                       mha_worker *worker) {
     block->attention.checkpoint = &worker->checkpoint;
-    job->kernels->attention_backward(block,
-                                     job->scratch + (size_t)worker->number * job->scratch_size);
+    job->kernels->attention_backward(block, mha_piece(&job->scratch, worker->number));
 }
 
 static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first_query,
@@ -195,16 +195,17 @@ static void use_rows_of_own(const gradient_job *job, const mha_worker *worker, k
     c->value_stride = c->grad_value_stride = mha_extent(&a->value, 1);
     const int64_t key_bytes = keys * c->key_stride * item;
     const int64_t value_bytes = keys * c->value_stride * item;
-    char *own = job->scratch + (size_t)worker->number * job->scratch_size + job->kernel_size;
-    char *gradients = own + key_bytes + value_bytes;
+    void *grad_key = mha_piece(&job->keys, 2 * worker->number + 1);
+    void *grad_value = mha_piece(&job->values, 2 * worker->number + 1);
     c->stored_key = c->first_key;
-    c->key = own;
-    c->value = own + key_bytes;
-    c->grad_key = job->gradients->grad_key.data == NULL ? NULL : gradients;
-    c->grad_value = job->gradients->grad_value.data == NULL ? NULL : gradients + key_bytes;
+    c->key = mha_piece(&job->keys, 2 * worker->number);
+    c->value = mha_piece(&job->values, 2 * worker->number);
+    c->grad_key = job->gradients->grad_key.data == NULL ? NULL : grad_key;
+    c->grad_value = job->gradients->grad_value.data == NULL ? NULL : grad_value;
     mha_gather_rows(a, &a->key, c->batch, c->kv_head, c->first_key, c->end_key, c->key);
     mha_gather_rows(a, &a->value, c->batch, c->kv_head, c->first_key, c->end_key, c->value);
-    memset(gradients, 0, (size_t)(key_bytes + value_bytes));
+    memset(grad_key, 0, (size_t)key_bytes);
+    memset(grad_value, 0, (size_t)value_bytes);
 }
 
 static void return_gradient(const gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
@@ -375,25 +376,24 @@ static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return tensor->data != NULL && mha_rows_lie_apart(tensor, dtype);
 }
 
-/* The kernel's scratch, and behind it a chunk of key and value with their gradients, where their
- * rows lie apart: every block of queries reads them. At most MOST_COPIED bytes. */
-static mha_status plan_scratch(gradient_job *job) {
+/* The kernel's scratch, and a chunk of key and value with their gradients, where their rows lie
+ * apart: every block of queries reads them. At most MOST_COPIED bytes. */
+static void plan_scratch(gradient_job *job) {
     enum { MOST_COPIED = 4 << 20 };
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
     const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
-    const double bytes = 2.0 * (double)job->chunk_keys *
-                         ((double)head_dim + (double)value_head_dim) *
-                         (double)mha_dtype_size(a->dtype);
+    const double column = (double)job->chunk_keys * (double)mha_dtype_size(a->dtype);
+    const double bytes = 2.0 * column * ((double)head_dim + (double)value_head_dim);
     const bool apart = has_rows_apart(&a->key, a->dtype) || has_rows_apart(&a->value, a->dtype) ||
                        has_rows_apart(&g->grad_key, a->dtype) ||
                        has_rows_apart(&g->grad_value, a->dtype);
     job->copies_keys = apart && bytes <= MOST_COPIED && job->group * job->query_blocks > 1;
-    MHA_TRY(mha_workspace_piece_size(
-        job->kernels->attention_backward_scratch_size(head_dim, value_head_dim),
-        &job->kernel_size));
-    return mha_workspace_piece_size(job->kernel_size + (job->copies_keys ? (size_t)bytes : 0),
-                                    &job->scratch_size);
+    job->scratch_size = job->kernels->attention_backward_scratch_size(head_dim, value_head_dim);
+    if (job->copies_keys) {
+        job->keys_size = (size_t)(column * (double)head_dim);
+        job->values_size = (size_t)(column * (double)value_head_dim);
+    }
 }
 
 static mha_status plan(const mha_attention_gradients *gradients, gradient_job *job) {
@@ -413,7 +413,8 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
                              is_shared_by_tasks(&gradients->grad_bias, a->batch_axes, job->chunks);
     job->bias_keys = job->bias_has_own_pass ? bias_keys_of(job) : 0;
-    return plan_scratch(job);
+    plan_scratch(job);
+    return MHA_OK;
 }
 
 /* A multiply-add of the forward pass is two and a half here. */
@@ -452,8 +453,13 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
     MHA_TRY(count_query_blocks(&job, &query_blocks));
     MHA_TRY(mha_multiply_sizes(sizeof *job.done, (size_t)query_blocks, &counters));
     MHA_TRY(mha_workspace_reserve(bytes, counters, 1));
-    return mha_workspace_reserve(bytes, job.scratch_size,
-                                 (size_t)threads_of(&job, INT64_MAX, num_threads));
+    const size_t threads = (size_t)threads_of(&job, INT64_MAX, num_threads);
+    MHA_TRY(mha_workspace_reserve(bytes, job.scratch_size, threads));
+    if (job.copies_keys) {
+        MHA_TRY(mha_workspace_reserve(bytes, job.keys_size, 2 * threads));
+        MHA_TRY(mha_workspace_reserve(bytes, job.values_size, 2 * threads));
+    }
+    return MHA_OK;
 }
 
 static bool wants_more_than_bias(const gradient_job *job) {
@@ -464,20 +470,23 @@ static bool wants_more_than_bias(const gradient_job *job) {
 }
 
 static mha_status take_memory(gradient_job *job, mha_execution *execution) {
-    const int most = threads_of(job, INT64_MAX, execution->num_threads);
+    const size_t threads = (size_t)threads_of(job, INT64_MAX, execution->num_threads);
+    mha_workspace *workspace = &execution->workspace;
     int64_t query_blocks;
     size_t all;
     void *piece;
     MHA_TRY(count_query_blocks(job, &query_blocks));
     MHA_TRY(mha_multiply_sizes(sizeof *job->done, (size_t)query_blocks, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
+    MHA_TRY(mha_workspace_take(workspace, all, &piece));
     job->done = piece;
     for (int64_t i = 0; i < query_blocks; i++) {
         atomic_init(&job->done[i], 0);
     }
-    MHA_TRY(mha_multiply_sizes(job->scratch_size, (size_t)most, &all));
-    MHA_TRY(mha_workspace_take(&execution->workspace, all, &piece));
-    job->scratch = piece;
+    MHA_TRY(mha_workspace_take_pieces(workspace, job->scratch_size, threads, &job->scratch));
+    if (job->copies_keys) {
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, 2 * threads, &job->keys));
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->values_size, 2 * threads, &job->values));
+    }
     return MHA_OK;
 }
 
@@ -506,6 +515,6 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
     }
     MHA_TRY(plan(gradients, &job));
     const mha_status status = run_passes(&job, execution);
-    execution->workspace.used = used_before;
+    mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

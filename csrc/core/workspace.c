@@ -2,26 +2,79 @@
 #include "mha/execution.h"
 #include "mha/tensor.h"
 
-mha_status mha_workspace_piece_size(size_t bytes, size_t *rounded) {
-    MHA_TRY(mha_add_sizes(bytes, MHA_WORKSPACE_ALIGNMENT - 1, rounded));
-    *rounded -= *rounded % MHA_WORKSPACE_ALIGNMENT;
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define IS_SANITIZED
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#define IS_SANITIZED
+#endif
+
+/* With the address sanitizer a gap follows every piece, and what is not handed out is poisoned, so
+ * that a step which leaves its piece by one byte is found. */
+#ifdef IS_SANITIZED
+#include <sanitizer/asan_interface.h>
+enum { GAP = 4 * MHA_WORKSPACE_ALIGNMENT };
+static void poison(const char *base, size_t bytes) { ASAN_POISON_MEMORY_REGION(base, bytes); }
+static void unpoison(const char *base, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(base, bytes); }
+#else
+enum { GAP = 0 };
+static void poison(const char *base, size_t bytes) { (void)base, (void)bytes; }
+static void unpoison(const char *base, size_t bytes) { (void)base, (void)bytes; }
+#endif
+
+/* What a piece takes: rounded up to the alignment. */
+static mha_status size_of_piece(size_t bytes, size_t *size) {
+    MHA_TRY(mha_add_sizes(bytes, MHA_WORKSPACE_ALIGNMENT - 1 + GAP, size));
+    *size -= *size % MHA_WORKSPACE_ALIGNMENT;
     return MHA_OK;
+}
+
+void mha_workspace_begin(mha_workspace *workspace, char *base, size_t size) {
+    const mha_workspace empty = {.base = base, .size = size};
+    *workspace = empty;
+    poison(base, size);
+}
+
+void mha_workspace_end(mha_workspace *workspace) {
+    unpoison(workspace->base, workspace->size);
+    workspace->base = NULL;
+    workspace->size = workspace->used = 0;
 }
 
 mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **piece) {
-    size_t rounded;
-    MHA_TRY(mha_workspace_piece_size(bytes, &rounded));
-    if (rounded > workspace->size - workspace->used) {
-        return MHA_OUT_OF_MEMORY;
-    }
-    *piece = workspace->base + workspace->used;
-    workspace->used += rounded;
+    mha_pieces pieces;
+    MHA_TRY(mha_workspace_take_pieces(workspace, bytes, 1, &pieces));
+    *piece = pieces.first;
     return MHA_OK;
 }
 
+mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, size_t count,
+                                     mha_pieces *pieces) {
+    size_t all;
+    MHA_TRY(size_of_piece(bytes, &pieces->apart));
+    MHA_TRY(mha_multiply_sizes(pieces->apart, count, &all));
+    if (all > workspace->size - workspace->used) {
+        return MHA_OUT_OF_MEMORY;
+    }
+    pieces->first = workspace->base + workspace->used;
+    workspace->used += all;
+    poison(pieces->first, all);
+    for (size_t i = 0; GAP > 0 && i < count; i++) {
+        unpoison(pieces->first + i * pieces->apart, bytes);
+    }
+    return MHA_OK;
+}
+
+void mha_workspace_give_back(mha_workspace *workspace, size_t used_before) {
+    poison(workspace->base + used_before, workspace->used - used_before);
+    workspace->used = used_before;
+}
+
 mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) {
-    size_t rounded, all;
-    MHA_TRY(mha_workspace_piece_size(bytes, &rounded));
-    MHA_TRY(mha_multiply_sizes(rounded, count, &all));
+    size_t size, all;
+    MHA_TRY(size_of_piece(bytes, &size));
+    MHA_TRY(mha_multiply_sizes(size, count, &all));
     return mha_add_sizes(*total, all, total);
 }

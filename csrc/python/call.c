@@ -15,38 +15,41 @@
 /* A workspace up to this size stays with its thread between calls. */
 enum { MOST_CACHED_BYTES = 8 << 20 };
 
-typedef struct cached_workspace {
+/* What is kept for a thread; not _Thread_local, whose memory comes at its first use, and the
+ * program ends where there is none. */
+typedef struct kept_for_thread {
     char *base;
     size_t size;
-    bool in_use; /* a signal handler that runs inside a call may call us again */
-} cached_workspace;
+    bool in_use;       /* a signal handler that runs inside a call may call us again */
+    int64_t last_poll; /* nanoseconds */
+} kept_for_thread;
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static bool key_works;
 
-static void free_cached(void *memory) {
-    cached_workspace *cached = memory;
-    free(cached->base);
-    free(cached);
+static void free_kept(void *memory) {
+    kept_for_thread *kept = memory;
+    free(kept->base);
+    free(kept);
 }
 
-static void create_key(void) { key_works = pthread_key_create(&key, free_cached) == 0; }
+static void create_key(void) { key_works = pthread_key_create(&key, free_kept) == 0; }
 
-/* This thread's cached workspace, or NULL when there is none to be had. */
-static cached_workspace *cached_of_thread(void) {
+/* What is kept for this thread, or NULL when there is no memory for it. */
+static kept_for_thread *kept_of_thread(void) {
     if (pthread_once(&key_once, create_key) != 0 || !key_works) {
         return NULL;
     }
-    cached_workspace *cached = pthread_getspecific(key);
-    if (cached == NULL) {
-        cached = calloc(1, sizeof *cached);
-        if (cached != NULL && pthread_setspecific(key, cached) != 0) {
-            free(cached);
-            cached = NULL;
+    kept_for_thread *kept = pthread_getspecific(key);
+    if (kept == NULL) {
+        kept = calloc(1, sizeof *kept);
+        if (kept != NULL && pthread_setspecific(key, kept) != 0) {
+            free(kept);
+            kept = NULL;
         }
     }
-    return cached;
+    return kept;
 }
 
 static char *allocate_aligned(size_t bytes) {
@@ -76,62 +79,65 @@ static bool is_main_thread(void) {
 #endif
 }
 
-/* Asks Python for signals at most every 20 ms, since that takes the GIL. `context` holds the state
- * of the thread, which gave the GIL up. */
+typedef struct polling {
+    PyThreadState *thread; /* which gave the GIL up */
+    int64_t *last_poll;    /* of the thread */
+} polling;
+
+/* Asks Python for signals at most every 20 ms, since that takes the GIL. */
 static int poll_signals(void *context) {
-    static _Thread_local int64_t last_poll;
+    polling *state = context;
     struct timespec now;
     if (clock_gettime(POLL_CLOCK, &now) != 0) {
         return 0;
     }
     const int64_t nanoseconds = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    if (nanoseconds - last_poll < NANOSECONDS_BETWEEN_POLLS) {
+    if (nanoseconds - *state->last_poll < NANOSECONDS_BETWEEN_POLLS) {
         return 0;
     }
-    last_poll = nanoseconds;
+    *state->last_poll = nanoseconds;
     if (!is_main_thread()) {
         return 0;
     }
-    PyThreadState **thread = context;
-    PyEval_RestoreThread(*thread);
+    PyEval_RestoreThread(state->thread);
     const int raised = PyErr_CheckSignals();
-    *thread = PyEval_SaveThread();
+    state->thread = PyEval_SaveThread();
     return raised;
 }
 
 /* Fills `execution` but for cancel; -1 with a MemoryError. Needs call_end after success. */
-static int call_begin(mha_execution *execution, size_t bytes, int num_threads) {
+static int call_begin(mha_execution *execution, size_t bytes, int num_threads,
+                      kept_for_thread *kept) {
     const size_t needed = bytes < MHA_WORKSPACE_ALIGNMENT ? MHA_WORKSPACE_ALIGNMENT : bytes;
-    cached_workspace *cached = needed <= MOST_CACHED_BYTES ? cached_of_thread() : NULL;
-    mha_workspace workspace = {.size = needed};
-    if (cached != NULL && !cached->in_use) {
-        if (cached->size < needed) {
-            free(cached->base);
-            cached->base = allocate_aligned(needed);
-            cached->size = cached->base == NULL ? 0 : needed;
+    char *base;
+    if (kept != NULL && needed <= MOST_CACHED_BYTES && !kept->in_use) {
+        if (kept->size < needed) {
+            free(kept->base);
+            kept->base = allocate_aligned(needed);
+            kept->size = kept->base == NULL ? 0 : needed;
         }
-        workspace.base = cached->base;
-        cached->in_use = cached->base != NULL;
+        base = kept->base;
+        kept->in_use = base != NULL;
     } else {
-        workspace.base = allocate_aligned(needed);
+        base = allocate_aligned(needed);
     }
-    if (workspace.base == NULL) {
+    if (base == NULL) {
         PyErr_Format(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
         return -1;
     }
-    execution->workspace = workspace;
+    mha_workspace_begin(&execution->workspace, base, needed);
     execution->num_threads = num_threads;
     return 0;
 }
 
-static void call_end(mha_execution *execution) {
-    cached_workspace *cached = key_works ? pthread_getspecific(key) : NULL;
-    if (cached != NULL && cached->base == execution->workspace.base) {
-        cached->in_use = false;
+static void call_end(mha_execution *execution, kept_for_thread *kept) {
+    char *base = execution->workspace.base;
+    mha_workspace_end(&execution->workspace);
+    if (kept != NULL && kept->base == base) {
+        kept->in_use = false;
     } else {
-        free(execution->workspace.base);
+        free(base);
     }
-    execution->workspace.base = NULL;
 }
 
 /* 0 for MHA_OK, else -1 with the exception: MemoryError, or what a signal handler raised. */
@@ -159,16 +165,19 @@ static int call_check(mha_status status) {
 int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
                  int num_threads) {
     mha_execution execution;
+    kept_for_thread *kept = kept_of_thread();
+    int64_t no_poll_yet = 0;
     size_t bytes = 0;
     if ((workspace != NULL && call_check(workspace(problem, num_threads, &bytes)) < 0) ||
-        call_begin(&execution, bytes, num_threads) < 0) {
+        call_begin(&execution, bytes, num_threads, kept) < 0) {
         return -1;
     }
-    PyThreadState *thread = PyEval_SaveThread();
+    polling state = {.last_poll = kept == NULL ? &no_poll_yet : &kept->last_poll};
+    state.thread = PyEval_SaveThread();
     execution.cancel.poll = poll_signals;
-    execution.cancel.context = &thread;
+    execution.cancel.context = &state;
     const mha_status status = forward(problem, &execution);
-    PyEval_RestoreThread(thread);
-    call_end(&execution);
+    PyEval_RestoreThread(state.thread);
+    call_end(&execution, kept);
     return call_check(status);
 }

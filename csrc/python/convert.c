@@ -24,10 +24,32 @@ static void name_pending_error(PyObject *object, const char *name) {
     }
 }
 
-static bool only_offers_dlpack(PyObject *object) {
-    return PyObject_HasAttrString(object, "__dlpack__") &&
-           !PyObject_HasAttrString(object, "__array__") &&
-           !PyObject_HasAttrString(object, "__array_interface__") && !PyObject_CheckBuffer(object);
+/* 1 or 0, or -1 with the exception: a MemoryError, or what is no Exception. */
+static int has_attribute(PyObject *object, const char *name) {
+    PyObject *attribute = PyObject_GetAttrString(object, name);
+    if (attribute == NULL &&
+        (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception))) {
+        return -1;
+    }
+    PyErr_Clear();
+    Py_XDECREF(attribute);
+    return attribute != NULL;
+}
+
+/* 1 or 0, or -1 with the exception. */
+static int only_offers_dlpack(PyObject *object) {
+    static const char *const others[] = {"__array__", "__array_interface__"};
+    const int offers = has_attribute(object, "__dlpack__");
+    if (offers <= 0 || PyObject_CheckBuffer(object)) {
+        return offers < 0 ? -1 : 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        const int offers_other = has_attribute(object, others[i]);
+        if (offers_other != 0) {
+            return offers_other < 0 ? -1 : 0;
+        }
+    }
+    return 1;
 }
 
 static PyObject *from_dlpack(PyObject *object) {
@@ -50,7 +72,11 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
         PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
         return NULL;
     }
-    if (only_offers_dlpack(object)) {
+    const int is_dlpack = only_offers_dlpack(object);
+    if (is_dlpack < 0) {
+        return NULL;
+    }
+    if (is_dlpack) {
         array = from_dlpack(object);
     } else {
         array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
@@ -191,7 +217,7 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
 
 bool mha_last_axis_is_contiguous(PyArrayObject *array) {
     const int last = PyArray_NDIM(array) - 1;
-    return last < 0 || PyArray_DIM(array, last) <= 1 ||
+    return last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_SIZE(array) == 0 ||
            PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
 }
 

@@ -3,6 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+/* numpy.lib.tracemalloc_domain */
+enum { TRACED_AS_NUMPYS = 389047 };
+
 enum { SMALLEST_SPARE = 256 << 10, MOST_SPARE = 16, ALIGNMENT = 64 };
 
 /* Oldest first. Only tried locks are taken: a fork may leave one behind. */
@@ -14,7 +17,7 @@ static struct {
     size_t bytes;
 } spare = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static PyObject *handler; /* the capsule that tells NumPy of the functions below */
+static PyObject *handler; /* the capsule that tells arrays of the functions below */
 
 static void *take_spare(int index) {
     void *block = spare.blocks[index];
@@ -79,44 +82,73 @@ int mha_start_results(void) {
     return handler == NULL ? -1 : 0;
 }
 
-/* While it holds, NumPy takes memory by the functions above. NULL, or what stood before. */
-static PyObject *begin(npy_intp bytes) {
-    return bytes < SMALLEST_SPARE ? Py_NewRef(Py_None) : PyDataMem_SetHandler(handler);
-}
-
-static PyArrayObject *end(PyObject *before, PyArrayObject *array) {
-    if (before != Py_None) {
-        PyObject *ours = PyDataMem_SetHandler(before);
-        if (ours == NULL) {
-            Py_CLEAR(array);
-        }
-        Py_XDECREF(ours);
-    }
-    Py_DECREF(before);
-    return array;
-}
-
-/* Bytes of such an array, or more than SMALLEST_SPARE where it is larger. */
-static npy_intp bytes_up_to_spare(int axes, const npy_intp *shape) {
-    npy_intp bytes = (npy_intp)sizeof(double);
-    for (int axis = 0; axis < axes && 0 < bytes && bytes < SMALLEST_SPARE; axis++) {
-        bytes *= shape[axis] < SMALLEST_SPARE ? shape[axis] : SMALLEST_SPARE;
-    }
+/* Whether such an array is worth a block of ours; its size. */
+static bool is_large(int axes, const npy_intp *shape, npy_intp item, size_t *bytes) {
+    *bytes = (size_t)item;
     for (int axis = 0; axis < axes; axis++) {
-        bytes = shape[axis] == 0 ? 0 : bytes;
+        if (shape[axis] < 0 || __builtin_mul_overflow(*bytes, (size_t)shape[axis], bytes)) {
+            return false; /* NumPy has the words for it */
+        }
     }
-    return bytes;
+    return *bytes >= SMALLEST_SPARE && *bytes <= NPY_MAX_INTP;
+}
+
+/* An array that owns a block of ours. Asking NumPy for it, by PyDataMem_SetHandler, would put a
+ * context variable there and back, and where memory runs out meanwhile it stays, or CPython 3.11
+ * ends. */
+static PyArrayObject *new_large(int axes, const npy_intp *shape, const npy_intp *strides,
+                                int typenum, size_t bytes) {
+    void *block = allocate(NULL, bytes);
+    if (block == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    PyObject *array = PyArray_New(&PyArray_Type, axes, shape, typenum, strides, block, 0,
+                                  NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED, NULL);
+    if (array == NULL) {
+        release(NULL, block, bytes);
+        return NULL;
+    }
+    ((PyArrayObject_fields *)array)->mem_handler = Py_NewRef(handler);
+    PyArray_ENABLEFLAGS((PyArrayObject *)array, NPY_ARRAY_OWNDATA);
+    (void)PyTraceMalloc_Track(TRACED_AS_NUMPYS, (uintptr_t)block, bytes); /* or not traced */
+    return (PyArrayObject *)array;
 }
 
 PyArrayObject *mha_new_result(int axes, const npy_intp *shape, int typenum) {
-    PyObject *before = begin(bytes_up_to_spare(axes, shape));
-    return before == NULL ? NULL
-                          : end(before, (PyArrayObject *)PyArray_SimpleNew(axes, shape, typenum));
+    const npy_intp item = typenum == NPY_FLOAT32 ? sizeof(float) : sizeof(double);
+    size_t bytes;
+    return is_large(axes, shape, item, &bytes)
+               ? new_large(axes, shape, NULL, typenum, bytes)
+               : (PyArrayObject *)PyArray_SimpleNew(axes, shape, typenum);
+}
+
+/* The strides of a dense array whose axes lie in the order of those of `like`. */
+static void dense_strides(PyArrayObject *like, npy_intp *strides) {
+    int order[NPY_MAXDIMS]; /* of the axes, that with the smallest stride first */
+    const int axes = PyArray_NDIM(like);
+    for (int axis = axes - 1, count = 0; axis >= 0; axis--, count++) {
+        int at = count;
+        for (; at > 0 && llabs((long long)PyArray_STRIDE(like, order[at - 1])) >
+                             llabs((long long)PyArray_STRIDE(like, axis));
+             at--) {
+            order[at] = order[at - 1];
+        }
+        order[at] = axis;
+    }
+    npy_intp stride = PyArray_ITEMSIZE(like);
+    for (int i = 0; i < axes; i++) {
+        strides[order[i]] = stride;
+        stride *= PyArray_DIM(like, order[i]);
+    }
 }
 
 PyArrayObject *mha_new_result_like(PyArrayObject *like) {
-    PyObject *before = begin(PyArray_NBYTES(like));
-    return before == NULL
-               ? NULL
-               : end(before, (PyArrayObject *)PyArray_NewLikeArray(like, NPY_KEEPORDER, NULL, 0));
+    npy_intp strides[NPY_MAXDIMS];
+    size_t bytes;
+    if (!is_large(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_ITEMSIZE(like), &bytes)) {
+        return (PyArrayObject *)PyArray_NewLikeArray(like, NPY_KEEPORDER, NULL, 0);
+    }
+    dense_strides(like, strides);
+    return new_large(PyArray_NDIM(like), PyArray_DIMS(like), strides, PyArray_TYPE(like), bytes);
 }

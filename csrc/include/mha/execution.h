@@ -42,7 +42,8 @@ static inline bool mha_stop_after(mha_checkpoint *checkpoint, int64_t work) {
 }
 
 /* An arena: the caller sizes it (mha_..._workspace) and owns `base`; the core only hands out
- * aligned pieces of it, in order, and never frees. */
+ * aligned pieces of it, in order, and never frees. Built with the address sanitizer, what is not
+ * handed out is poisoned, to be used only as a workspace again until it is freed or ended. */
 typedef struct mha_workspace {
     char *base;
     size_t size;
@@ -51,19 +52,37 @@ typedef struct mha_workspace {
 
 enum { MHA_WORKSPACE_ALIGNMENT = 64 };
 
+/* Equal pieces of the arena: one for each worker or task. */
+typedef struct mha_pieces {
+    char *first;
+    size_t apart; /* bytes from one to the next */
+} mha_pieces;
+
+static inline void *mha_piece(const mha_pieces *pieces, int64_t number) {
+    return pieces->first + (size_t)number * pieces->apart;
+}
+
 typedef struct mha_execution {
     int num_threads; /* at least 1 */
     mha_cancel cancel;
     mha_workspace workspace;
 } mha_execution;
 
-/* The next piece of the arena; MHA_OUT_OF_MEMORY where it was sized too small. */
+/* An arena of `size` bytes from `base` on, with nothing taken; and its end: the memory is the
+ * owner's again, to be freed or kept. */
+void mha_workspace_begin(mha_workspace *workspace, char *base, size_t size);
+void mha_workspace_end(mha_workspace *workspace);
+
+/* The next piece of the arena, or the next `count` of `bytes` each; MHA_OUT_OF_MEMORY where it was
+ * sized too small. */
 mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **piece) MHA_MUST_CHECK;
+mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, size_t count,
+                                     mha_pieces *pieces) MHA_MUST_CHECK;
 
-/* `bytes` rounded up to the alignment: what a piece takes. */
-mha_status mha_workspace_piece_size(size_t bytes, size_t *rounded) MHA_MUST_CHECK;
+/* Gives back all pieces that were taken since `used` was `used_before`. */
+void mha_workspace_give_back(mha_workspace *workspace, size_t used_before);
 
-/* Adds `count` pieces of `bytes` (rounded up to the alignment) to a workspace size. */
+/* Adds what `count` pieces of `bytes` each take to a workspace size. */
 mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) MHA_MUST_CHECK;
 
 #endif

@@ -4,8 +4,9 @@ compared with those of the whole model.
 
     python examples/prune_heads.py [--pairs 32] [--sentences 36] [--text FILE]
 
-The sentences are prose that ships with Python, its documentation, or your own. For the scores that need a loss,
-a sentence has to find the one that follows it among all others, as in the model's own training.
+The sentences are prose that ships with Python, its documentation, or your own. For the scores that
+need a loss, a sentence has to find the one that follows it among all others, as in the model's own
+training.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Builds mha._core. Each kernel file gets the compiler flags of its own instruction set.
 
 Switches, as environment variables:
-  MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded)
+  MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded);
+                   =thread: the thread sanitizer (with TSan preloaded)
   MHA_COVERAGE=1   gcov counters
   MHA_WERROR=1     warnings are errors
 """
@@ -72,6 +73,10 @@ def switched_flags():
         # Python's flags may have -fwrapv, with which overflow of signed integers goes unseen.
         sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
                       "-fno-omit-frame-pointer", "-fno-wrapv", "-g1", "-O1"]
+        compile_flags += sanitizers
+        link_flags += sanitizers[:1]
+    if os.environ.get("MHA_SANITIZE") == "thread":
+        sanitizers = ["-fsanitize=thread", "-fno-omit-frame-pointer", "-g1", "-O1"]
         compile_flags += sanitizers
         link_flags += sanitizers[:1]
     if os.environ.get("MHA_COVERAGE") == "1":

@@ -3,7 +3,7 @@
 # nothing else, and runs commands there as a newcomer would, in a clone of this project's HEAD.
 # Run by `make test-fresh`. Needs root and debootstrap; exits with 75 where no such system can be made.
 #
-#   tests/fresh.sh [COMMAND ...]    without any: "make run" "make test"
+#   tests/fresh.sh [COMMAND ...]    without any: the README's blocks of commands, each in a new clone
 #   FRESH_RELEASE=trixie            another Debian than this machine's, and with it another Python
 #   FRESH_ROOT=folder               keeps the bare system there and takes it again the next time
 set -euo pipefail
@@ -67,19 +67,36 @@ run_inside() {
         mkdir -p "$root/etc/ssl/certs"
         cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     fi
+    # shellcheck disable=SC2016
+    echo "fresh: $(as newcomer '. /etc/os-release && echo "$PRETTY_NAME, $(python3 --version)"')"
+    if [ $# -gt 0 ]; then
+        clone
+        for commands in "$@"; do try "$commands"; done
+        return
+    fi
+    mapfile -d $'\f' -t blocks < <(awk '/^```sh/ {inside = 1; next} /^```/ {if (inside) printf "\f"
+                                       inside = 0} inside {sub(/ *#.*/, ""); print}' README.md)
+    [ ${#blocks[@]} -ge 2 ] || { echo "fresh: found no commands in the README"; exit 1; }
+    for block in "${blocks[@]}"; do
+        clone
+        try "$block"
+    done
+}
+
+clone() {
     rm -rf "$root$home/project"
     git clone --quiet --no-local . "$root$home/project"
     as root "chown -R newcomer: $home"
-    echo "fresh: $(as newcomer '. /etc/os-release && echo "$PRETTY_NAME, $(python3 --version)"')"
-    for command in "$@"; do
-        started=$SECONDS
-        if as newcomer "cd $home/project && $command"; then
-            echo "fresh: $release: '$command' passed in $((SECONDS - started)) s"
-        else
-            echo "fresh: $release: '$command' FAILED after $((SECONDS - started)) s"
-            exit 1
-        fi
-    done
+}
+
+try() {
+    local started=$SECONDS name=${1//$'\n'/; }
+    if as newcomer "set -e; cd $home/project; $1"; then
+        echo "fresh: $release: '${name%; }' passed in $((SECONDS - started)) s"
+    else
+        echo "fresh: $release: '${name%; }' FAILED after $((SECONDS - started)) s"
+        exit 1
+    fi
 }
 
 if [ -n "${FRESH_NAMESPACE:-}" ]; then # see below

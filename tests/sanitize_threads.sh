@@ -5,6 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 fixed=(setarch "$(uname -m)" --addr-no-randomize) # its shadow memory has fixed places
 
+# A report ends the process; a child of a fork may start threads, as the pool does.
+export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ignore_noninstrumented_modules=1 \
+report_signal_unsafe=0 die_after_fork=0"
 make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=thread \
     EMULATOR="${fixed[*]}"
 
@@ -18,8 +21,7 @@ cp -r mha "$build/package/"
 rm -f "$build"/package/mha/_core*.so
 cp "$build"/lib/mha/_core*.so "$build/package/mha/"
 
-# Python and NumPy are not built with it, so its runtime is loaded first. Reports end the process.
-export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ignore_noninstrumented_modules=1 report_signal_unsafe=0"
+# Python and NumPy are not built with it, so its runtime is loaded first.
 export PYTHONPATH="$build/package" PYTHONSAFEPATH=1 OPENBLAS_NUM_THREADS=1 MHA_NUM_THREADS=4
 preload=$(gcc -print-file-name=libtsan.so)
 python() { "${fixed[@]}" env LD_PRELOAD="$preload" .venv/bin/python "$@"; }

@@ -120,4 +120,4 @@ if [ -z "${FRESH_ROOT:-}" ]; then
     FRESH_ROOT=$folder/debian
 fi
 mkdir -p "$FRESH_ROOT"
-FRESH_ROOT=$(realpath "$FRESH_ROOT") FRESH_NAMESPACE=1 unshare --mount --propagation private "$0" "$@"
+FRESH_ROOT=$(realpath "$FRESH_ROOT") FRESH_NAMESPACE=1 unshare --mount --propagation private tests/fresh.sh "$@"

@@ -1,7 +1,8 @@
 # make run    the main job: sentences through a real transformer
 # make train  a small language model, from its first step to text
-# make test   the test suite; see also test-peers, test-large, test-oldest-numpy, sanitize, lint,
-#             test-memory (LONGER=20 for twenty times as many calls), test-free-threaded (SECONDS=600)
+# make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
+#             test-neon, test-kernels, test-memory (LONGER=20: twenty times as many calls),
+#             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
 # make bench  mha beside its peers; see also bench-grid, bench-kernels, bench-reshaping
 
 PYTHON ?= python3
@@ -21,8 +22,9 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run train test test-c test-peers test-large test-oldest-numpy test-memory test-free-threaded sanitize lint bench bench-grid \
-	bench-kernels bench-reshaping format clean check-prerequisites
+.PHONY: run train test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
+	test-oldest-numpy test-kernels test-memory test-free-threaded sanitize sanitize-threads lint bench \
+	bench-grid bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -30,8 +32,13 @@ run: $(VENV)/.run
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
 
-test: $(VENV)/.test test-c
+# The core alone, the Python suite with this machine's best kernels, and with those of every machine.
+test: test-c test-python test-baseline
+
+test-python: $(VENV)/.test
 	$(BIN)/python $(PYTEST)
+
+test-baseline: $(VENV)/.test
 	MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_KERNELS)
 
 # Says in one line what is missing, before anything is set up.
@@ -73,13 +80,30 @@ test-c: | check-prerequisites
 		echo "the kernels of AVX-512, emulated:"; \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_AVX512=1; fi
 
+# The same for AArch64, in an emulator: NEON's kernels give the bits of AVX2's and AVX-512's.
+test-neon:
+	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo "make: missing aarch64-linux-gnu-gcc (Debian: apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"; exit 1; }
+	@command -v qemu-aarch64-static qemu-aarch64 >/dev/null || { echo "make: missing qemu-aarch64 (Debian: apt install qemu-user-static)"; exit 1; }
+	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_NEON=1
+
+# What the README says, on a bare Debian; needs root.
+test-fresh:
+	tests/fresh.sh
+
 # What needs the peers themselves: PyTorch in a virtual environment of its own.
-test-peers: dist/.built
+.venv-peers/.built: dist/.built tests/peers/requirements.txt examples/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(INSTALL) -r tests/peers/requirements.txt
 	.venv-peers/bin/python $(INSTALL) --no-deps -r examples/requirements.txt
 	.venv-peers/bin/python $(INSTALL_WHEEL)
+	@touch $@
+
+test-peers: .venv-peers/.built
 	.venv-peers/bin/python $(PYTEST) tests/peers
+
+# Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
+test-kernels: $(VENV)/.test .venv-peers/.built
+	tests/kernels.sh $(NOT_OF_KERNELS)
 
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
@@ -104,6 +128,11 @@ test-free-threaded: $(VENV)/.created
 sanitize: $(VENV)/.test
 	$(PIP) 'setuptools>=77' # the script builds without isolation
 	tests/sanitize.sh $(NOT_OF_KERNELS)
+
+# The thread sanitizer over the pool's C tests, and the parts of the Python suite that use threads.
+sanitize-threads: $(VENV)/.test
+	$(PIP) 'setuptools>=77'
+	tests/sanitize_threads.sh
 
 lint: $(VENV)/.test
 	$(PIP) $$($(EXTRA) lint) 'setuptools>=77'

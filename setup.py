@@ -1,8 +1,8 @@
 """Builds mha._core. Each kernel file gets the compiler flags of its own instruction set.
 
 Switches, as environment variables:
-  MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded)
-  MHA_SANITIZE=thread   thread sanitizer (run with TSan preloaded, or a Python built with it)
+  MHA_SANITIZE=1   address and undefined-behaviour sanitizers (run with ASan preloaded);
+                   =thread: the thread sanitizer (with TSan preloaded, or a Python built with it)
   MHA_COVERAGE=1   gcov counters
   MHA_WERROR=1     warnings are errors
 """
@@ -76,8 +76,9 @@ def switched_flags():
         compile_flags += sanitizers
         link_flags += sanitizers[:1]
     if os.environ.get("MHA_SANITIZE") == "thread":
-        compile_flags += ["-fsanitize=thread", "-fno-omit-frame-pointer", "-g1", "-O1"]
-        link_flags += ["-fsanitize=thread"]
+        sanitizers = ["-fsanitize=thread", "-fno-omit-frame-pointer", "-g1", "-O1"]
+        compile_flags += sanitizers
+        link_flags += sanitizers[:1]
     if os.environ.get("MHA_COVERAGE") == "1":
         compile_flags += ["--coverage", "-O0"]
         link_flags += ["--coverage"]

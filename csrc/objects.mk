@@ -1,6 +1,6 @@
 # The C core as objects without Python, for the C tests and the benchmark of the kernels. Whoever
 # includes this sets ROOT, BUILD and FLAGS first, and names its own first target before.
-MACHINE := $(shell uname -m)
+MACHINE := $(if $(EMULATED_NEON),aarch64,$(shell uname -m))
 ifeq ($(MACHINE),x86_64)
 SETS := baseline avx2 avx512
 else ifneq (,$(filter aarch64 arm64,$(MACHINE)))

@@ -2,10 +2,11 @@
 in the order of five importance scores, and in random order, and the similarities of sentences
 compared with those of the whole model.
 
-    python examples/prune_heads.py [--pairs 32] [--sentences 36]
+    python examples/prune_heads.py [--pairs 32] [--sentences 36] [--text FILE]
 
-The sentences are prose that ships with Python, its documentation. For the scores that need a loss,
-a sentence has to find the one that follows it among all others, as in the model's own training.
+The sentences are prose that ships with Python, its documentation, or your own. For the scores that
+need a loss, a sentence has to find the one that follows it among all others, as in the model's own
+training.
 """
 
 import argparse
@@ -25,11 +26,11 @@ TEMPERATURE = 0.05  # of the loss, as in the model's own training
 HEADS_A_STEP = 6
 
 
-def sentence_pairs(shortest=40, longest=110):
-    """Consecutive sentences of one paragraph, over all topics; no sentence twice."""
+def sentence_pairs(texts, shortest=40, longest=110):
+    """Consecutive sentences of one paragraph, over all texts; no sentence twice."""
     pairs, seen = [], set()
-    for topic in topics.values():
-        for paragraph in re.split(r"\n\s*\n", topic):
+    for text in texts:
+        for paragraph in re.split(r"\n\s*\n", text):
             if re.search(r"^\s|[*|=]{3}", paragraph, re.MULTILINE):
                 continue  # code, tables and headings
             sentences = re.split(r"(?<=[a-z)][.])\s+(?=[A-Z])", " ".join(paragraph.split()))
@@ -189,21 +190,30 @@ def arguments():
     parser.add_argument("--pairs", type=int, default=32, help="pairs of sentences for the scores")
     parser.add_argument("--sentences", type=int, default=36, help="other ones, to compare by")
     parser.add_argument("--random", type=int, default=5, help="how many random orders")
+    parser.add_argument("--text", type=Path, help="a file of prose (UTF-8) in the place of Python's"
+                        " documentation")
     parser.add_argument("--output", type=Path, default=Path("output"), help="folder of the plot")
     options = parser.parse_args()
     if min(options.pairs, options.sentences) < 2 or options.random < 1:
         parser.error("--pairs and --sentences: at least 2, --random: at least 1")
+    options.texts = list(topics.values())
+    if options.text is not None:
+        try:
+            options.texts = [options.text.read_text(encoding="utf-8")]
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"--text: {error}")
     return options
 
 
 def main():
     options = arguments()
     model = MiniLM()
-    pairs = sentence_pairs()
+    pairs = sentence_pairs(options.texts)
     rng = np.random.default_rng(0)
     rng.shuffle(pairs)
     if len(pairs) < options.pairs + options.sentences:
-        sys.exit(f"this Python's documentation has {len(pairs)} pairs of sentences that fit, wanted"
+        source = options.text or "this Python's documentation"
+        sys.exit(f"{source} has {len(pairs)} pairs of sentences that fit, wanted"
                  f" {options.pairs} + {options.sentences}: lower --pairs or --sentences")
     others = [first for first, _ in pairs[options.pairs:options.pairs + options.sentences]]
     ids, lengths, _ = model.tokenize(others)

@@ -25,6 +25,7 @@ HEADS_SHOWN = 3
 
 
 def main():
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
     options = arguments()
     model = MiniLM()
     ids, lengths, tokens = model.tokenize(options.sentences)

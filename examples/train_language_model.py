@@ -1,7 +1,7 @@
 """Train a small transformer language model in NumPy, its attention by mha: Python's own
 documentation, character by character. The loss falls from 4.6 to about 1.35 nats a character.
 
-    python examples/train_language_model.py [--steps 2000] [--dropout 0.1]
+    python examples/train_language_model.py [--steps 2000] [--dropout 0.1] [--text FILE]
 
 Stop it at any point and run it again: it goes on from its last checkpoint, and ends with the same
 bits as a run that was never stopped. Every function below that ends in _vjp returns its output and
@@ -44,10 +44,12 @@ class Settings:
 
 
 class Text:
-    """The documentation as tokens, a character each: every tenth stretch is for validation."""
+    """A text as tokens, a character each: every tenth stretch is for validation. None: Python's
+    documentation."""
 
-    def __init__(self, stretch=2000):
-        text = "\n".join(topics.values())
+    def __init__(self, text=None, stretch=2000):
+        text = "\n".join(topics.values()) if text is None else text
+        stretch = max(1, min(stretch, len(text) // 20))
         self.characters = sorted(set(text))
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         token_of = {character: token for token, character in enumerate(self.characters)}
@@ -436,11 +438,13 @@ def arguments():
     for field in fields(Settings):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type,
                             default=field.default)
+    parser.add_argument("--text", type=Path, help="a file (UTF-8) to learn from in the place of"
+                        " Python's documentation")
     parser.add_argument("--output", type=Path, default=Path("output"),
                         help="folder of the checkpoint and the plot")
     parser.add_argument("--characters", type=int, default=400, help="to generate at the end")
     given = vars(parser.parse_args())
-    output, characters = given.pop("output"), given.pop("characters")
+    output, characters, file = given.pop("output"), given.pop("characters"), given.pop("text")
     settings = Settings(**given)
     for name in ("steps", "width", "blocks", "heads", "context", "batch"):
         if getattr(settings, name) < 1:
@@ -454,7 +458,11 @@ def arguments():
         parser.error(f"--learning-rate: got {settings.learning_rate}, wanted one in (0, 1)")
     if settings.seed < 0 or characters < 0:
         parser.error("--seed and --characters: wanted at least 0")
-    return settings, output, characters
+    try:
+        text = Text(file and file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--text: {error}")
+    return settings, text, output, characters
 
 
 def train_and_write(training, path, num_characters):
@@ -467,8 +475,7 @@ def train_and_write(training, path, num_characters):
 
 
 def main():
-    settings, output, num_characters = arguments()
-    text = Text()
+    settings, text, output, num_characters = arguments()
     if settings.context >= len(text.validation):
         sys.exit(f"--context: got {settings.context}, wanted fewer than the"
                  f" {len(text.validation):,} characters of the validation text")

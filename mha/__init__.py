@@ -9,8 +9,14 @@ load when used.
 """
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
+    raise ImportError(f"the mha in {__path__[0]} is not built for this Python: run `make run` or"
+                      " `pip install --editable .` in its clone; a mha that is installed elsewhere"
+                      " is found from any other folder")
 
 from mha._version import __version__
 from mha.attention import (

@@ -7,6 +7,9 @@ import signal
 # stays as it is: mha heeds it, and shall run on all its threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# What programs print does not depend on the locale here.
+os.environ["PYTHONUTF8"] = "1"
+
 # A shell lets its background jobs ignore Ctrl-C, and the programs they start inherit that; some
 # tests interrupt programs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,7 +18,7 @@ done
 # The C tests take the objects of the extension: sanitizers make the kernels slow to compile.
 mkdir -p tests/c/build/sanitize
 cp "$build"/objects/csrc/{core,threads,kernels}/*.o tests/c/build/sanitize
-make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=1
+make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=address
 
 cp -r mha/. "$build/lib/mha.new"
 rm -f "$build"/lib/mha.new/_core*.so

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+PROSE = Path(__file__).parent / "data" / "prose.txt"  # Python's documentation differs by version
 PARAPHRASES = [
     "A man is playing a guitar on stage.",
     "Someone performs with a guitar in a concert.",
@@ -86,7 +87,7 @@ def test_notebooks_run(name):
 
 def test_heads_are_pruned_by_every_score(tmp_path):
     program = [sys.executable, str(EXAMPLES / "prune_heads.py"), "--pairs", "5", "--sentences", "6",
-               "--random", "1", "--output", str(tmp_path)]
+               "--random", "1", "--text", str(PROSE), "--output", str(tmp_path)]
     finished = subprocess.run(program, capture_output=True, text=True, encoding="utf-8")
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
@@ -111,7 +112,9 @@ def test_gate_gradients_of_the_sentence_encoder():
     finally:
         sys.path.remove(str(EXAMPLES))
     model = MiniLM()
-    task = NextSentence(model, sentence_pairs()[:4])
+    pairs = sentence_pairs([PROSE.read_text(encoding="utf-8")])
+    assert len(pairs) == 36
+    task = NextSentence(model, pairs[:4])
     gradient = np.mean(list(task.gate_gradients()), axis=0)
     for gate in [(0, 3), (2, 11), (4, 10), (5, 8)]:
         losses = []

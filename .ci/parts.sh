@@ -1,0 +1,36 @@
+# Sourced by .ci/run and .ci/nightly: parts, each with a line that says how it ended, and packages.
+
+# Debian's packages that a part needs beyond the README's; what cannot be had, the part misses itself.
+install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
+    dpkg --status "$@" >/dev/null 2>&1 && return 0
+    apt-get -qq update || true
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null ||
+        echo "ci: could not install $*"
+}
+
+summary=()
+part() { # NAME COMMAND ...
+    local name=$1 started=$SECONDS status=0
+    shift
+    echo "ci: $name: $*"
+    "$@" </dev/null || status=$?
+    local took=$(((SECONDS - started + 30) / 60))
+    case $status in
+    0) summary+=("ci: $name: passed in $took min") ;;
+    75) summary+=("ci: $name: cannot run here") ;;
+    *) summary+=("ci: $name: FAILED ($status) after $took min") ;;
+    esac
+    echo "${summary[-1]}"
+    return $status
+}
+
+# The summary comes last, however the run ends.
+finish() {
+    local status=$?
+    printf '%s\n' "" "${summary[@]}"
+    if [ $status = 0 ]; then echo "ci: passed in $((SECONDS / 60)) min"
+    else echo "ci: FAILED after $((SECONDS / 60)) min"; fi
+    [ -z "${bare:-}" ] || rm -rf "$bare"
+}
+trap finish EXIT

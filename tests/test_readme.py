@@ -1,0 +1,43 @@
+"""What the README shows runs, and what a newcomer meets first is said in words."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import mha
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_its_python_runs(capsys):
+    """All blocks one after the other: later ones go on with the names of those before."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    printed = capsys.readouterr().out
+    for comment in re.findall(r"^print.*?# (.+)$", "".join(blocks), re.MULTILINE):
+        assert comment in printed
+    assert len(blocks) >= 3
+    assert names["gradients"].W_o.shape == names["layer"].W_o.shape
+    assert np.isfinite(names["gradients"].W_o).all()
+
+
+def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):
+    """Without the extension, as in a clone that hides the mha that is installed. -S: setuptools'
+    finder for editable packages would lend it the extension of this one."""
+    shutil.copytree(Path(mha.__file__).parent, tmp_path / "mha",
+                    ignore=shutil.ignore_patterns("*.so", "*.dylib", "__pycache__"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mha"
+    run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: the mha in {tmp_path}/mha is not built for this Python")
+    assert "pip install --editable ." in last
+    assert "circular" not in run.stderr
+    assert len(run.stderr.splitlines()) < 10

@@ -22,10 +22,9 @@ from tqdm import tqdm
 
 import mha
 
-CHECKPOINT_EVERY = 50
+CHECKPOINT_EVERY = WARM_UP = 50
 VALIDATE_EVERY = 100
 VALIDATION_BATCHES = 8
-WARM_UP = 50
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Settings:
 
 
 class Text:
-    """A text as tokens, a character each: every tenth stretch is for validation. None: Python's
-    documentation."""
+    """A text, or Python's documentation, as tokens; every tenth stretch is for validation."""
 
     def __init__(self, text=None, stretch=2000):
         text = "\n".join(topics.values()) if text is None else text
@@ -391,7 +389,7 @@ class Training:
                      " remove it, or give --output")
         if run != self._identity():
             sys.exit(f"{path} is a checkpoint of other settings (the schedule depends on --steps,"
-                     f" too) or of another Python's text: remove it, or give --output\n"
+                     f" too) or of another text: remove it, or give --output\n"
                      f"    it:    {run}\n    wanted: {self._identity()}")
         self.model.flat[...] = saved["parameters"]
         self.adam.mean[...], self.adam.square[...] = saved["mean"], saved["square"]

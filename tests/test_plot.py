@@ -484,7 +484,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8",
                          env=None, check=True)
     assert "██100" in run.stdout
     assert "pip install matplotlib" in run.stdout

@@ -11,6 +11,7 @@
 #include "../threads/system.h"
 #include "attention_rows.h"
 #include "few_queries.h"
+#include "gradient_tasks.h"
 
 typedef struct gradient_job {
     const mha_attention_gradients *gradients;
@@ -322,37 +323,11 @@ static void differentiate_bias(void *context, int64_t task, mha_worker *worker) 
     }
 }
 
-/* What a pair of a query and a key costs, 1 up to 128 columns of key and of value; a column of
- * additive attention, a tanh there and back, costs 24 plain ones. */
-static double cost_of_a_pair(const mha_attention *attention) {
-    const double head_dim = (double)mha_extent(&attention->key, 1);
-    const double columns = (attention->additive_w == NULL ? head_dim : 24 * head_dim) +
-                           (double)mha_extent(&attention->value, 1);
-    return columns > 256 ? columns / 256 : 1;
-}
-
-/* So many keys that a task that meets `queries` of them takes some tens of milliseconds, by the
- * shapes alone: whole blocks, as equal as can be, cut at most `most` times. Less than a vector of
- * queries costs as much as one. */
-static int64_t keys_of_a_task(const mha_attention *attention, double queries, int64_t most) {
-    enum { PAIRS_OF_A_TASK = 4 << 20, LANES = 8, FEWEST_BLOCKS = 2 };
-    const int64_t key_len = mha_extent(&attention->key, 2);
-    const double keys =
-        PAIRS_OF_A_TASK / (cost_of_a_pair(attention) * (queries < LANES ? LANES : queries) + 1);
-    const int64_t fewest = mha_divide_up(key_len, most);
-    int64_t wanted = FEWEST_BLOCKS * MHA_KEY_BLOCK;
-    wanted = keys > (double)wanted ? (int64_t)keys : wanted;
-    wanted = wanted > fewest ? wanted : fewest;
-    const int64_t tasks = mha_divide_up(key_len, wanted);
-    const int64_t equal = tasks == 0 ? 0 : mha_divide_up(key_len, tasks);
-    return mha_divide_up(equal, MHA_KEY_BLOCK) * MHA_KEY_BLOCK;
-}
-
 /* A chunk has a bit in job->done. */
 static int64_t chunk_keys_of(const gradient_job *job) {
     enum { MOST_CHUNKS = 63 };
     const double query_len = (double)mha_extent(&job->attention->query, 2);
-    return keys_of_a_task(job->attention, (double)job->group * query_len, MOST_CHUNKS);
+    return mha_keys_of_a_task(job->attention, (double)job->group * query_len, MOST_CHUNKS);
 }
 
 /* Keys of a task of differentiate_bias where queries share the bias; all, where keys do too. */
@@ -362,7 +337,7 @@ static int64_t bias_keys_of(const gradient_job *job) {
         (double)job->batch * (double)job->heads * (double)mha_extent(&job->attention->query, 2);
     return mha_stride(&job->gradients->grad_bias, 1) == 0
                ? key_len
-               : keys_of_a_task(job->attention, queries, key_len > 0 ? key_len : 1);
+               : mha_keys_of_a_task(job->attention, queries, key_len > 0 ? key_len : 1);
 }
 
 static int64_t count_bias_tasks(const gradient_job *job) {

@@ -13,7 +13,7 @@
 #include "convert.h"
 
 /* A workspace up to this size stays with its thread between calls. */
-enum { MOST_CACHED_BYTES = 8 << 20 };
+enum { MOST_CACHED_BYTES = 64 << 20 };
 
 /* What is kept for a thread; not _Thread_local, whose memory comes at its first use, and the
  * program ends where there is none. */

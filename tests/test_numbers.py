@@ -141,8 +141,9 @@ def test_values_near_the_largest_float(dtype, values, query_len):
     rng = np.random.default_rng(6)
     largest = np.finfo(dtype).max
     value = (VALUES[values](rng) * largest).astype(dtype)
-    key_len, width = value.shape
-    query, key = (rng.standard_normal((length, 32)).astype(dtype) for length in (query_len, key_len))
+    key_len = len(value)
+    query, key = (rng.standard_normal((length, 32)).astype(dtype)
+                  for length in (query_len, key_len))
     weights = softmax(query.astype(np.longdouble) @ key.T.astype(np.longdouble)
                       / np.sqrt(np.longdouble(32)))
     exact = weights @ (value.astype(np.longdouble) / largest)

@@ -30,7 +30,7 @@ __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAtten
 class Tensor(np.ndarray):
     """An array that can `permute`: the book transposes what modules and helpers return."""
 
-    def permute(self, *axes: int) -> "Tensor":
+    def permute(self, *axes: int) -> Tensor:
         """The axes in another order.
 
         >>> np.ones((2, 3, 4)).view(Tensor).permute(0, 2, 1).shape

@@ -180,7 +180,7 @@ class NoConstruction:
     (lambda a, b, c, d, e: a, "missing 2 required positional arguments: 'd' and 'e'"),
     (Properties, "the output is the query itself"),
     (NoConstruction, "constructing NoConstruction raised RuntimeError: boom"),
-    (len, "wanted"), (dict, "no __call__ or forward"), (np.ndarray, "what is shape?"),
+    (len, "wanted"), (dict, "no __call__ or forward"), (np.ndarray, "shape"),
 ])
 def test_unusual_code_is_answered_in_words(code, words, monkeypatch):
     monkeypatch.setenv("MHA_DIAGNOSE_RAISES", "1")

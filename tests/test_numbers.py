@@ -219,3 +219,21 @@ def test_large_biases_do_not_overflow():
             bias = np.array([-0.9 * largest, -0.3 * largest, -0.6 * largest], dtype)
             got = mha.scaled_dot_product_attention(*arguments, bias=bias[None, :], scale=1e-3)
             assert np.array_equal(got, np.tile([0, 1, 0], (query_len, 1)))
+
+
+@pytest.mark.parametrize("query_len", [1, 30])
+def test_a_visible_infinity_stays_infinity_at_the_smallest_weights(query_len):
+    value, bias = np.ones((128, 1), np.float32), np.zeros((1, 128), np.float32)
+    value[5], bias[0, 5] = np.inf, -85
+    zeros = np.zeros((128, 8), np.float32)
+    assert np.isposinf(mha.scaled_dot_product_attention(zeros[:query_len], zeros, value,
+                                                        bias=bias)).all()
+
+
+def test_gradients_have_no_negative_zeros_where_nothing_is_seen():
+    """Queries 0 to 42 of 48 see no key: which of them share a block depends on the kernel set."""
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((length, 8)) for length in (48, 5, 5))
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value, scale=-1.0,
+                                                            causal=True)
+    assert not np.signbit(pullback(np.ones_like(output)).query[:43]).any()

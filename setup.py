@@ -51,6 +51,10 @@ class BuildWithInstructionSets(build_ext):
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
             flags = INSTRUCTION_SET_FLAGS.get(instruction_set_of(src), [])
+            if "csrc/python" in src:  # no loops that have to be fast
+                flags = [*flags, "-Os"]
+            elif "kernels" not in src:
+                flags = [*flags, "-O2"]
             compile_one(obj, src, ext, cc_args, [*extra_postargs, *flags], pp_opts)
 
         def compile_side_by_side(*args, **kwargs):

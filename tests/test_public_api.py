@@ -291,8 +291,10 @@ def test_help_shows_annotations_as_they_are_written(name):
     heading = text.splitlines()[2]
     assert len(heading) < 1000, heading
     if name in CALLS:
-        assert "'ArrayLike" not in heading
-        assert ("ArrayLike" in heading) == ("ArrayLike" in str(looked_up(name).__annotations__))
+        # Long ones stand on many lines since Python 3.13.
+        signature = text[:text.index("\n)")] if heading.endswith("(") else heading
+        assert "'ArrayLike" not in signature
+        assert ("ArrayLike" in signature) == ("ArrayLike" in str(looked_up(name).__annotations__))
 
 
 def test_a_layers_docstring_names_all_its_arguments():

@@ -5,4 +5,10 @@
 
 #define INLINE static inline __attribute__((always_inline, unused))
 
+/* Large bodies that several callers share: one copy each keeps the extension small. */
+#define NOINLINE static __attribute__((noinline, noclone))
+
+/* What seldom runs is compiled for size. */
+#define RARE static __attribute__((noinline, noclone, cold))
+
 #endif

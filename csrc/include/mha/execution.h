@@ -27,18 +27,22 @@ typedef struct mha_checkpoint {
 /* About 20 us of work with the widest vectors, and 1 ms without any. */
 enum { MHA_WORK_BETWEEN_CHECKPOINTS = 1 << 20 };
 
+/* Apart from the counting, which stands in every loop. */
+__attribute__((noinline, cold, unused)) static bool mha_ask_checkpoint(mha_checkpoint *checkpoint) {
+    if (!checkpoint->stopped) {
+        checkpoint->work_left = MHA_WORK_BETWEEN_CHECKPOINTS;
+        checkpoint->stopped = checkpoint->should_stop(checkpoint->context);
+    }
+    if (checkpoint->stopped) {
+        checkpoint->work_left = 0; /* so that it is asked each time from now on */
+    }
+    return checkpoint->stopped;
+}
+
 /* Counts work that was done or comes next; true where the call is stopped. */
 static inline bool mha_stop_after(mha_checkpoint *checkpoint, int64_t work) {
-    if (checkpoint->stopped) {
-        return true;
-    }
     checkpoint->work_left -= work;
-    if (checkpoint->work_left > 0) {
-        return false;
-    }
-    checkpoint->work_left = MHA_WORK_BETWEEN_CHECKPOINTS;
-    checkpoint->stopped = checkpoint->should_stop(checkpoint->context);
-    return checkpoint->stopped;
+    return checkpoint->work_left <= 0 && mha_ask_checkpoint(checkpoint);
 }
 
 /* An arena: the caller sizes it (mha_..._workspace) and owns `base`; the core only hands out

@@ -13,7 +13,7 @@ from mha.diagnosis.mask_mistakes import (
 )
 from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.properties import seen_pairs
-from mha.diagnosis.search import FLOAT16, weak_fill
+from mha.diagnosis.search import FLOAT16, distance, weak_fill
 from mha.diagnosis.signature import CannotTestError
 from mha.diagnosis.subject import equal, of_shape
 
@@ -72,15 +72,8 @@ class Restriction:
         return []
 
     def _off(self, visible, entry):
-        try:
-            output, _ = self.subject.model.run(
-                self.inputs, {**self.subject.model.found, "mask": entry}, visible)
-        except IMPOSSIBLE:
-            return np.inf
-        if output.shape != self.mine.shape:
-            return np.inf
-        difference = np.max(np.abs(output - self.mine)) / np.max(np.abs(output))
-        return float(difference) if np.isfinite(difference) else np.inf
+        model = self.subject.model
+        return distance(self.mine, model, self.inputs, {**model.found, "mask": entry}, visible)
 
     def described(self, name, options):
         """What is wrong where no known mistake fits, from which keys reach which queries."""

@@ -26,6 +26,18 @@ USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k i
 FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
 
 
+def distance(mine, model, *arguments):
+    """How far `mine` is from what the model computes, relative to its largest number."""
+    try:
+        output, _ = model.run(*arguments)
+    except IMPOSSIBLE:
+        return math.inf
+    if output.shape != mine.shape:
+        return math.inf
+    difference = np.max(np.abs(output - mine)) / np.max(np.abs(output))
+    return float(difference) if np.isfinite(difference) else math.inf
+
+
 class Search:
     """The mistakes of a model that give `mine` on these inputs.
 
@@ -125,14 +137,7 @@ class Search:
         """A causal mask that is always on, and lets some weight through."""
         def off(entry):
             mistakes = {"triangle": WeakTriangle("", causal_from_start, entry)}
-            try:
-                output, _ = self.model.run(self.inputs, mistakes)
-            except IMPOSSIBLE:
-                return math.inf
-            if output.shape != self.mine.shape:
-                return math.inf
-            difference = np.max(np.abs(output - self.mine)) / np.max(np.abs(output))
-            return float(difference) if np.isfinite(difference) else math.inf
+            return distance(self.mine, self.model, self.inputs, mistakes)
 
         name, entry = weak_fill(off) or (None, None)
         return [] if name is None else [{"triangle": WeakTriangle(name, causal_from_start, entry)}]

@@ -22,11 +22,11 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size
  * of a transposed weight once. `item` is a constant. */
 static inline void pack_strided(const mha_weight *weight, const char *from, int64_t columns,
                                 const size_t item, char *to, mha_checkpoint *checkpoint) {
-    enum { SQUARE = 16, WORK_OF_MOVING = 16 };
+    enum { SQUARE = 16, WORK_OF_STRIDED = 4 * MHA_WORK_OF_MOVING };
     const int64_t in = weight->in, in_stride = weight->in_stride, out_stride = weight->out_stride;
     for (int64_t first = 0; first < in; first += SQUARE) {
         const int64_t rows = in - first < SQUARE ? in - first : SQUARE;
-        if (mha_stop_after(checkpoint, WORK_OF_MOVING * rows * columns)) {
+        if (mha_stop_after(checkpoint, WORK_OF_STRIDED * rows * columns)) {
             return;
         }
         for (int64_t column = 0; column < columns; column++) {
@@ -119,7 +119,7 @@ void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
         for (int64_t row = 0; row < x->rows; row += x->block_rows) {
             const int64_t left = x->rows - row;
             const int64_t rows = left < x->block_rows ? left : x->block_rows;
-            if (mha_stop_after(checkpoint, 4 * rows)) {
+            if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * rows)) {
                 return;
             }
             memcpy(mha_packed_rows_block(x, row) + k * stride * item, from + row * item,

@@ -24,7 +24,7 @@ static inline void merge_token(const mha_tensor *heads, const char *token, const
         for (int64_t first = 0; first < columns; first += CHECKED_COLUMNS) {
             const int64_t left = columns - first;
             const int64_t end = first + (left < CHECKED_COLUMNS ? left : CHECKED_COLUMNS);
-            if (mha_stop_after(checkpoint, 4 * (end - first))) {
+            if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * (end - first))) {
                 return;
             }
             for (int64_t column = first; column < end; column++) {

@@ -193,7 +193,7 @@ static void gate_rows(void *context, int64_t task, mha_worker *worker) {
     const int64_t first = task * job->rows_of_a_task;
     const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
     for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, 4 * job->layer->W_o.in)) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->layer->W_o.in)) {
             return;
         }
         gate_row(job->layer, row);

@@ -137,7 +137,7 @@ static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, sco
     for (int64_t query = area.first_query; query < end_query; query++) {
         char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
         for (int64_t key = area.first_key; key < end_key; key++) {
-            if (mha_stop_after(&worker->checkpoint, 4)) {
+            if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING)) {
                 return;
             }
             memset(row + key * mha_stride(bias, 1), 0, item);

@@ -27,6 +27,9 @@ typedef struct mha_checkpoint {
 /* About 20 us of work with the widest vectors, and 1 ms without any. */
 enum { MHA_WORK_BETWEEN_CHECKPOINTS = 1 << 20 };
 
+/* Work, in multiply-adds, of a number that is read and written once, maybe for the first time. */
+enum { MHA_WORK_OF_MOVING = 4 };
+
 /* Apart from the counting, which stands in every loop. */
 __attribute__((noinline, cold, unused)) static bool mha_ask_checkpoint(mha_checkpoint *checkpoint) {
     if (!checkpoint->stopped) {

@@ -31,6 +31,6 @@ finish() {
     printf '%s\n' "" "${summary[@]}"
     if [ $status = 0 ]; then echo "ci: passed in $((SECONDS / 60)) min"
     else echo "ci: FAILED after $((SECONDS / 60)) min"; fi
-    [ -z "${bare:-}" ] || rm -rf "$bare"
+    [ -z "${bare:-}" ] || rm -rf --one-file-system "$bare"
 }
 trap finish EXIT

@@ -116,7 +116,7 @@ unshare --mount true 2>/dev/null || cannot "this root may not mount file systems
 # can reach nothing of this machine.
 if [ -z "${FRESH_ROOT:-}" ]; then
     folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
+    trap 'rm -rf --one-file-system "$folder"' EXIT
     FRESH_ROOT=$folder/debian
 fi
 mkdir -p "$FRESH_ROOT"

@@ -3,7 +3,8 @@
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-neon, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
-# make bench  mha beside its peers; see also bench-grid, bench-kernels, bench-reshaping
+# make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
+# make bench  mha beside its peers; see also bench-builds, bench-grid, bench-kernels, bench-reshaping
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,15 +24,18 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run train test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
+.PHONY: run train lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
 	test-oldest-numpy test-kernels test-memory test-free-threaded sanitize sanitize-threads lint bench \
-	bench-grid bench-kernels bench-reshaping format clean check-prerequisites
+	bench-builds bench-grid bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
 
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
+
+lib: | check-prerequisites
+	$(MAKE) --no-print-directory --jobs $(CORES) -C csrc
 
 # The core alone, the Python suite with this machine's best kernels, and with those of every machine.
 test: test-c test-python test-baseline
@@ -156,6 +160,9 @@ bench: .venv-bench/.built
 
 bench-grid: .venv-bench/.built
 	.venv-bench/bin/python benchmarks/grid.py
+
+bench-builds: $(VENV)/.run
+	$(BIN)/python benchmarks/builds.py $(OTHER)
 
 bench-kernels: | check-prerequisites
 	$(MAKE) --no-print-directory -C benchmarks/machine

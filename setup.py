@@ -20,14 +20,19 @@ from setuptools.command.build_ext import build_ext
 # -g0: Python's own flags ask for debug information, which would triple the wheel.
 COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-Wall",
                 "-Wextra", "-Wshadow", "-Wvla"]
-INSTRUCTION_SET_FLAGS = {
-    "baseline": [],
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"],
-    "neon": [],
-}
-MACHINE_SETS = {"x86_64": ("avx2", "avx512"), "AMD64": ("avx2", "avx512"),
-                "aarch64": ("neon",), "arm64": ("neon",)}
+
+
+def instruction_sets():
+    """name -> compiler flags of the kernel sets of this machine: csrc/instruction_sets.txt."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    found = {}
+    for line in Path("csrc/instruction_sets.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            has_it, name, *flags = line.split()
+            if has_it in ("*", machine):
+                found[name] = flags
+    return found
+
 
 
 def instruction_set_of(source):
@@ -38,7 +43,7 @@ def instruction_set_of(source):
 
 def core_sources():
     """Every C file, but for the kernels of other machines."""
-    wanted = {None, "baseline", *MACHINE_SETS.get(platform.machine(), ())}
+    wanted = {None, *instruction_sets()}
     return sorted(str(path) for path in Path("csrc").rglob("*.c")
                   if instruction_set_of(path) in wanted)
 
@@ -50,7 +55,7 @@ class BuildWithInstructionSets(build_ext):
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
-            flags = INSTRUCTION_SET_FLAGS.get(instruction_set_of(src), [])
+            flags = instruction_sets().get(instruction_set_of(src), [])
             if "csrc/python" in src:  # no loops that have to be fast
                 flags = [*flags, "-Os"]
             elif "kernels" not in src:

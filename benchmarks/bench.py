@@ -10,12 +10,8 @@ taken within a round.
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -24,49 +20,13 @@ import machine
 import numpy as np
 import peers.numpy as numpy_peer
 import report
+from process import Process
 from tqdm import tqdm
 from works import PEERS, WORKS, Work
 
 import mha
 
 HERE = Path(__file__).parent
-
-
-class Process:
-    """A runner.py, stopped but while it is asked something."""
-
-    def __init__(self, peer, cpus, isa):
-        threads = str(len(cpus))
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
-                       "OPENBLAS_NUM_THREADS": threads, "MHA_NUM_THREADS": threads,
-                       "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE)}
-        if len(cpus) == 1:
-            environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-        if isa:
-            environment["MHA_ISA"] = isa
-            environment["ATEN_CPU_CAPABILITY"] = isa
-            environment["MKL_ENABLE_INSTRUCTIONS"] = isa.upper()
-        self.peer = peer
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "runner.py"), peer], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: os.sched_setaffinity(0, set(cpus)))
-
-    def ask(self, **command):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        self.process.send_signal(signal.SIGSTOP)
-        if not answer:
-            raise RuntimeError(f"the process of {self.peer} ended: run "
-                               f"`python benchmarks/runner.py {self.peer}` to see why")
-        return json.loads(answer)
-
-    def end(self):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
 
 
 def reference_of(work, folder):

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from bench import Process, reference_of
+from bench import reference_of
+from process import Process
 from tqdm import tqdm
 from works import Work
 

@@ -1,16 +1,13 @@
-# The C core as objects without Python, for the C tests and the benchmark of the kernels. Whoever
-# includes this sets ROOT, BUILD and FLAGS first, and names its own first target before.
-MACHINE := $(if $(EMULATED_NEON),aarch64,$(shell uname -m))
-ifeq ($(MACHINE),x86_64)
-SETS := baseline avx2 avx512
-else ifneq (,$(filter aarch64 arm64,$(MACHINE)))
-SETS := baseline neon
-else
-SETS := baseline
-endif
+# The C core as objects and libraries without Python: for make lib, the C tests and the benchmark of
+# the kernels. Whoever includes this sets ROOT, BUILD and FLAGS first, and names its own first target
+# before.
+MACHINE := $(subst arm64,aarch64,$(if $(EMULATED_NEON),aarch64,$(shell uname -m)))
+IN_LIST := $(ROOT)/csrc/instruction_sets.txt
+SETS := $(shell awk '$$1 == "*" || $$1 == "$(MACHINE)" {print $$2}' $(IN_LIST))
+$(foreach set,$(SETS),$(eval FLAGS_$(set) := $(shell awk '$$2 == "$(set)" {$$1 = $$2 = ""; print}' $(IN_LIST))))
 FLAGS += -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror -I$(ROOT)/csrc/include
-FLAGS_avx2 := -mavx2 -mfma
-FLAGS_avx512 := -mavx512f -mavx512dq -mfma -mprefer-vector-width=512
+# What the public headers declare is seen from outside the shared library, and nothing else.
+FLAGS += -fPIC -fvisibility=hidden -DMHA_BUILDS_LIBRARY
 
 KERNELS := $(foreach set,$(SETS),kernels_float32_$(set) kernels_float64_$(set))
 CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*.c) $(wildcard $(ROOT)/csrc/threads/*.c))) dispatch
@@ -22,6 +19,12 @@ vpath %.c $(ROOT)/csrc/core $(ROOT)/csrc/threads $(ROOT)/csrc/kernels
 .SECONDARY:
 $(BUILD):
 	@mkdir -p $(BUILD)
+
+$(BUILD)/libmha.a: $(OBJECTS)
+	@rm -f $@ && $(AR) rcs $@ $^
+
+$(BUILD)/libmha.so: $(OBJECTS)
+	@$(CC) $(FLAGS) -shared $^ -o $@ -lm -pthread
 
 set_of = $(lastword $(subst _, ,$(1)))
 $(BUILD)/%.o: %.c $(HEADERS) | $(BUILD)

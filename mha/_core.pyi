@@ -1,6 +1,8 @@
-"""The C core: its functions take their arguments by position; those of mha have the keywords.
+"""The C core: its functions take their arguments by position and by keyword, with no defaults but
+for flags; those of mha have the docstrings.
 
-A weight is an array (in, out), or what `pack_weight` made of one.
+A weight is an array (in, out), or what `pack_weight` made of one. With keep=True a function returns
+(results, kept) instead of its results; its _backward takes `kept` and returns gradients by name.
 """
 
 from collections.abc import Sequence
@@ -10,45 +12,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mha.options import AttentionOptions
+
+OPTIONS: tuple[str, ...]
 num_threads_variable: ContextVar[int]
 
 def linear(
-    x: ArrayLike, weight: object, bias: ArrayLike | None, /
-) -> NDArray[Any]: ...
+    x: ArrayLike, weight: object, bias: ArrayLike | None, /, *, keep: bool = False
+) -> Any: ...
+def linear_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def pack_weight(weight: ArrayLike, /) -> object: ...
 def split_heads(x: ArrayLike, num_heads: int, /) -> NDArray[Any]: ...
 def merge_heads(x: ArrayLike, /) -> NDArray[Any]: ...
 def scaled_dot_product_attention(
-    query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike | None,
-    bias: ArrayLike | None, key_lengths: ArrayLike | None, causal: bool,
-    query_offset: ArrayLike | None, window: tuple[int | None, int | None] | None,
-    scale: float | None, softcap: float | None, empty_rows: str, dropout: float, seed: int,
-    return_weights: bool, return_lse: bool, out: NDArray[Any] | None, return_statistics: bool, /
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, options: AttentionOptions, /, *,
+    return_weights: bool = False, return_lse: bool = False, out: NDArray[Any] | None = None,
+    keep: bool = False
 ) -> Any: ...
 def scaled_dot_product_attention_backward(
-    grad_output: ArrayLike, grad_lse: ArrayLike | None, output: NDArray[Any],
-    statistics: NDArray[Any], wrt: int, additive_w: ArrayLike | None, query: ArrayLike,
-    key: ArrayLike, value: ArrayLike, mask: ArrayLike | None, bias: ArrayLike | None,
-    key_lengths: ArrayLike | None, causal: bool, query_offset: ArrayLike | None,
-    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
-    empty_rows: str, dropout: float, seed: int, /
-) -> tuple[NDArray[Any] | None, ...]: ...
+    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
-    w_v: ArrayLike, mask: ArrayLike | None, bias: ArrayLike | None,
-    key_lengths: ArrayLike | None, causal: bool, query_offset: ArrayLike | None,
-    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
-    empty_rows: str, dropout: float, seed: int, return_weights: bool, keep_steps: bool, /
+    w_v: ArrayLike, options: AttentionOptions, /, *, return_weights: bool = False,
+    keep: bool = False
 ) -> Any: ...
+def additive_attention_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def multi_head_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object, W_v: object,
     W_o: object, b_q: ArrayLike | None, b_k: ArrayLike | None, b_v: ArrayLike | None,
     b_o: ArrayLike | None, num_heads: int, num_kv_heads: int | None, head_gate: ArrayLike | None,
-    mask: ArrayLike | None, bias: ArrayLike | None, key_lengths: ArrayLike | None, causal: bool,
-    query_offset: ArrayLike | None, window: tuple[int | None, int | None] | None,
-    scale: float | None, softcap: float | None, empty_rows: str, dropout: float, seed: int,
-    return_weights: bool, return_lse: bool, dtype: DTypeLike | None, keep_steps: bool, /
+    options: AttentionOptions, /, *, return_weights: bool = False, return_lse: bool = False,
+    dtype: DTypeLike | None = None, key_is_query: bool = False, value_is_key: bool = False,
+    keep: bool = False
 ) -> Any: ...
+def multi_head_attention_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...

@@ -40,6 +40,13 @@ def as_int(value: Any, name: str) -> int:
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
 
 
+def as_ints(values: Any, name: str) -> list[int]:
+    is_number = isinstance(values, np.ndarray) and values.ndim == 0
+    if isinstance(values, (str, bytes)) or not isinstance(values, Collection) or is_number:
+        raise TypeError(f"{name}: got {type(values).__name__}, wanted a list of ints")
+    return [as_int(value, name) for value in values]
+
+
 def as_probability(value: Any, name: str) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a number in [0, 1)")

@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Never
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, Never, Unpack, overload
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, wanted_bits, wanted_names
-from mha.dropout import drawn_seed
+from mha.arguments import wanted_names
+from mha.dropout import drawn
 from mha.gradients import (
     AdditiveAttentionGradients,
-    AdditiveSteps,
-    FigureSteps,
     MultiHeadAttentionGradients,
-    MultiHeadPullback,
+    Pullback,
     ScaledDotProductAttentionGradients,
-    additive_gradients,
-    checked_gradient,
-    figure_gradients,
+    pullback_of,
 )
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.options import (
+    ADDITIVE,
+    ATTENTION,
+    AdditiveKeywords,
+    AttentionKeywords,
+    attention_options,
+    some_options,
+    takes_options,
+)
+
+Array = NDArray[Any]
 
 __all__ = ["additive_attention", "additive_attention_vjp", "merge_attention",
            "multi_head_attention", "multi_head_attention_vjp", "scaled_dot_product_attention",
            "scaled_dot_product_attention_vjp"]
 
 
-@names_its_keywords
+@overload
 def scaled_dot_product_attention(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
-        query_offset: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: int | np.random.Generator | None = None, return_weights: bool = False,
-        return_lse: bool = False, out: NDArray[Any] | None = None, **unknown: Never) -> Any:
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *,
+        return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
+        out: Array | None = ..., **options: Unpack[AttentionKeywords]) -> Array: ...
+@overload
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_weights: Literal[True],
+        return_lse: Literal[True], out: Array | None = ...,
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array, Array]: ...
+@overload
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_weights: Literal[True],
+        return_lse: Literal[False] = ..., out: Array | None = ...,
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+@overload
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *,
+        return_weights: Literal[False] = ..., return_lse: Literal[True], out: Array | None = ...,
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+@overload
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_weights: bool = ...,
+        return_lse: bool = ..., out: Array | None = ...,
+        **options: Unpack[AttentionKeywords]) -> Any: ...
+@takes_options(ATTENTION, before="return_weights")
+def scaled_dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_weights: bool = False,
+        return_lse: bool = False, out: Array | None = None,
+        **options: Unpack[AttentionKeywords]) -> Any:
     """softmax(query @ key^T * scale) @ value over the keys that each query may see.
 
     Parameters
@@ -48,26 +75,7 @@ def scaled_dot_product_attention(
         The same layout; heads is a multiple of kv_heads, and each key head serves
         heads / kv_heads consecutive query heads.
     value : array (..., kv_heads, key_len, value_head_dim)
-    mask : bool array, optional
-        True = attend; broadcast to the scores (..., heads, query_len, key_len).
-    bias : float array, optional
-        Added to the scaled scores, broadcast likewise; -inf blocks as a mask does.
-    key_lengths : ints in [0, key_len], optional
-        Shaped as the batch axes, or batch axes + (query_len,): keys from there on are blocked.
-    causal : bool
-        Key j is visible to query i iff j <= i + query_offset.
-    query_offset : int or ints over the batch axes, optional
-        The position of query 0 among the keys, by default key_len - query_len; 0 is PyTorch's
-        upper-left triangle.
-    window : (left, right), ints >= 0 or None, optional
-        Key j is visible iff i + query_offset - left <= j <= i + query_offset + right.
-    scale : float, by default 1 / sqrt(head_dim)
-    softcap : float > 0, optional
-        Scores become softcap * tanh(score / softcap), before bias and masks.
-    empty_rows : "zeros" or "uniform"
-        What a query that sees no key gets: zeros, or the mean of all values.
-    dropout, rng : float in [0, 1); None, int or numpy.random.Generator
-        Dropout on the weights, by the mask of `mha.dropout_mask`.
+    {options}
     return_weights, return_lse : bool
         Return the weights (before dropout) and the log-sum-exp of the scores too.
     out : array, optional
@@ -89,23 +97,18 @@ def scaled_dot_product_attention(
     >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
     (2, 8, 4, 64)
     """
-    if unknown:
-        raise unknown_keyword(scaled_dot_product_attention, unknown)
-    with drawn_seed(dropout, rng) as seed:
+    chosen = attention_options(scaled_dot_product_attention, options)
+    with drawn(chosen) as drawn_options:
         return _core.scaled_dot_product_attention(
-            query, key, value, mask, bias, key_lengths, causal, query_offset, window, scale,
-            softcap, empty_rows, dropout, seed, return_weights, return_lse, out, False)
+            query, key, value, drawn_options, return_weights=return_weights,
+            return_lse=return_lse, out=out)
 
 
-@names_its_keywords
+@takes_options(ATTENTION, before="wrt")
 def scaled_dot_product_attention_vjp(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
-        query_offset: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: int | np.random.Generator | None = None, wrt: Collection[str] | None = None,
-        **unknown: Never) -> tuple[NDArray[Any], Callable[..., ScaledDotProductAttentionGradients]]:
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, wrt: Collection[str] | None = None,
+        **options: Unpack[AttentionKeywords],
+        ) -> tuple[Array, Pullback[ScaledDotProductAttentionGradients]]:
     """`scaled_dot_product_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -134,30 +137,35 @@ def scaled_dot_product_attention_vjp(
     >>> pullback(np.ones_like(output)).query.shape
     (2, 8, 4, 64)
     """
-    if unknown:
-        raise unknown_keyword(scaled_dot_product_attention_vjp, unknown)
-    wanted = wanted_bits(wrt, ScaledDotProductAttentionGradients._fields)
-    with drawn_seed(dropout, rng) as seed:
-        arguments = (query, key, value, mask, bias, key_lengths, causal, query_offset, window,
-                     scale, softcap, empty_rows, dropout, seed)
-        output, kept_output, statistics = _core.scaled_dot_product_attention(
-            *arguments, False, False, None, True)
-
-    def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None,
-                 ) -> ScaledDotProductAttentionGradients:
-        return ScaledDotProductAttentionGradients(*_core.scaled_dot_product_attention_backward(
-            grad_output, grad_lse, kept_output, statistics, wanted, None, *arguments)[:4])
-
-    return output, pullback
+    wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
+    chosen = attention_options(scaled_dot_product_attention_vjp, options)
+    with drawn(chosen) as drawn_options:
+        output, kept = _core.scaled_dot_product_attention(query, key, value, drawn_options,
+                                                          keep=True)
+    return output, pullback_of(_core.scaled_dot_product_attention_backward, kept, wanted,
+                               ScaledDotProductAttentionGradients)
 
 
-@names_its_keywords
+@overload
 def additive_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
-        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
-        return_weights: bool = False, **unknown: Never) -> Any:
+        w_v: ArrayLike, *, return_weights: Literal[False] = ...,
+        **options: Unpack[AdditiveKeywords]) -> Array: ...
+@overload
+def additive_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, return_weights: Literal[True],
+        **options: Unpack[AdditiveKeywords]) -> tuple[Array, Array]: ...
+@overload
+def additive_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, return_weights: bool = ...,
+        **options: Unpack[AdditiveKeywords]) -> Any: ...
+@takes_options(ADDITIVE, before="return_weights")
+def additive_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        w_v: ArrayLike, *, return_weights: bool = False,
+        **options: Unpack[AdditiveKeywords]) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k), for unlike query and key sizes.
 
     Parameters
@@ -183,22 +191,17 @@ def additive_attention(
     >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
     (2, 1, 4)
     """
-    if unknown:
-        raise unknown_keyword(additive_attention, unknown)
-    with drawn_seed(dropout, rng) as seed:
-        return _core.additive_attention(
-            query, key, value, W_q, W_k, w_v, mask, None, key_lengths, causal, query_offset, None,
-            None, None, empty_rows, dropout, seed, return_weights, False)
+    chosen = some_options(additive_attention, options, ADDITIVE)
+    with drawn(chosen) as drawn_options:
+        return _core.additive_attention(query, key, value, W_q, W_k, w_v, drawn_options,
+                                        return_weights=return_weights)
 
 
-@names_its_keywords
+@takes_options(ADDITIVE, before="wrt")
 def additive_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
-        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
-        wrt: Collection[str] | None = None,
-        **unknown: Never) -> tuple[NDArray[Any], Callable[..., AdditiveAttentionGradients]]:
+        w_v: ArrayLike, *, wrt: Collection[str] | None = None,
+        **options: Unpack[AdditiveKeywords]) -> tuple[Array, Pullback[AdditiveAttentionGradients]]:
     """`additive_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -227,44 +230,63 @@ def additive_attention_vjp(
     >>> pullback(np.ones_like(output)).w_v.shape
     (8,)
     """
-    if unknown:
-        raise unknown_keyword(additive_attention_vjp, unknown)
     wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
-    with drawn_seed(dropout, rng) as seed:
-        options = (mask, None, key_lengths, causal, query_offset, None, None, None, empty_rows,
-                   dropout, seed)
-        output, kept = _core.additive_attention(
-            query, key, value, W_q, W_k, w_v, *options, False, True)
-    query, key, value, *matrices = (
-        as_array(array, name).astype(output.dtype, copy=False) for name, array in zip(
-            AdditiveAttentionGradients._fields, (query, key, value, W_q, W_k, w_v), strict=True))
-    projected_query, projected_key, statistics = kept
-    steps = AdditiveSteps(query, key, value, projected_query, projected_key, output.copy(),
-                          statistics)
-
-    def pullback(grad_output: ArrayLike,
-                 grad_lse: ArrayLike | None = None) -> AdditiveAttentionGradients:
-        grad_output = checked_gradient(grad_output, steps.output, "grad_output")
-        if grad_lse is not None:
-            grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
-        return additive_gradients(steps, tuple(matrices), options, wanted, grad_output, grad_lse)
-
-    return output, pullback
+    chosen = some_options(additive_attention_vjp, options, ADDITIVE)
+    with drawn(chosen) as drawn_options:
+        output, kept = _core.additive_attention(query, key, value, W_q, W_k, w_v, drawn_options,
+                                                keep=True)
+    return output, pullback_of(_core.additive_attention_backward, kept, wanted,
+                               AdditiveAttentionGradients)
 
 
-@names_its_keywords
+@overload
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
+        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
+        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
+        **options: Unpack[AttentionKeywords]) -> Array: ...
+@overload
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
+        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
+        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        return_weights: Literal[True], return_lse: Literal[True],
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array, Array]: ...
+@overload
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
+        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
+        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        return_weights: Literal[True], return_lse: Literal[False] = ...,
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+@overload
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
+        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
+        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        return_weights: Literal[False] = ..., return_lse: Literal[True],
+        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+@overload
+def multi_head_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
+        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
+        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
+        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        return_weights: bool = ..., return_lse: bool = ...,
+        **options: Unpack[AttentionKeywords]) -> Any: ...
+@takes_options(ATTENTION, before="return_weights")
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
-        mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        key_lengths: ArrayLike | None = None, causal: bool = False,
-        query_offset: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: int | np.random.Generator | None = None, return_weights: bool = False,
-        return_lse: bool = False, **unknown: Never) -> Any:
+        return_weights: bool = False, return_lse: bool = False,
+        **options: Unpack[AttentionKeywords]) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
 
     Parameters
@@ -301,28 +323,21 @@ def multi_head_attention(
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
     (2, 4, 512)
     """
-    if unknown:
-        raise unknown_keyword(multi_head_attention, unknown)
-    with drawn_seed(dropout, rng) as seed:
+    chosen = attention_options(multi_head_attention, options)
+    with drawn(chosen) as drawn_options:
         return _core.multi_head_attention(
             query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
-            head_gate, mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-            empty_rows, dropout, seed, return_weights, return_lse, None, False)
+            head_gate, drawn_options, return_weights=return_weights, return_lse=return_lse)
 
 
-@names_its_keywords
+@takes_options(ATTENTION, before="wrt")
 def multi_head_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
-        mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        key_lengths: ArrayLike | None = None, causal: bool = False,
-        query_offset: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: int | np.random.Generator | None = None, wrt: Collection[str] | None = None,
-        **unknown: Never) -> tuple[NDArray[Any], MultiHeadPullback]:
+        wrt: Collection[str] | None = None, **options: Unpack[AttentionKeywords],
+        ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
     """`multi_head_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
@@ -350,64 +365,20 @@ def multi_head_attention_vjp(
     >>> pullback(np.ones_like(output)).W_q.shape
     (512, 512)
     """
-    if unknown:
-        raise unknown_keyword(multi_head_attention_vjp, unknown)
-    with drawn_seed(dropout, rng) as seed:
-        options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-                   empty_rows, dropout, seed)
-        return figure_vjp((query, key, value), (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o),
-                          num_heads, num_kv_heads, head_gate, options, wrt, None)
-
-
-def figure_vjp(
-        inputs: tuple[Any, ...], matrices: tuple[Any, ...], biases: tuple[Any, ...],
-        num_heads: int, num_kv_heads: int | None, head_gate: Any, options: Any,
-        wrt: Collection[str] | None, dtype: Any) -> tuple[NDArray[Any], MultiHeadPullback]:
-    """`multi_head_attention_vjp` for functions and layers; options from mask to seed, as the core
-    takes them; dtype is a layer's, or None."""
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
-    arguments: list[Any] = [*inputs, *matrices, *biases, num_heads, num_kv_heads, head_gate,
-                            *options, False, False, dtype, True]
-    output, (*kept, statistics) = _core.multi_head_attention(*arguments)
-    given = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
-    given |= {"head_gate": head_gate, "bias": options[1]}
-    wanted -= {name for name, array in given.items() if array is None}
-    one_sequence = output.ndim == 2
-    sequences = [as_array(array, "query").astype(output.dtype, copy=False) for array in inputs]
-    arrays = [*sequences, *kept]
-    steps = FigureSteps._make(
-        [*(array[None] for array in arrays), statistics[:, None]] if one_sequence
-        else [*arrays, statistics])
-    own_matrices = tuple(
-        as_array(array, "W").astype(output.dtype, copy=False) for array in matrices)
-    gate = None if head_gate is None else as_array(head_gate, "head_gate").astype(output.dtype)
-    if one_sequence and options[2] is not None:  # key_lengths gets the batch axis too
-        options = (*options[:2], as_array(options[2], "key_lengths")[None], *options[3:])
-    result = output.view()
-
-    def pullback(grad_output: ArrayLike,
-                 grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
-        grad_output = checked_gradient(grad_output, result, "grad_output")
-        if grad_lse is not None:
-            grad_lse = checked_gradient(grad_lse, statistics[0], "grad_lse")
-        found = figure_gradients(
-            steps, own_matrices, num_heads, num_kv_heads or num_heads, gate, options, wanted,
-            grad_output[None] if one_sequence else grad_output,
-            grad_lse if grad_lse is None or not one_sequence else grad_lse[None])
-        if one_sequence:
-            for name in ("query", "key", "value"):
-                gradient = found.get(name)
-                found[name] = None if gradient is None else gradient[0]
-        return MultiHeadAttentionGradients(
-            **{name: found.get(name) for name in MultiHeadAttentionGradients._fields})
-
-    return output, pullback
+    chosen = attention_options(multi_head_attention_vjp, options)
+    with drawn(chosen) as drawn_options:
+        output, kept = _core.multi_head_attention(
+            query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
+            head_gate, drawn_options, keep=True)
+    return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,
+                               MultiHeadAttentionGradients)
 
 
 @names_its_keywords
 def merge_attention(outputs: Sequence[ArrayLike],
                     lses: Sequence[ArrayLike],
-                    **unknown: Never) -> tuple[NDArray[Any], NDArray[Any]]:
+                    **unknown: Never) -> tuple[Array, Array]:
     """Join attention over parts of the keys into attention over all of them, exactly.
 
     Parameters

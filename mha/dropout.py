@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mha import _core
 from mha.arguments import no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.options import AttentionOptions
 
 __all__ = ["dropout_mask"]
 
@@ -60,32 +61,35 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) ->
     return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
 
 
-class DrawnSeed:
-    """The seed of one call, for `with`. Nothing is drawn where there is no dropout; and where the
-    call fails, a Generator stands where it stood."""
+class drawn:  # noqa: N801  (used as a function, `with drawn(options) as drawn_options`)
+    """The options of one call with the seed in rng's place, for `with`. Nothing is drawn where
+    there is no dropout; and where the call fails, a Generator stands where it stood."""
 
-    def __init__(self, dropout: float, rng: Any) -> None:
-        self.source = None
+    __slots__ = ("options", "source", "state")
+
+    def __init__(self, options: AttentionOptions) -> None:
+        self.source: np.random.BitGenerator | None = None
+        self.options = options
+        if options.rng is None and options.dropout == 0.0:
+            return
+        self._draw(options.dropout, options.rng)
+
+    def _draw(self, dropout: Any, rng: Any) -> None:
         if isinstance(dropout, (int, float, np.number)) and dropout == 0:
             check_rng(rng)
-            self.seed = 0
+            self.options = self.options._replace(rng=None)
             return
         if isinstance(rng, (np.random.Generator, np.random.BitGenerator)):
             self.source = np.random.default_rng(rng).bit_generator
             self.state = self.source.state
-        self.seed = seed_from(rng)
+        self.options = self.options._replace(rng=seed_from(rng))
 
-    def __enter__(self) -> int:
-        return self.seed
+    def __enter__(self) -> AttentionOptions:
+        return self.options
 
     def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         if raised is not None and self.source is not None:
             self.source.state = self.state
-
-
-def drawn_seed(dropout: float, rng: Any) -> DrawnSeed:
-    """The seed of a call; quickly, where there is neither dropout nor a source."""
-    return NOTHING_DRAWN if rng is None and dropout == 0.0 else DrawnSeed(dropout, rng)
 
 
 def seed_from(rng: Any) -> int:
@@ -118,5 +122,3 @@ def _checked_seed(seed: Any, name: str) -> int:
         raise ValueError(f"{name}: got {seed}, wanted an int in [0, 2**64)")
     return int(seed)
 
-
-NOTHING_DRAWN = DrawnSeed(0.0, None)

@@ -37,9 +37,11 @@ def split_heads(x: ArrayLike, num_heads: int, **unknown: Never) -> NDArray[Any]:
 def merge_heads(x: ArrayLike, **unknown: Never) -> NDArray[Any]:
     """(..., heads, len, d) -> (..., len, heads * d): the inverse of `split_heads`, contiguous.
 
+    Of any type, which stays.
+
     Raises
     ------
-    ValueError: fewer than three axes. TypeError: a type other than float32, float64 or integers.
+    ValueError: fewer than three axes. TypeError: what is no array.
 
     Source: Vaswani et al. 2017, section 3.2.2: Concat(head_1, ..., head_h).
 

@@ -18,53 +18,39 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ELSEWHERE: dict[str, list[tuple[str, str]]] = {}
 
 
-def _elsewhere(names: str, keyword: str, wanted: str = "") -> None:
+def other_names(names: str, keyword: str, wanted: str = "") -> None:
+    """What others call a keyword, words apart; the options' are in options.py."""
     for name in names.split():
         ELSEWHERE.setdefault(name, []).append((keyword, wanted or f"{keyword}="))
 
 
-_elsewhere("attn_mask attention_mask", "mask",
-           "mask=, bool with True = attend (or bias=, floats that are added to the scores)")
-_elsewhere("key_padding_mask src_key_padding_mask padding_mask", "key_lengths",
-           "key_lengths=, how many keys of each sequence are real; or mask=, True = attend:"
-           " mha.masks.from_blocked({name})[:, None, None, :]")
-_elsewhere("key_mask query_mask value_mask", "mask", "mask=, bool with True = attend")
-_elsewhere("is_causal", "causal",
-           "causal= (with query_offset=0 for PyTorch's upper-left triangle)")
-_elsewhere("use_causal_mask causal_mask look_ahead_mask", "causal")
-_elsewhere("valid_lens valid_len seq_lens lengths key_value_seq_lengths", "key_lengths")
-_elsewhere("valid_lens valid_len seq_lens key_lengths", "lengths")
-_elsewhere("need_weights return_attention_scores output_attentions return_attention",
-           "return_weights")
-_elsewhere("average_attn_weights", "return_weights",
-           "return_weights=, the weights of every head: their .mean(axis=-3) is the average")
-_elsewhere("return_softmax_lse", "return_lse")
-_elsewhere("attn_bias attention_bias position_bias", "bias")
-_elsewhere("dropout_p dropout_rate attention_dropout attn_dropout p_dropout", "dropout")
-_elsewhere("dropout_p dropout_rate p", "p")
-_elsewhere("softmax_scale sm_scale scaling scale_factor", "scale")
-_elsewhere("soft_cap logit_cap logits_soft_cap attn_logit_softcapping", "softcap")
-_elsewhere("window_size sliding_window local_window_size", "window", "window=(left, right)")
-_elsewhere("head_mask", "head_gate")
-_elsewhere("seed generator random_state", "rng")
-_elsewhere("deterministic", "training", "training=, its opposite")
-_elsewhere("enable_gqa", "num_kv_heads")
-_elsewhere("enable_gqa", "key", "nothing: key and value with fewer heads are shared among query's")
-_elsewhere("n_heads n_head nhead heads h num_attention_heads", "num_heads")
-_elsewhere("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
-_elsewhere("d_model num_hiddens hidden_size hidden_dim model_dim", "embed_dim")
-_elsewhere("bias qkv_bias add_bias", "use_bias")
-_elsewhere("kdim", "key_dim")
-_elsewhere("vdim", "value_dim")
-_elsewhere("head_size d_head d_k d_kv", "head_dim")
-_elsewhere("d_v", "value_head_dim")
-_elsewhere("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
-_elsewhere("q queries Q", "query")
-_elsewhere("k keys K", "key")
-_elsewhere("v values V", "value")
-_elsewhere("input X", "x")
-_elsewhere("W kernel", "weight")
-_elsewhere("b", "bias")
+other_names("need_weights return_attention_scores output_attentions return_attention",
+            "return_weights")
+other_names("average_attn_weights", "return_weights",
+            "return_weights=, the weights of every head: their .mean(axis=-3) is the average")
+other_names("return_softmax_lse", "return_lse")
+other_names("dropout_p dropout_rate p", "p")
+other_names("head_mask", "head_gate")
+other_names("deterministic", "training", "training=, its opposite")
+other_names("enable_gqa", "num_kv_heads")
+other_names("enable_gqa", "key",
+            "nothing: key and value with fewer heads are shared among query's")
+other_names("n_heads n_head nhead heads h num_attention_heads", "num_heads")
+other_names("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
+other_names("d_model num_hiddens hidden_size hidden_dim model_dim", "embed_dim")
+other_names("bias qkv_bias add_bias", "use_bias")
+other_names("kdim", "key_dim")
+other_names("vdim", "value_dim")
+other_names("head_size d_head d_k d_kv", "head_dim")
+other_names("d_v", "value_head_dim")
+other_names("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
+other_names("q queries Q", "query")
+other_names("k keys K", "key")
+other_names("v values V", "value")
+other_names("input X", "x")
+other_names("W kernel", "weight")
+other_names("b", "bias")
+other_names("left right", "window", "window=(left, right)")
 
 
 class AnnotationText(str):

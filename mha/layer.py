@@ -6,21 +6,34 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Generic, Never, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core, layer_state
-from mha.arguments import as_array, as_bool, as_int, as_probability, as_real_dtype, wanted_names
-from mha.attention import figure_vjp
-from mha.dropout import drawn_seed
-from mha.gradients import MultiHeadAttentionGradients, MultiHeadPullback
+from mha.arguments import (
+    as_array,
+    as_ints,
+    as_probability,
+    as_real_dtype,
+    wanted_names,
+)
+from mha.dropout import drawn
+from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_state import BIASES, WEIGHTS, LayerState
+from mha.layer_state import BIASES, LayerState
+from mha.options import (
+    LAYER,
+    LayerKeywords,
+    RandomSource,
+    takes_options,
+)
 
 __all__ = ["MultiHeadAttention"]
 
+Array = NDArray[Any]
+Maybe = ArrayLike | None
 T = TypeVar("T")
 
 
@@ -157,7 +170,7 @@ class MultiHeadAttention:
                  query_dim: int | None = None, key_dim: int | None = None,
                  value_dim: int | None = None, output_dim: int | None = None,
                  dtype: DTypeLike = np.float32,
-                 rng: int | np.random.Generator | None = None, **unknown: Never) -> None:
+                 rng: RandomSource = None, **unknown: Never) -> None:
         if unknown:
             raise unknown_keyword(MultiHeadAttention.__init__, unknown)
         settings = layer_state.checked_settings(
@@ -184,17 +197,37 @@ class MultiHeadAttention:
         probability = as_probability(dropout, "dropout")
         self._change(lambda state: layer_state.with_dropout(state, probability))
 
-    @names_its_keywords
-    def __call__(self, query: ArrayLike, key: ArrayLike | None = None,
-                 value: ArrayLike | None = None, *, mask: ArrayLike | None = None,
-                 bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
-                 causal: bool = False, query_offset: ArrayLike | None = None,
-                 window: tuple[int | None, int | None] | None = None,
-                 scale: float | None = None, softcap: float | None = None,
-                 empty_rows: str = "zeros", training: bool = False,
-                 rng: int | np.random.Generator | None = None,
-                 head_gate: ArrayLike | None = None, return_weights: bool = False,
-                 return_lse: bool = False, **unknown: Never) -> Any:
+    @overload
+    def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
+                 training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
+                 **options: Unpack[LayerKeywords]) -> Array: ...
+    @overload
+    def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
+                 training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 return_weights: Literal[True], return_lse: Literal[True],
+                 **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
+    @overload
+    def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
+                 training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 return_weights: Literal[True], return_lse: Literal[False] = ...,
+                 **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
+    @overload
+    def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
+                 training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 return_weights: Literal[False] = ..., return_lse: Literal[True],
+                 **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
+    @overload
+    def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
+                 training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 return_weights: bool = ..., return_lse: bool = ...,
+                 **options: Unpack[LayerKeywords]) -> Any: ...
+    @takes_options(LAYER, before="training")
+    def __call__(
+            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
+            training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            return_weights: bool = False, return_lse: bool = False,
+            **options: Unpack[LayerKeywords]) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
 
         Parameters
@@ -229,31 +262,22 @@ class MultiHeadAttention:
         >>> weights.shape
         (2, 8, 10, 10)
         """
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.__call__, unknown)
         key = query if key is None else key
         value = key if value is None else value
-        (dropout, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
-         dtype) = self._state.call
-        if training is False or not as_bool(training, "training"):
-            dropout = 0.0
-        with drawn_seed(dropout, rng) as seed:
+        state = self._state
+        call = MultiHeadAttention.__call__
+        chosen = layer_state.call_options(call, options, state, training, rng)
+        with drawn(chosen) as drawn_options:
             return _core.multi_head_attention(
-                query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
-                num_kv_heads, head_gate, mask, bias, key_lengths, causal, query_offset, window,
-                scale, softcap, empty_rows, dropout, seed, return_weights, return_lse, dtype,
-                False)
+                query, key, value, *state.call, head_gate, drawn_options,
+                return_weights=return_weights, return_lse=return_lse, dtype=state.settings.dtype)
 
-    @names_its_keywords
-    def vjp(self, query: ArrayLike, key: ArrayLike | None = None,
-            value: ArrayLike | None = None, *, mask: ArrayLike | None = None,
-            bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
-            causal: bool = False, query_offset: ArrayLike | None = None,
-            window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-            softcap: float | None = None, empty_rows: str = "zeros", training: bool = False,
-            rng: int | np.random.Generator | None = None, head_gate: ArrayLike | None = None,
-            wrt: Collection[str] | None = None,
-            **unknown: Never) -> tuple[NDArray[Any], MultiHeadPullback]:
+    @takes_options(LAYER, before="training")
+    def vjp(
+            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
+            training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            wrt: Collection[str] | None = None, **options: Unpack[LayerKeywords],
+            ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
         """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
 
         wrt names the gradients that are wanted, out of "query", "key", "value", the names of
@@ -273,39 +297,21 @@ class MultiHeadAttention:
         >>> pullback(np.ones_like(output)).W_o.shape
         (512, 512)
         """
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.vjp, unknown)
-        asked = wanted_names(wrt, MultiHeadAttentionGradients._fields)
-        sources = {"key": "query" if key is None else "key"}
-        sources["value"] = sources["key"] if value is None else "value"
-        needed = asked - {"key", "value"}
-        needed |= {name for name, source in sources.items() if source in asked}
+        wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
+        key_is_query, value_is_key = key is None, value is None
         key = query if key is None else key
         value = key if value is None else value
         state = self._state
-        settings, parameters = state.settings, state.parameters
-        dropout = settings.dropout if as_bool(training, "training") else 0.0
-        with drawn_seed(dropout, rng) as seed:
-            options = (mask, bias, key_lengths, causal, query_offset, window, scale, softcap,
-                       empty_rows, dropout, seed)
-            output, whole_pullback = figure_vjp(
-                (query, key, value), tuple(parameters[name] for name in WEIGHTS),
-                tuple(map(parameters.get, BIASES)), settings.num_heads, settings.num_kv_heads,
-                head_gate, options, needed, settings.dtype)
+        chosen = layer_state.call_options(MultiHeadAttention.vjp, options, state, training, rng)
+        with drawn(chosen) as drawn_options:
+            output, kept = _core.multi_head_attention(
+                query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
+                dtype=state.settings.dtype, key_is_query=key_is_query, value_is_key=value_is_key,
+                keep=True)
+        return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,
+                                   MultiHeadAttentionGradients)
 
-        def pullback(grad_output: ArrayLike,
-                     grad_lse: ArrayLike | None = None) -> MultiHeadAttentionGradients:
-            gradients = whole_pullback(grad_output, grad_lse)._asdict()
-            for name, source in (("value", sources["value"]), ("key", sources["key"])):
-                if source != name:
-                    if source in asked:
-                        gradients[source] = gradients[source] + gradients[name]
-                    gradients[name] = None
-            return MultiHeadAttentionGradients(**gradients)
-
-        return output, pullback
-
-    def parameters(self) -> dict[str, NDArray[Any]]:
+    def parameters(self) -> dict[str, Array]:
         """The live arrays by name: changing one in place changes the layer.
 
         >>> layer = mha.MultiHeadAttention(512, 8, use_bias=False)
@@ -422,7 +428,7 @@ class MultiHeadAttention:
         """
         if unknown:
             raise unknown_keyword(MultiHeadAttention.prune_heads, unknown)
-        indices = _as_ints(heads)
+        indices = as_ints(heads, "heads")
         self._change(lambda state: layer_state.pruned(state, indices))
         return self
 
@@ -484,10 +490,3 @@ class MultiHeadAttention:
                   if getattr(settings, name) != default]
         shown += [f"dtype={settings.dtype}"] + ["frozen"] * (state.packed is not None)
         return f"MultiHeadAttention({', '.join(shown)})"
-
-
-def _as_ints(heads: Any) -> list[int]:
-    is_number = isinstance(heads, np.ndarray) and heads.ndim == 0
-    if isinstance(heads, (str, bytes)) or not isinstance(heads, Collection) or is_number:
-        raise TypeError(f"heads: got {type(heads).__name__}, wanted a list of ints")
-    return [as_int(head, "heads") for head in heads]

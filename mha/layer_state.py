@@ -7,7 +7,7 @@ so calls in other threads see the layer as it was or as it is, never a mix.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from mha import _core
 from mha.arguments import as_bool, as_int, as_probability, as_real_dtype, no_memory
 from mha.dropout import check_rng
+from mha.options import LAYER, AttentionOptions, LayerKeywords, RandomSource, some_options
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
@@ -51,22 +52,57 @@ class LayerSettings(NamedTuple):
         return shapes
 
 
+class CallArguments(NamedTuple):
+    """What the core takes of a layer, in its order; matrices as they are, or packed."""
+
+    W_q: Any
+    W_k: Any
+    W_v: Any
+    W_o: Any
+    b_q: NDArray[Any] | None
+    b_k: NDArray[Any] | None
+    b_v: NDArray[Any] | None
+    b_o: NDArray[Any] | None
+    num_heads: int
+    num_kv_heads: int
+
+
 class LayerState(NamedTuple):
     """A layer's settings and parameters, and what follows from them."""
 
     settings: LayerSettings
     parameters: Mapping[str, NDArray[Any]]
     packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
-    call: tuple[Any, ...]  # dropout, W_q to W_o, b_q to b_o, num_heads, num_kv_heads, dtype
+    call: CallArguments
 
 
 def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
               packed: tuple[object, ...] | None = None) -> LayerState:
     """The only way to make one: `call` is what the others say."""
     matrices = packed or tuple(parameters[name] for name in WEIGHTS)
-    call = (settings.dropout, *matrices, *map(parameters.get, BIASES), settings.num_heads,
-            settings.num_kv_heads, settings.dtype)
-    return LayerState(settings, parameters, packed, call)
+    return LayerState(settings, parameters, packed,
+                      call_arguments(settings, matrices, parameters))
+
+
+def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
+                   parameters: Mapping[str, NDArray[Any]]) -> CallArguments:
+    return CallArguments._make([*matrices, *map(parameters.get, BIASES), settings.num_heads,
+                                settings.num_kv_heads])
+
+
+def plain_call(state: LayerState) -> CallArguments:
+    """`state.call` with the matrices as they are, which the gradients read too."""
+    matrices = tuple(state.parameters[name] for name in WEIGHTS)
+    return call_arguments(state.settings, matrices, state.parameters)
+
+
+def call_options(call: Callable[..., Any], given: LayerKeywords, state: LayerState, training: Any,
+                 rng: RandomSource) -> AttentionOptions:
+    """Those of a call, with the layer's dropout where it trains."""
+    chosen = some_options(call, given, LAYER)
+    if training is not False and as_bool(training, "training"):
+        return chosen._replace(dropout=state.settings.dropout, rng=rng)
+    return chosen if rng is None else chosen._replace(rng=rng)
 
 
 def checked_settings(

@@ -8,8 +8,8 @@ from typing import Any, Never
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, wanted_names
-from mha.gradients import LinearGradients, checked_gradient, linear_gradients
+from mha.arguments import wanted_names
+from mha.gradients import LinearGradients
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["linear", "linear_vjp"]
@@ -77,14 +77,9 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     if unknown:
         raise unknown_keyword(linear_vjp, unknown)
     wanted = wanted_names(wrt, LinearGradients._fields)
-    output = _core.linear(x, weight, bias)
-    rows = as_array(x, "x").astype(output.dtype, copy=False)
-    matrix = as_array(weight, "weight").astype(output.dtype, copy=False)
-    result = output.view()
+    output, kept = _core.linear(x, weight, bias, keep=True)
 
     def pullback(grad_output: ArrayLike) -> LinearGradients:
-        gradient = checked_gradient(grad_output, result, "grad_output")
-        return linear_gradients(gradient, rows, matrix, "x" in wanted, "weight" in wanted,
-                                bias is not None and "bias" in wanted)
+        return LinearGradients(**_core.linear_backward(kept, grad_output, None, wanted))
 
     return output, pullback

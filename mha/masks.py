@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_int, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.options import Window
 
 __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
 
@@ -41,24 +42,24 @@ def causal(query_len: int, key_len: int | None = None,
     """
     if unknown:
         raise unknown_keyword(causal, unknown)
-    return sliding_window(query_len, key_len, left=None, right=0, query_offset=query_offset)
+    return sliding_window(query_len, key_len, window=(None, 0), query_offset=query_offset)
 
 
 @names_its_keywords
-def sliding_window(query_len: int, key_len: int | None = None, *, left: int | None = None,
-                   right: int | None = None, query_offset: int | None = None,
-                   **unknown: Never) -> NDArray[np.bool_]:
+def sliding_window(query_len: int, key_len: int | None = None, *, window: Window | None,
+                   query_offset: int | None = None, **unknown: Never) -> NDArray[np.bool_]:
     """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
 
-    None leaves a side open. left=2, right=0 sees the token itself and the two before it.
+    window is (left, right); None leaves a side open. (2, 0) sees the token itself and the two
+    before it.
 
     Raises
     ------
-    ValueError: a negative length or side. TypeError: one that is not an int.
+    ValueError: a negative length or side, no pair. TypeError: one that is not an int.
 
     Source: Beltagy et al. 2020, "Longformer", section 3.1.
 
-    >>> mha.masks.sliding_window(3, left=1, right=0).tolist()
+    >>> mha.masks.sliding_window(3, window=(1, 0)).tolist()
     [[True, False, False], [True, True, False], [False, True, True]]
     """
     if unknown:
@@ -67,6 +68,7 @@ def sliding_window(query_len: int, key_len: int | None = None, *, left: int | No
     key_len = query_len if key_len is None else _size(key_len, "key_len")
     if query_offset is None:
         query_offset = key_len - query_len
+    left, right = _sides(window)
     try:
         visible = np.ones((query_len, key_len), bool)
         query_index, key_index = np.arange(query_len)[:, None], np.arange(key_len)
@@ -74,22 +76,33 @@ def sliding_window(query_len: int, key_len: int | None = None, *, left: int | No
         raise no_memory("query_len, key_len", (query_len, key_len)) from None
     position = query_index + _clipped(as_int(query_offset, "query_offset"))
     if left is not None:
-        visible &= key_index >= position - _clipped(_size(left, "left"))
+        visible &= key_index >= position - _clipped(left)
     if right is not None:
-        visible &= key_index <= position + _clipped(_size(right, "right"))
+        visible &= key_index <= position + _clipped(right)
     return visible
 
 
+def _sides(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
+    if len(window) != 2:
+        raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
+    left, right = (None if side is None else _size(side, "window") for side in window)
+    return left, right
+
+
 @names_its_keywords
-def from_lengths(lengths: ArrayLike, key_len: int, **unknown: Never) -> NDArray[np.bool_]:
+def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDArray[np.bool_]:
     """(batch,) -> (batch, 1, 1, key_len), (batch, query_len) -> (batch, 1, query_len, key_len).
 
     Key j is visible iff j < length: what d2l calls valid_lens.
 
     Raises
     ------
-    ValueError: a length outside [0, key_len], or another number of axes. TypeError: lengths that
-    are not integers.
+    ValueError: a length outside [0, key_len], or another number of axes. TypeError: key_lengths
+    that are not integers.
 
     Source: Dive into Deep Learning, "Attention Scoring Functions": the masked softmax.
 
@@ -99,15 +112,15 @@ def from_lengths(lengths: ArrayLike, key_len: int, **unknown: Never) -> NDArray[
     if unknown:
         raise unknown_keyword(from_lengths, unknown)
     key_len = _size(key_len, "key_len")
-    lengths = as_array(lengths, "lengths")
+    lengths = as_array(key_lengths, "key_lengths")
     if lengths.dtype.kind not in "iu" and lengths.size:
-        raise TypeError(f"lengths: got an array of {lengths.dtype}, wanted integers")
+        raise TypeError(f"key_lengths: got an array of {lengths.dtype}, wanted integers")
     if lengths.ndim not in (1, 2):
         raise ValueError(
-            f"lengths: got shape {lengths.shape}, wanted (batch,) or (batch, query_len)")
+            f"key_lengths: got shape {lengths.shape}, wanted (batch,) or (batch, query_len)")
     if lengths.size and (lengths.min() < 0 or lengths.max() > key_len):
         raise ValueError(
-            f"lengths: got values from {lengths.min()} to {lengths.max()}, wanted them in"
+            f"key_lengths: got values from {lengths.min()} to {lengths.max()}, wanted them in"
             f" [0, {key_len}], the key length")
     per_query = lengths if lengths.ndim == 2 else lengths[:, None]
     try:

@@ -225,7 +225,7 @@ LINEAR = [
 ]
 
 HEADS = [
-    *rows(split, "num_heads", WRONG_INTS), *rows(merge, "x", WRONG_ARRAYS),
+    *rows(split, "num_heads", WRONG_INTS),
     row(split, "x", None, T, "None", "an array"),
     row(split, "x", [[1.0], [1.0, 2.0]], V, "list", "an array"),
     row(split, "x", f(12), V, "shape (12,)", "(..., len, num_heads * d)"),
@@ -236,6 +236,8 @@ HEADS = [
     row(split, "num_heads", 2**61, V, str(2**61), "a divisor of the last axis of x (2, 5, 12)"),
     row(split, "num_heads", 2**70, V, str(2**70), "at most 9223372036854775807"),
     row(split, "num_heads", 2**61, M, f"shape (2, {2**61}, 5, 0)", TOO_LARGE, x=f(2, 5, 0)),
+    *rows(merge, "x", [WRONG_ARRAYS[0], WRONG_ARRAYS[2], WRONG_ARRAYS[5], WRONG_ARRAYS[-1]]),
+    row(merge, "x", "text", V, "shape ()", "(..., heads, len, d)"),
     row(merge, "x", f(5, 12), V, "shape (5, 12)", "(..., heads, len, d)"),
     ("merge", lambda a: merge(a, x=number(4, HUGE, 3)), M, "output", f"shape ({HUGE}, 12)",
      TOO_LARGE),

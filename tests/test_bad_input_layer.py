@@ -90,11 +90,11 @@ def causal(a, **changed):
 
 
 def window(a, **changed):
-    return mha.masks.sliding_window(**{"query_len": 5} | changed)
+    return mha.masks.sliding_window(**{"query_len": 5, "window": (1, 0)} | changed)
 
 
 def from_lengths(a, **changed):
-    return mha.masks.from_lengths(**{"lengths": [3, 6], "key_len": 6} | changed)
+    return mha.masks.from_lengths(**{"key_lengths": [3, 6], "key_len": 6} | changed)
 
 
 def from_attend(a, mask):
@@ -235,28 +235,32 @@ PARAMETERS = [
 
 MASKS = [
     *rows(causal, "query_len", WRONG_INTS), *rows(causal, "key_len", WRONG_INTS[:3]),
-    *rows(causal, "query_offset", WRONG_INTS), *rows(window, "left", WRONG_INTS[:4]),
-    *rows(window, "right", WRONG_INTS[:4]), *rows(from_lengths, "key_len", WRONG_INTS),
+    *rows(causal, "query_offset", WRONG_INTS), *rows(from_lengths, "key_len", WRONG_INTS),
+    *(row(window, "window", (side, None), kind, *texts)
+      for side, kind, *texts in WRONG_INTS[:4]),
+    row(window, "window", 3, T, "int", "a pair (left, right)"),
+    row(window, "window", (1, 2, 3), V, "3 entries", "two (left, right)"),
     ("causal", lambda a: causal(a, query_len=2**61, key_len=0), M, "query_len, key_len",
      f"shape ({2**61}, 0)", TOO_LARGE),
     ("causal", lambda a: causal(a, query_len=0, key_len=2**61), M, "query_len, key_len",
      f"shape (0, {2**61})", TOO_LARGE),
     row(causal, "query_len", None, T, "NoneType", "an int"),
     row(causal, "query_len", -1, V, "-1", "at least 0"),
-    row(window, "left", -1, V, "-1", "at least 0"),
+    row(window, "window", (-1, 0), V, "-1", "at least 0"),
     row(window, "key_len", -2, V, "-2", "at least 0"),
     ("causal", lambda a: causal(a, query_len=2**40), M, "query_len, key_len",
      f"shape ({2**40}, {2**40})", TOO_LARGE),
     ("causal", lambda a: causal(a, key_len=10**30), M, "query_len, key_len",
      f"shape (5, {10**30})", TOO_LARGE),
-    row(from_lengths, "lengths", None, T, "an array of object", "integers"),
-    row(from_lengths, "lengths", [1.0], T, "an array of float64", "integers"),
-    row(from_lengths, "lengths", ["1"], T, "an array of <U1", "integers"),
-    row(from_lengths, "lengths", [[1], [1, 2]], V, "list", "an array"),
-    row(from_lengths, "lengths", 3, V, "shape ()", "(batch,) or (batch, query_len)"),
-    row(from_lengths, "lengths", [[[3]]], V, "shape (1, 1, 1)", "(batch,) or (batch, query_len)"),
-    row(from_lengths, "lengths", [3, 7], V, "values from 3 to 7", "them in [0, 6]"),
-    row(from_lengths, "lengths", [-1, 3], V, "values from -1 to 3", "them in [0, 6]"),
+    row(from_lengths, "key_lengths", None, T, "an array of object", "integers"),
+    row(from_lengths, "key_lengths", [1.0], T, "an array of float64", "integers"),
+    row(from_lengths, "key_lengths", ["1"], T, "an array of <U1", "integers"),
+    row(from_lengths, "key_lengths", [[1], [1, 2]], V, "list", "an array"),
+    row(from_lengths, "key_lengths", 3, V, "shape ()", "(batch,) or (batch, query_len)"),
+    row(from_lengths, "key_lengths", [[[3]]], V, "shape (1, 1, 1)",
+        "(batch,) or (batch, query_len)"),
+    row(from_lengths, "key_lengths", [3, 7], V, "values from 3 to 7", "them in [0, 6]"),
+    row(from_lengths, "key_lengths", [-1, 3], V, "values from -1 to 3", "them in [0, 6]"),
     row(from_lengths, "key_len", -1, V, "-1", "at least 0"),
     row(from_lengths, "key_len", 2**62, M, f"shape (2, 1, {2**62})", TOO_LARGE),
     row(from_attend, "mask", None, T, "an array of object", "bool, integers or floats"),

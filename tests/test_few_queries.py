@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from agreement import assert_accurate
+from option_cases import SCORES
 
 import mha
 from mha import reference
@@ -47,8 +48,8 @@ def options_of(shape, dtype):
         "bias of keys": {"bias": bias[:1, :1]},
         "lengths": {"key_lengths": rng.integers(0, key_len + 1, (batch, query_len)),
                     "query_offset": 0},
-        "softcap": {"softcap": 1.5},
-        "softcap, bias": {"softcap": 1.5, "bias": bias},
+        **{str(options): options for options in SCORES},
+        **{f"{options}, bias": options | {"bias": bias} for options in SCORES},
         "dropout": {"dropout": 0.3, "rng": 5},
         "negative scale": {"scale": -0.2},
         "scale 0": {"scale": 0.0},

@@ -40,6 +40,14 @@ def test_merge_undoes_split(shape):
         assert np.array_equal(merged, x)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "u2", "?", "f2", "c16", ">f4", "g", "O", "M8[s]", "S3"])
+def test_merge_keeps_any_type(dtype):
+    x = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    merged = mha.merge_heads(x.transpose(1, 0, 2))
+    assert merged.dtype == x.dtype and merged.flags.c_contiguous
+    assert np.array_equal(merged, x.reshape(2, 12))
+
+
 def test_merge_of_any_strides():
     rng = np.random.default_rng(0)
     heads = rng.standard_normal((2, 4, 5, 6))

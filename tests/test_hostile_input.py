@@ -13,9 +13,11 @@ import bad_input
 import numpy as np
 import pytest
 from bad_input import f
+from option_cases import NUMBERS
 
 import mha
 from mha import _core
+from mha.options import ATTENTION, AttentionOptions
 
 SQUARE = (700, 32)
 
@@ -78,9 +80,8 @@ HOSTILE_CALLS = {
     "key_lengths": lambda x, h: mha.scaled_dot_product_attention(x, x, x, key_lengths=h(LENGTH)),
     "query_offset": lambda x, h: mha.scaled_dot_product_attention(x, x, x, query_offset=h(LENGTH)),
     "window": lambda x, h: mha.scaled_dot_product_attention(x, x, x, window=(h(None), 1)),
-    "scale": lambda x, h: mha.scaled_dot_product_attention(x, x, x, scale=h(None)),
-    "softcap": lambda x, h: mha.scaled_dot_product_attention(x, x, x, softcap=h(None)),
-    "dropout": lambda x, h: mha.scaled_dot_product_attention(x, x, x, dropout=h(None), rng=1),
+    **{name: lambda x, h, name=name: mha.scaled_dot_product_attention(
+        x, x, x, **{name: h(None)}, rng=1) for name in NUMBERS},
     "changed out": lambda x, h: mha.scaled_dot_product_attention(
         f(*SQUARE), f(*SQUARE), f(*SQUARE), scale=h(None), out=x),
     "weight": lambda x, h: mha.linear(x, h(f(32, 32))),
@@ -131,28 +132,53 @@ def test_lists_that_empty_themselves():
     np.testing.assert_allclose(output, 1, rtol=1e-6)
 
 
-def attention_arguments():
-    """A good call of each function of the core, by position."""
+def with_options(function, positional, **keywords):
+    """A call that takes the fields of the options and the keywords by position, and good arguments
+    for it."""
+    def call(*values):
+        inputs, rest = values[:len(positional)], values[len(positional):]
+        options = AttentionOptions(*rest[:len(ATTENTION)])
+        return function(*inputs, options, **dict(zip(keywords, rest[len(ATTENTION):],
+                                                     strict=True)))
+
+    return call, [*positional, *AttentionOptions(), *keywords.values()]
+
+
+def calls_of_the_core():
+    """Each function of the core and good arguments for it, by position."""
     a = bad_input.fresh_arrays()
-    options = [None, None, None, False, None, None, None, None, "zeros", 0.0, 0]
     packed = _core.pack_weight(a.W)
     inputs = [a.query, a.key, a.value]
-    _, output, statistics = _core.scaled_dot_product_attention(
-        *inputs, *options, False, False, None, True)
+    weights = [a.W, a.W, a.W, a.W, a.b, None, a.b, None, 4, None, None]
+    options = AttentionOptions()
+    output, kept = _core.scaled_dot_product_attention(*inputs, options, keep=True)
+    additive, kept_additive = _core.additive_attention(*inputs, a.W_q, a.W_k, a.w_v, options,
+                                                       keep=True)
+    of_layer, kept_layer = _core.multi_head_attention(a.x, a.x, a.x, *weights, options, keep=True)
+    linear, kept_linear = _core.linear(a.x, a.W, a.b, keep=True)
+    flags = {"return_weights": False, "keep": False}
     return {
-        "scaled_dot_product_attention": [*inputs, *options, False, False, None, False],
-        "scaled_dot_product_attention_backward": [
-            output, None, output, statistics, 31, a.w_k, *inputs, *options],
-        "additive_attention": [*inputs, a.W_q, a.W_k, a.w_v, *options, False, False],
-        "multi_head_attention": [a.x, a.x, a.x, a.W, packed, a.W, packed, a.b, None, a.b, None,
-                                 4, None, None, *options, False, False, None, False],
-        "linear": [a.x, packed, a.b],
-        "pack_weight": [a.W],
-        "split_heads": [a.x, 4],
-        "merge_heads": [a.query],
-        "merge_attention": [[a.out, a.out], [a.lse, a.lse]],
-        "dropout_mask": [(5, 6), 0.5, 1],
-        "checked_num_threads": [2],
+        "scaled_dot_product_attention": with_options(
+            _core.scaled_dot_product_attention, inputs, **flags, return_lse=False, out=None),
+        "scaled_dot_product_attention_backward": (
+            _core.scaled_dot_product_attention_backward, [kept, output, None, {"query", "bias"}]),
+        "additive_attention": with_options(
+            _core.additive_attention, [*inputs, a.W_q, a.W_k, a.w_v], **flags),
+        "additive_attention_backward": (
+            _core.additive_attention_backward, [kept_additive, additive, None, {"w_v"}]),
+        "multi_head_attention": with_options(
+            _core.multi_head_attention,
+            [a.x, a.x, a.x, a.W, packed, *weights[2:]], **flags, return_lse=False, dtype=None),
+        "multi_head_attention_backward": (
+            _core.multi_head_attention_backward, [kept_layer, of_layer, None, {"query", "b_q"}]),
+        "linear": (_core.linear, [a.x, packed, a.b]),
+        "linear_backward": (_core.linear_backward, [kept_linear, linear, None, {"x", "weight"}]),
+        "pack_weight": (_core.pack_weight, [a.W]),
+        "split_heads": (_core.split_heads, [a.x, 4]),
+        "merge_heads": (_core.merge_heads, [a.query]),
+        "merge_attention": (_core.merge_attention, [[a.out, a.out], [a.lse, a.lse]]),
+        "dropout_mask": (_core.dropout_mask, [(5, 6), 0.5, 1]),
+        "checked_num_threads": (_core.checked_num_threads, [2]),
     }
 
 
@@ -175,16 +201,16 @@ def strange_objects():
     return arrays + others + plain
 
 
-@pytest.mark.parametrize("name", attention_arguments())
+@pytest.mark.parametrize("name", calls_of_the_core())
 def test_random_arguments(name):
     """Two thousand calls with one to three arguments replaced, some with one too few or many."""
     generator = random.Random(name)
-    function = getattr(_core, name)
     strange = strange_objects()
-    function(*attention_arguments()[name])
+    function, good = calls_of_the_core()[name]
+    function(*good)
     raised = 0
     for _ in range(2000):
-        arguments = attention_arguments()[name]
+        function, arguments = calls_of_the_core()[name]
         for _ in range(generator.choice((1, 1, 2, 3))):
             arguments[generator.randrange(len(arguments))] = generator.choice(strange)
         if generator.random() < 0.02:
@@ -195,6 +221,18 @@ def test_random_arguments(name):
             raised += 1
     assert 0 < raised < 2000
     assert bad_input.answer() == bad_input.GOOD_ANSWER
+
+
+def test_a_record_of_another_length_is_refused():
+    a = bad_input.fresh_arrays()
+    for record in ((), AttentionOptions()[:-1], (*AttentionOptions(), None), None, [None] * 11):
+        with pytest.raises(TypeError, match="options: got"):
+            _core.scaled_dot_product_attention(a.query, a.key, a.value, record)
+    with pytest.raises(TypeError, match="causal: got a keyword that"):
+        _core.scaled_dot_product_attention(a.query, a.key, a.value, AttentionOptions(),
+                                           causal=True)
+    with pytest.raises(TypeError, match="got 2 arguments by position, wanted 4"):
+        _core.scaled_dot_product_attention(a.query, a.key)
 
 
 def calls_that_must_not_leak():

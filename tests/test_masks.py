@@ -17,10 +17,10 @@ def test_causal():
 
 
 def test_sliding_window():
-    assert masks.sliding_window(4, left=1, right=0).astype(int).tolist() == [
+    assert masks.sliding_window(4, window=(1, 0)).astype(int).tolist() == [
         [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert masks.sliding_window(3, left=None, right=None).all()
-    assert masks.sliding_window(1, 5, left=1, right=0).tolist() == [[False] * 3 + [True] * 2]
+    assert masks.sliding_window(3, window=(None, None)).all()
+    assert masks.sliding_window(1, 5, window=(1, 0)).tolist() == [[False] * 3 + [True] * 2]
 
 
 def test_from_lengths():
@@ -43,7 +43,7 @@ def test_options_and_masks_say_the_same():
     for mask, options in (
             (masks.causal(6, 9), {"causal": True}),
             (masks.causal(6, 9, 1), {"causal": True, "query_offset": 1}),
-            (masks.sliding_window(6, 9, left=2, right=1), {"window": (2, 1)}),
+            (masks.sliding_window(6, 9, window=(2, 1)), {"window": (2, 1)}),
             (masks.from_lengths([4, 9], 9), {"key_lengths": [4, 9]})):
         assert np.array_equal(attend(query, key, key, mask=mask),
                               attend(query, key, key, **options))
@@ -52,10 +52,10 @@ def test_options_and_masks_say_the_same():
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda: masks.causal(-1), ValueError, "query_len: got -1"),
     (lambda: masks.causal(2.5), TypeError, "float"),
-    (lambda: masks.sliding_window(3, left=-1), ValueError, "left: got -1"),
-    (lambda: masks.from_lengths([4], 3), ValueError, "lengths: got values from 4"),
-    (lambda: masks.from_lengths([1.5], 3), TypeError, "lengths: got an array of float64"),
-    (lambda: masks.from_lengths(3, 3), ValueError, r"lengths: got shape \(\)"),
+    (lambda: masks.sliding_window(3, window=(-1, 0)), ValueError, "window: got -1"),
+    (lambda: masks.from_lengths([4], 3), ValueError, "key_lengths: got values from 4"),
+    (lambda: masks.from_lengths([1.5], 3), TypeError, "key_lengths: got an array of float64"),
+    (lambda: masks.from_lengths(3, 3), ValueError, r"key_lengths: got shape \(\)"),
     (lambda: masks.from_attend([-1e9, 0.0]), ValueError, "additive mask goes to bias="),
     (lambda: masks.from_blocked(["a"]), TypeError, "mask: got an array of"),
 ])

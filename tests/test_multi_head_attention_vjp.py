@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from agreement import FLOOR, relative_error
+from option_cases import SCORES
 
 import mha
 from mha import reference
@@ -33,8 +34,8 @@ def figure_arguments(rng, dtype, batch=(2,), query_len=5, key_len=7, heads=4, kv
 
 OPTIONS = [
     {}, {"causal": True}, {"mask": np.tri(5, 7, 2, bool)}, {"key_lengths": [3, 0]},
-    {"key_lengths": [4, 0], "empty_rows": "uniform"}, {"window": (2, 1)}, {"softcap": 2.0},
-    {"scale": -0.5}, {"dropout": 0.4, "rng": 3}, {"bias": np.linspace(-1, 1, 140).reshape(4, 5, 7)},
+    {"key_lengths": [4, 0], "empty_rows": "uniform"}, {"window": (2, 1)}, *SCORES,
+    {"dropout": 0.4, "rng": 3}, {"bias": np.linspace(-1, 1, 140).reshape(4, 5, 7)},
     {"bias": np.linspace(-1, 1, 7), "causal": True, "dropout": 0.2, "rng": 1}]
 OPTIONS[-2]["bias"] = OPTIONS[-2]["bias"][None]
 

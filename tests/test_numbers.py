@@ -5,6 +5,7 @@ over many rows, since the largest of a few is luck."""
 import numpy as np
 import pytest
 from agreement import ROUNDINGS, WIDER
+from option_cases import SCORES
 
 import mha
 
@@ -187,7 +188,7 @@ def test_an_output_that_overflows_changes_no_other():
 
 @pytest.mark.parametrize("head_dim", [8, 24, 64, 96])
 @pytest.mark.parametrize("query_len", [1, 3, 40])
-@pytest.mark.parametrize("options", [{}, {"scale": -0.3}, {"scale": 0.0}, {"softcap": 3.0},
+@pytest.mark.parametrize("options", [{}, *SCORES, {"scale": 0.0},
                                      {"causal": True, "query_offset": 250}])
 def test_a_bias_of_zeros_changes_no_bit_and_minus_infinity_is_a_mask(head_dim, query_len, options):
     rng = np.random.default_rng([head_dim, query_len])

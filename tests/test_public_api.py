@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mha
+from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
 
 NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
          "additive_attention_vjp", "dropout_mask",
@@ -24,44 +25,38 @@ NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
          "split_heads", "threads"]
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
+def spelled(names):
+    """As a signature has these options; test_options.py compares their defaults with the core's."""
+    return ", ".join(f"{name}={AttentionOptions._field_defaults[name]!r}" for name in names)
+
+
+GROUPS = {"<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
+          "<additive>": spelled(ADDITIVE)}  # what stands for options in the signatures below
 SIGNATURES = {
-    "scaled_dot_product_attention": """query, key, value, *, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False,
-        out=None""",
-    "scaled_dot_product_attention_vjp": """query, key, value, *, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', dropout=0.0, rng=None, wrt=None""",
-    "additive_attention": """query, key, value, W_q, W_k, w_v, *, mask=None, key_lengths=None,
-        causal=False, query_offset=None, empty_rows='zeros', dropout=0.0, rng=None,
+    "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
+        return_lse=False, out=None""",
+    "scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None""",
+    "additive_attention": """query, key, value, W_q, W_k, w_v, *, <additive>,
         return_weights=False""",
-    "additive_attention_vjp": """query, key, value, W_q, W_k, w_v, *, mask=None,
-        key_lengths=None, causal=False, query_offset=None, empty_rows='zeros', dropout=0.0,
-        rng=None, wrt=None""",
+    "additive_attention_vjp": """query, key, value, W_q, W_k, w_v, *, <additive>, wrt=None""",
     "linear": "x, weight, bias=None",
     "linear_vjp": "x, weight, bias=None, *, wrt=None",
     "split_heads": "x, num_heads",
     "merge_heads": "x",
     "multi_head_attention": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', dropout=0.0, rng=None, return_weights=False, return_lse=False""",
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <options>,
+        return_weights=False, return_lse=False""",
     "multi_head_attention_vjp": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', dropout=0.0, rng=None, wrt=None""",
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <options>, wrt=None""",
     "merge_attention": "outputs, lses",
     "dropout_mask": "shape, p, seed",
     "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
         num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
         value_dim=None, output_dim=None, dtype=<class 'numpy.float32'>, rng=None""",
-    "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', training=False, rng=None, head_gate=None, return_weights=False,
-        return_lse=False""",
-    "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros', training=False, rng=None, head_gate=None, wrt=None""",
+    "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
+        training=False, rng=None, head_gate=None, return_weights=False, return_lse=False""",
+    "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, <layer>,
+        training=False, rng=None, head_gate=None, wrt=None""",
     "MultiHeadAttention.dropout": "self",
     "MultiHeadAttention.parameters": "self",
     "MultiHeadAttention.load_parameters": "self, mapping",
@@ -77,13 +72,11 @@ SIGNATURES = {
     "importance.gradient": "gate_gradients, *, normalise=True",
     "importance.rollout": "weights, *, residual=0.5",
     "masks.causal": "query_len, key_len=None, query_offset=None",
-    "masks.sliding_window": "query_len, key_len=None, *, left=None, right=None, query_offset=None",
-    "masks.from_lengths": "lengths, key_len",
+    "masks.sliding_window": "query_len, key_len=None, *, window, query_offset=None",
+    "masks.from_lengths": "key_lengths, key_len",
     "masks.from_attend": "mask",
     "masks.from_blocked": "mask",
-    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, mask=None, bias=None,
-        key_lengths=None, causal=False, query_offset=None, window=None, scale=None, softcap=None,
-        empty_rows='zeros'""",
+    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, <layer>""",
     "set_num_threads": "num_threads",
     "get_num_threads": "",
     "threads": "num_threads",
@@ -156,7 +149,7 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_state",
-        "mha.linear_projection", "mha.runtime"}
+        "mha.linear_projection", "mha.options", "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}
@@ -174,7 +167,10 @@ def test_signature(name):
     plain = signature.replace(return_annotation=signature.empty, parameters=[
         parameter.replace(annotation=parameter.empty)
         for parameter in signature.parameters.values()])
-    assert str(plain) == "(" + " ".join(SIGNATURES[name].split()) + ")"
+    wanted = " ".join(SIGNATURES[name].split())
+    for group, options in GROUPS.items():
+        wanted = wanted.replace(group, options)
+    assert str(plain) == f"({wanted})"
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -227,7 +223,7 @@ CALLS = {
     "MultiHeadAttention.astype": (LAYER.astype, ["float32"]),
     "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
     "masks.causal": (mha.masks.causal, [3]),
-    "masks.sliding_window": (mha.masks.sliding_window, [3]),
+    "masks.sliding_window": (functools.partial(mha.masks.sliding_window, window=(1, 0)), [3]),
     "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),
     "masks.from_attend": (mha.masks.from_attend, [X]),
     "masks.from_blocked": (mha.masks.from_blocked, [X]),

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from agreement import by_token
+from option_cases import SCORES
 from spread_of_calls import digest
 
 import mha
@@ -46,7 +47,7 @@ def check_that_neighbours_do_not_matter(dtype, length, head_dim, parts):
     mask = rng.random((length, len(key))) < 0.5
     bias = rng.standard_normal((length, len(key))).astype(dtype)
     lengths = rng.integers(0, len(key) + 1, length)
-    for options in ({}, {"causal": True}, {"window": (70, 3)}, {"softcap": 3.0}):
+    for options in ({}, {"causal": True}, {"window": (70, 3)}, *SCORES):
         whole = mha.scaled_dot_product_attention(
             query, key, value, query_offset=0, mask=mask, bias=bias, key_lengths=lengths,
             return_weights=True, return_lse=True, **options)

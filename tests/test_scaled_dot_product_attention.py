@@ -7,6 +7,7 @@ import pytest
 from agreement import OnlyDlpack, as_tuple, assert_accurate, by_token, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from option_cases import SCORES, option_cases
 
 import mha
 from mha import reference
@@ -55,32 +56,10 @@ def test_accuracy_gate(dtype):
     for length, head_dim in itertools.product((65, 129, 1000, 4096), (8, 64, 128)):
         rng = np.random.default_rng([length, head_dim])
         query, key, value = random_inputs(rng, dtype, (), (), (), 64, length, head_dim)
-        for options in ({}, {"causal": True}, {"softcap": 5.0}, {"scale": 1.0},
-                        {"window": (40, 3)}):
+        for options in ({}, {"causal": True}, *SCORES, {"window": (40, 3)}):
             for ours, numpys in check([query, key, value], **options):
                 ratios.append(ours / numpys if numpys else 0)
     assert np.median(ratios) <= 1, np.median(ratios)
-
-
-def option_cases(rng, batch, heads, query_len, key_len):
-    """One value or more for every option of the contract."""
-    scores = (*batch, heads, query_len, key_len)
-    bias = rng.standard_normal(scores)
-    blocking = np.where(rng.random(scores[1:]) < 0.2, -np.inf, bias[0])
-    return {
-        "mask": [rng.random(scores) < 0.6, rng.random((query_len, key_len)) < 0.1,
-                 rng.random((*batch, 1, 1, key_len)) < 0.7, np.zeros((1, 1), bool)],
-        "bias": [bias, blocking, rng.standard_normal((heads, 1, 1))],
-        "key_lengths": [rng.integers(0, key_len + 1, batch),
-                        rng.integers(0, key_len + 1, (*batch, query_len)), [0] * batch[0]],
-        "causal": [True],
-        "window": [(3, 2), (None, 1), (0, None), (0, 0), (10**30, 10**30)],
-        "scale": [0.0, -0.7, 1.5],
-        "softcap": [0.5, 20.0],
-        "empty_rows": ["uniform"],
-        "dropout": [0.4],
-        "query_offset": [0, -4, 10**30, -10**30, rng.integers(-3, key_len, batch)],
-    }
 
 
 def all_pairs():

@@ -10,7 +10,8 @@ import pytest
 from agreement import FLOOR, by_token, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scaled_dot_product_attention import option_cases, random_inputs
+from option_cases import SCORES, option_cases
+from test_scaled_dot_product_attention import random_inputs
 
 import mha
 from mha import reference
@@ -142,7 +143,7 @@ def test_every_option_and_pairs(dtype):
             check(rng, dtype, inputs, **{first: one, second: other})
 
 
-CHUNKED = [{}, {"window": (300, 20)}, {"softcap": 2.0}, {"scale": -0.3}, {"key_lengths": [400]},
+CHUNKED = [{}, {"window": (300, 20)}, *SCORES, {"key_lengths": [400]},
            {"mask": 0.4}, {"mask": 0.001, "empty_rows": "uniform"},
            {"causal": False, "key_lengths": [0], "empty_rows": "uniform"},
            {"empty_rows": "uniform", "query_offset": -2000, "dropout": 0.6},
@@ -178,8 +179,8 @@ def test_accuracy_gate():
         inputs = random_inputs(rng, np.float32, (), (), (), length, length, head_dim)
         shifted = [array.copy() for array in inputs]
         shifted[0][:, 0], shifted[1][:, 0] = 300 * head_dim**0.5, 1
-        for options in ({}, {"causal": True}, {"softcap": 5.0}, {"dropout": 0.1}):
-            for arguments in (inputs, shifted):
+        for options in ({}, {"causal": True}, *SCORES, {"dropout": 0.1}):
+            for arguments in (inputs, shifted)[:1 if "scale" in options else 2]:
                 errors = check(rng, np.float32, arguments, **options)
                 ratios += [ours / numpys for ours, numpys in errors if numpys]
     assert np.median(ratios) <= 1, np.median(ratios)

@@ -195,7 +195,7 @@ query, key, value = (rng.standard_normal((2, 3, 300, 24), np.float32) for _ in r
 x, weight = rng.standard_normal((200, 300), np.float32), rng.standard_normal((300, 99), np.float32)
 def results():
     yield mha.scaled_dot_product_attention(query, key, value)
-    yield mha.scaled_dot_product_attention(query[:, :, :1], key, value, softcap=2.0)
+    yield mha.scaled_dot_product_attention(query[:, :, :1], key, value, scale=0.3)
     yield mha.linear(x, weight)
     yield from mha.scaled_dot_product_attention_vjp(query, key, value)[1](value)[:3]
 odd = {odd}

@@ -87,3 +87,138 @@ mha_status mha_additive_attention_forward(const mha_additive_attention *additive
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+/* Backwards: what the attention step gives, in the workspace. */
+typedef struct additive_way_back {
+    const mha_additive_attention_gradients *gradients;
+    mha_attention attention; /* of the kept rows */
+    bool wants_query, wants_key;
+    void *grad_query, *grad_key; /* (..., heads, len, hidden) */
+    void *w_v_by_query;          /* the same as grad_query: what each query adds to grad w_v */
+    size_t query_size, key_size; /* their bytes */
+} additive_way_back;
+
+static mha_status plan_way_back(const mha_additive_attention_gradients *g, additive_way_back *w) {
+    const mha_additive_attention *additive = g->additive;
+    const additive_way_back planned = {
+        .gradients = g,
+        .attention = attention_of(additive, additive->kept_query, additive->kept_key),
+        .wants_query = g->grad_query != NULL || g->grad_W_q != NULL,
+        .wants_key = g->grad_key != NULL || g->grad_W_k != NULL,
+    };
+    *w = planned;
+    MHA_TRY(projected_size(additive, additive->query_rows, &w->query_size));
+    return projected_size(additive, additive->key_rows, &w->key_size);
+}
+
+/* A gradient of projected rows, shaped as these; absent where it has no address. */
+static mha_tensor grad_of_rows(const mha_tensor *rows, void *gradient) {
+    mha_tensor tensor = {.data = NULL};
+    if (gradient != NULL) {
+        tensor = *rows;
+        tensor.data = gradient;
+    }
+    return tensor;
+}
+
+static mha_attention_gradients attention_gradients(const additive_way_back *w) {
+    const mha_attention_gradients gradients = {
+        .attention = &w->attention,
+        .grad_output = w->gradients->grad_output,
+        .grad_lse = w->gradients->grad_lse,
+        .grad_query = grad_of_rows(&w->attention.query, w->grad_query),
+        .grad_key = grad_of_rows(&w->attention.key, w->grad_key),
+        .grad_value = w->gradients->grad_value,
+        .grad_additive_w = grad_of_rows(&w->attention.query, w->w_v_by_query),
+    };
+    return gradients;
+}
+
+/* One of the two projections to the hidden width, backwards. */
+static mha_linear_projection_gradients hidden_gradients(const mha_linear_projection *projection,
+                                                        const void *grad_output, void *grad_x,
+                                                        void *grad_weight, void *grad_bias) {
+    const mha_linear_projection_gradients gradients = {
+        .projection = projection,
+        .grad_output = grad_output,
+        .grad_output_stride = projection->output_stride,
+        .grad_x = grad_x,
+        .grad_weight = grad_weight,
+        .grad_bias = grad_bias,
+        .leaves_out_unseen = true,
+    };
+    return gradients;
+}
+
+/* Of query, key and w_v: the last is the sum of the rows that the queries gave. */
+enum { OF_QUERY, OF_KEY, OF_W_V, NUM_PROJECTED };
+
+static void projected_gradients(const additive_way_back *w, mha_linear_projection projections[2],
+                                mha_linear_projection_gradients to[NUM_PROJECTED]) {
+    const mha_additive_attention_gradients *g = w->gradients;
+    hidden_projections(g->additive, g->additive->kept_query, g->additive->kept_key, projections);
+    to[OF_QUERY] =
+        hidden_gradients(&projections[0], w->grad_query, g->grad_query, g->grad_W_q, NULL);
+    to[OF_KEY] = hidden_gradients(&projections[1], w->grad_key, g->grad_key, g->grad_W_k, NULL);
+    to[OF_W_V] = hidden_gradients(&projections[0], w->w_v_by_query, NULL, NULL, g->grad_w_v);
+}
+
+mha_status
+mha_additive_attention_backward_workspace(const mha_additive_attention_gradients *gradients,
+                                          int num_threads, size_t *bytes) {
+    additive_way_back w;
+    mha_linear_projection projections[2];
+    mha_linear_projection_gradients projected[NUM_PROJECTED];
+    size_t scratch, needed; /* of one step at a time */
+    MHA_TRY(plan_way_back(gradients, &w));
+    w.grad_query = w.wants_query ? gradients->additive->kept_query : NULL; /* any address */
+    w.grad_key = w.wants_key ? gradients->additive->kept_key : NULL;
+    w.w_v_by_query = gradients->grad_w_v != NULL ? gradients->additive->kept_query : NULL;
+    const mha_attention_gradients attention = attention_gradients(&w);
+    MHA_TRY(mha_scaled_dot_product_attention_backward_workspace(&attention, num_threads, &scratch));
+    projected_gradients(&w, projections, projected);
+    for (int i = 0; i < NUM_PROJECTED; i++) {
+        MHA_TRY(mha_linear_projection_backward_workspace(&projected[i], num_threads, &needed));
+        scratch = needed > scratch ? needed : scratch;
+    }
+    *bytes = 0;
+    MHA_TRY(mha_workspace_reserve(bytes, w.query_size, 2));
+    MHA_TRY(mha_workspace_reserve(bytes, w.key_size, 1));
+    return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+static mha_status take_if(bool is_wanted, mha_workspace *workspace, size_t bytes, void **piece) {
+    *piece = NULL;
+    return is_wanted ? mha_workspace_take(workspace, bytes, piece) : MHA_OK;
+}
+
+static mha_status run_steps_backward(const mha_additive_attention_gradients *gradients,
+                                     mha_execution *execution) {
+    mha_workspace *workspace = &execution->workspace;
+    additive_way_back w;
+    mha_linear_projection projections[2];
+    mha_linear_projection_gradients projected[NUM_PROJECTED];
+    MHA_TRY(plan_way_back(gradients, &w));
+    MHA_TRY(take_if(w.wants_query, workspace, w.query_size, &w.grad_query));
+    MHA_TRY(take_if(w.wants_key, workspace, w.key_size, &w.grad_key));
+    MHA_TRY(take_if(gradients->grad_w_v != NULL, workspace, w.query_size, &w.w_v_by_query));
+
+    /* 2. Attention with the scores w_v . tanh(projected query + projected key). */
+    const mha_attention_gradients attention = attention_gradients(&w);
+    MHA_TRY(mha_scaled_dot_product_attention_backward(&attention, execution));
+
+    /* 1. Projections to the hidden width, and the sum that grad w_v is. */
+    projected_gradients(&w, projections, projected);
+    for (int i = 0; i < NUM_PROJECTED; i++) {
+        MHA_TRY(mha_linear_projection_backward(&projected[i], execution));
+    }
+    return MHA_OK;
+}
+
+mha_status mha_additive_attention_backward(const mha_additive_attention_gradients *gradients,
+                                           mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps_backward(gradients, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}

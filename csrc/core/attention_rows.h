@@ -4,8 +4,7 @@
 
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
-
-static inline int64_t mha_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+#include "scores.h"
 
 /* Whether the columns of query, key and value are so few that no scratch size overflows. */
 mha_status mha_check_columns(const mha_attention *attention) MHA_MUST_CHECK;
@@ -16,10 +15,6 @@ bool mha_has_no_rows(const mha_tensor *tensor);
 /* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
 char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
                  int64_t row);
-
-/* Query i of the batch item sees keys *begin <= j < *end that mask and bias leave visible. */
-void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
-                       int64_t *end);
 
 /* The queries first..first+count of a head, with everything that the problem says of them. Fills
  * `visible`, which the block points to. */
@@ -38,8 +33,5 @@ void mha_scatter_rows(const mha_attention *attention, const mha_tensor *tensor, 
 
 /* Multiply-adds of the forward pass over so many heads of all batch items. */
 double mha_attention_operations(const mha_attention *attention, int64_t batch_heads);
-
-/* The head's factor of the output: 1 without gates. */
-double mha_gate_of(const mha_attention *attention, int64_t head);
 
 #endif

@@ -136,22 +136,14 @@ static void *result_of(const few_job *job, const few_rows *rows, int64_t row, vo
 
 static mha_few_queries_row row_of(const few_job *job, const few_rows *rows, int64_t row) {
     const mha_attention *a = job->attention;
-    const mha_attention_options *options = a->options;
     const int64_t head = head_of(job, rows, row), query = query_of(job, rows, row);
     mha_few_queries_row r = {
         .query = mha_at_row(&a->query, a->batch_axes, rows->batch, head, query),
         .query_index = query,
         .weights = result_of(job, rows, row, a->weights, job->key_len),
-        .dropout = {options->dropout_threshold, options->dropout_seed, head, rows->batch},
+        .scores = mha_scores_of_head(a, rows->batch, head),
     };
     mha_visible_range(a, rows->batch, query, &r.key_begin, &r.key_end);
-    if (options->mask.data != NULL) {
-        r.mask =
-            (const uint8_t *)mha_at_row(&options->mask, a->batch_axes, rows->batch, head, query);
-    }
-    if (options->bias.data != NULL) {
-        r.bias = mha_at_row(&options->bias, a->batch_axes, rows->batch, head, query);
-    }
     return r;
 }
 
@@ -175,16 +167,8 @@ static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
         .value = mha_at_row(&a->value, a->batch_axes, rows.batch, rows.kv_head, 0),
         .key_stride = mha_stride(&a->key, 2) / item,
         .value_stride = mha_stride(&a->value, 2) / item,
-        .scale = a->options->scale,
-        .softcap = a->options->softcap,
         .output = part,
     };
-    if (a->options->mask.data != NULL) {
-        block.mask_key_stride = mha_stride(&a->options->mask, 1);
-    }
-    if (a->options->bias.data != NULL) {
-        block.bias_key_stride = mha_stride(&a->options->bias, 1) / item;
-    }
     block.origin = part + rows.rows * width_of(a) * item;
     block.denominator = (char *)block.origin + rows.rows * item;
     for (int64_t row = 0; row < rows.rows; row++) {
@@ -222,9 +206,7 @@ static void join_chunks(void *context, int64_t task, mha_worker *worker) {
             .outputs = part + row * columns * item,
             .origin = origin,
             .denominator = origin + rows.rows * item,
-            .scale = a->options->scale,
-            .softcap = a->options->softcap,
-            .gate = mha_gate_of(a, head),
+            .scores = mha_scores_of_head(a, rows.batch, head),
             .output = mha_at_row(&a->output, a->batch_axes, rows.batch, head, query),
             .begin = rows.begin,
             .end = rows.end,

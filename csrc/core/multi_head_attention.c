@@ -75,9 +75,7 @@ static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) 
 /* Step 2, a matrix split into heads: (batch..., num_heads, length, d). */
 static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha_tensor *heads) {
     const int batch_axes = layer->attention.batch_axes;
-    mha_tensor sequence; /* its many axes are not cleared: a small layer's call would feel it */
-    sequence.data = m->data;
-    sequence.axes = batch_axes + 2;
+    mha_tensor sequence = {.data = m->data, .axes = batch_axes + 2};
     for (int axis = 0; axis < batch_axes; axis++) {
         sequence.shape[axis] = layer->batch_shape[axis];
     }
@@ -88,19 +86,9 @@ static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha
     heads->strides[batch_axes] = m->head_bytes;
 }
 
-/* The attention step with its four tensors seen by head; the other fields one by one, since a
- * small layer's call would feel a copy of all axes. */
+/* The attention step with its four tensors seen by head. */
 static mha_attention attention_of(const mha_multi_head_attention *l, const matrices *m) {
-    mha_attention attention;
-    attention.dtype = l->attention.dtype;
-    attention.batch_axes = l->attention.batch_axes;
-    attention.weights = l->attention.weights;
-    attention.lse = l->attention.lse;
-    attention.origin = l->attention.origin;
-    attention.denominator = l->attention.denominator;
-    attention.additive_w = NULL;
-    attention.head_gate = l->attention.head_gate;
-    attention.options = l->attention.options;
+    mha_attention attention = l->attention;
     heads_of(l, &m->query, &attention.query);
     heads_of(l, &m->key, &attention.key);
     heads_of(l, &m->value, &attention.value);
@@ -172,19 +160,14 @@ typedef struct gate_job {
 } gate_job;
 
 static void gate_row(const mha_multi_head_attention *layer, int64_t row) {
-    const int64_t heads = layer->num_heads, width = layer->W_o.in / heads;
-    const void *attended = layer->kept.attended;
-    void *merged = layer->kept.merged;
+    const mha_dtype dtype = layer->attention.dtype;
+    const int64_t heads = layer->num_heads, columns = layer->W_o.in / heads;
+    const int64_t head_bytes = columns * (int64_t)mha_dtype_size(dtype);
     for (int64_t head = 0; head < heads; head++) {
-        const double gate = mha_gate_of(&layer->attention, head);
-        const int64_t first = (row * heads + head) * width;
-        for (int64_t at = first; at < first + width; at++) {
-            if (layer->attention.dtype == MHA_FLOAT32) {
-                ((float *)merged)[at] = ((const float *)attended)[at] * (float)gate;
-            } else {
-                ((double *)merged)[at] = ((const double *)attended)[at] * gate;
-            }
-        }
+        const int64_t at = (row * heads + head) * head_bytes;
+        mha_kernels_for(dtype)->multiply((char *)layer->kept.merged + at,
+                                         (const char *)layer->kept.attended + at,
+                                         mha_gate_of(&layer->attention, head), columns);
     }
 }
 

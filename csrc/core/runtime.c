@@ -1,10 +1,12 @@
-/* The number of threads of the process. */
+/* The version, and the number of threads of the process. */
 #include "mha/runtime.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "../threads/system.h"
+
+const char *mha_version(void) { return MHA_VERSION; }
 
 static atomic_int process_num_threads; /* 0: not yet asked for */
 

@@ -172,7 +172,7 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
         }
     }
     /* The first one writes zeros. */
-    return block->first_key == 0 || a->uniform_empty_rows;
+    return block->first_key == 0 || a->scores.uniform_empty_rows;
 }
 
 /* Rows as the arrays have them, gradients at 0. */

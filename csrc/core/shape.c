@@ -1,9 +1,16 @@
-/* Checked sizes, and where things lie in a strided tensor. */
+/* Element types, checked sizes, and where things lie in a strided tensor. */
 #include "mha/tensor.h"
 
-size_t mha_dtype_size(mha_dtype dtype) {
-    return dtype == MHA_FLOAT32 ? sizeof(float) : sizeof(double);
-}
+#include <float.h>
+
+static const mha_element_type element_types[MHA_NUM_DTYPES] = {
+    [MHA_FLOAT32] = {"float32", sizeof(float), FLT_MAX},
+    [MHA_FLOAT64] = {"float64", sizeof(double), DBL_MAX},
+};
+
+const mha_element_type *mha_element_type_of(mha_dtype dtype) { return &element_types[dtype]; }
+
+size_t mha_dtype_size(mha_dtype dtype) { return element_types[dtype].size; }
 
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {
     return __builtin_mul_overflow(a, b, product) ? MHA_SIZE_OVERFLOW : MHA_OK;

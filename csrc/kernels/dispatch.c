@@ -8,12 +8,17 @@
 
 typedef struct kernel_set {
     const char *name;
-    const mha_kernels *float32, *float64;
+    const mha_kernels *of[MHA_NUM_DTYPES];
 } kernel_set;
 
 #define DECLARE_KERNELS(isa)                                                                       \
     extern const mha_kernels mha_kernels_float32_##isa, mha_kernels_float64_##isa
-#define KERNEL_SET(isa) {#isa, &mha_kernels_float32_##isa, &mha_kernels_float64_##isa}
+#define KERNEL_SET(isa)                                                                            \
+    {                                                                                              \
+        #isa, {                                                                                    \
+            [MHA_FLOAT32] = &mha_kernels_float32_##isa, [MHA_FLOAT64] = &mha_kernels_float64_##isa \
+        }                                                                                          \
+    }
 
 DECLARE_KERNELS(baseline);
 #if defined(__x86_64__)
@@ -87,6 +92,4 @@ static const kernel_set *current(void) {
 
 const char *mha_instruction_set(void) { return current()->name; }
 
-const mha_kernels *mha_kernels_for(mha_dtype dtype) {
-    return dtype == MHA_FLOAT32 ? current()->float32 : current()->float64;
-}
+const mha_kernels *mha_kernels_for(mha_dtype dtype) { return current()->of[dtype]; }

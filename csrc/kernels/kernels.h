@@ -37,32 +37,38 @@ typedef struct mha_dropout {
     int64_t head, batch;
 } mha_dropout;
 
+/* What turns query . key into a weight, for all queries of a head: filled in one place
+ * (core/scores.c), and read by both forward kernels, the join of chunks and the gradients. Strides
+ * of bias count elements. */
+typedef struct mha_scores {
+    const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
+    double scale, softcap;  /* scale 1 of additive scores; softcap 0: none */
+    const uint8_t *mask;    /* of query 0 and key 0, or NULL */
+    int64_t mask_query_stride, mask_key_stride;
+    const void *bias; /* of query 0 and key 0, or NULL */
+    int64_t bias_query_stride, bias_key_stride;
+    bool uniform_empty_rows; /* what a query gets that sees nothing: the mean of all values */
+    mha_dropout dropout;
+    double gate; /* multiplies the output */
+} mha_scores;
+
 /* Query i of a block sees keys begin[i] <= j < end[i] that mask and bias leave visible. */
 typedef struct mha_key_ranges {
     int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];
 } mha_key_ranges;
 
-/* One head and a block of consecutive queries. Strides count elements (the mask's: bytes); the
- * last axes of query, key, value and output are contiguous. */
+/* One head and a block of consecutive queries. Strides count elements; the last axes of query, key,
+ * value and output are contiguous. */
 typedef struct mha_attention_block {
     mha_checkpoint *checkpoint; /* of the thread; asked again and again, in every dimension */
     int64_t query_len;          /* of this block, at most query_block of the kernel set */
     int64_t key_len, head_dim, value_head_dim;
-    int64_t first_query; /* position of this block among all queries, for dropout */
+    int64_t first_query; /* position of this block among all queries */
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
-    int64_t stored_key;     /* the one that key and value begin with, and their gradients */
-    const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
-    double scale, softcap;
-
+    int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
-    const uint8_t *mask;                /* or NULL */
-    int64_t mask_query_stride, mask_key_stride;
-    const void *bias; /* or NULL */
-    int64_t bias_query_stride, bias_key_stride;
-    bool uniform_empty_rows;
-    mha_dropout dropout;
-    double gate; /* multiplies the output */
+    mha_scores scores;
 
     void *output; /* (query_len, value_head_dim) */
     int64_t output_stride;
@@ -103,12 +109,10 @@ enum { MHA_FEW_PADDING = 16 };
 /* One query of one head. */
 typedef struct mha_few_queries_row {
     const void *query;          /* (head_dim,) */
-    int64_t query_index;        /* among all queries, for dropout */
+    int64_t query_index;        /* among all queries */
     int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
-    const uint8_t *mask;        /* of key 0, or NULL */
-    const void *bias;           /* of key 0, or NULL */
+    mha_scores scores;          /* of its head */
     void *weights;              /* of key 0: receives the raw scores; or NULL */
-    mha_dropout dropout;
 } mha_few_queries_row;
 
 /* A few queries that share a key head, over the keys first_key..end_key of one chunk; first_key is
@@ -119,8 +123,6 @@ typedef struct mha_few_queries_block {
     int64_t first_key, end_key;
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
-    double scale, softcap;
-    int64_t mask_key_stride, bias_key_stride;
     void *output;               /* (rows, value_head_dim padded to MHA_FEW_PADDING) */
     void *origin, *denominator; /* (rows,) */
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
@@ -132,8 +134,7 @@ typedef struct mha_few_queries_join {
     mha_checkpoint *checkpoint;
     int64_t chunks, chunk_stride, value_head_dim;
     const char *outputs, *origin, *denominator;
-    double scale, softcap;
-    double gate;
+    mha_scores scores; /* of its head */
     void *output;
     int64_t begin, end, key_len;
     void *weights, *lse;                /* or NULL */
@@ -165,6 +166,11 @@ typedef struct mha_merge_block {
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
 
+/* A sum in double precision, and what its additions have rounded off. */
+typedef struct mha_compensated_sum {
+    double sum, lost;
+} mha_compensated_sum;
+
 typedef struct mha_kernels {
     int64_t query_block; /* the most queries of one call */
     int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
@@ -179,6 +185,15 @@ typedef struct mha_kernels {
     bool (*join_few_queries)(const mha_few_queries_join *join);
     void (*matmul)(const mha_matmul_block *block);
     void (*merge)(const mha_merge_block *block);
+    /* Loops over numbers: elementwise.inc. */
+    double (*read)(const void *numbers, int64_t at);
+    void (*write)(void *numbers, int64_t at, double number);
+    void (*fill)(void *to, double number, int64_t count);
+    void (*add)(void *to, const void *from, int64_t count);
+    void (*multiply)(void *to, const void *from, double factor, int64_t count);
+    void (*add_products)(const void *a, const void *b, int64_t count, mha_compensated_sum *sum);
+    bool (*all_finite)(const void *numbers, int64_t count);
+    bool (*all_zero)(const void *numbers, int64_t count);
     /* Elementwise, for the tests: exp2 for x <= 0 (0 where it would be denormal), natural log,
      * tanh. */
     void (*exp2)(const void *x, void *y, int64_t count);

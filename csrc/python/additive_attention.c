@@ -1,5 +1,7 @@
-/* additive_attention: scores w_v . tanh(query W_q + key W_k). */
-#include "call.h"
+/* additive_attention and its way back: scores w_v . tanh(query W_q + key W_k). */
+#include <stddef.h>
+
+#include "gradient.h"
 #include "inputs.h"
 #include "weight.h"
 
@@ -7,49 +9,76 @@ enum argument {
     QUERY,
     KEY,
     VALUE,
-    W_Q,
-    W_K,
-    W_V,
+    WEIGHT_OF_QUERY,
+    WEIGHT_OF_KEY,
+    VECTOR_OF_SCORES,
     OPTIONS, /* NUM_OPTIONS arguments */
     RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
-    KEEP_STEPS,
+    KEEP,
     NUM_ARGUMENTS
 };
 
-/* How each argument is settled; the others are taken as they are. */
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL}, [KEY] = {"key", AS_REAL}, [VALUE] = {"value", AS_REAL},
-    [W_Q] = {"W_q", AS_REAL},     [W_K] = {"W_k", AS_REAL}, [W_V] = {"w_v", AS_REAL},
-    MHA_OPTION_FORMS(OPTIONS),
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [WEIGHT_OF_QUERY] = {"W_q", AS_REAL},
+    [WEIGHT_OF_KEY] = {"W_k", AS_REAL},
+    [VECTOR_OF_SCORES] = {"w_v", AS_REAL},
+    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
+    [KEEP] = {"keep", AS_FLAG},
 };
 
-static mha_status workspace_of(const void *additive, int num_threads, size_t *bytes) {
-    return mha_additive_attention_workspace(additive, num_threads, bytes);
+static const char KEPT[] = "additive_attention";
+
+typedef struct additive_call {
+    attention_inputs inputs;
+    converted_weight W_q, W_k;
+    PyArrayObject *w_v;
+    converted_options options;
+    attention_results results;
+    /* For the way back, or NULL: the projected rows (..., len, hidden), and a copy of the output.
+     */
+    PyArrayObject *projected_query, *projected_key, *kept_output;
+    mha_attention_options pointed;
+    mha_additive_attention additive; /* the problem; its options are `pointed` */
+} additive_call;
+
+static void clear(void *given) {
+    additive_call *call = given;
+    mha_clear_inputs(&call->inputs);
+    mha_clear_options(&call->options);
+    mha_clear_results(&call->results);
+    Py_CLEAR(call->W_q.owner);
+    Py_CLEAR(call->W_k.owner);
+    Py_CLEAR(call->w_v);
+    Py_CLEAR(call->projected_query);
+    Py_CLEAR(call->projected_key);
+    Py_CLEAR(call->kept_output);
 }
 
-static mha_status forward(const void *additive, mha_execution *execution) {
-    return mha_additive_attention_forward(additive, execution);
-}
-
-static int convert_weights(PyObject *const *args, const attention_inputs *inputs,
-                           converted_weight *W_q, converted_weight *W_k, PyArrayObject **w_v) {
+static int convert_weights(PyObject *const *arguments, additive_call *call) {
+    const attention_inputs *inputs = &call->inputs;
     const int axes = PyArray_NDIM(inputs->query);
-    if (mha_convert_weight(args[W_Q], inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
-                           "the last axis of query", "W_q", W_q) < 0 ||
-        mha_convert_weight(args[W_K], inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
-                           "the last axis of key", "W_k", W_k) < 0) {
+    if (mha_convert_weight(arguments[WEIGHT_OF_QUERY], inputs->dtype,
+                           PyArray_DIM(inputs->query, axes - 1), "the last axis of query", "W_q",
+                           &call->W_q) < 0 ||
+        mha_convert_weight(arguments[WEIGHT_OF_KEY], inputs->dtype,
+                           PyArray_DIM(inputs->key, axes - 1), "the last axis of key", "W_k",
+                           &call->W_k) < 0) {
         return -1;
     }
-    if (W_k->out != W_q->out) {
+    if (call->W_k.out != call->W_q.out) {
         PyErr_Format(PyExc_ValueError, "W_k: got %lld columns, wanted %lld as W_q has",
-                     (long long)W_k->out, (long long)W_q->out);
+                     (long long)call->W_k.out, (long long)call->W_q.out);
         return -1;
     }
-    if (args[W_V] == Py_None) {
+    if (arguments[VECTOR_OF_SCORES] == Py_None) {
         PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
         return -1;
     }
-    return mha_optional_vector(args[W_V], inputs->dtype, W_q->out, "w_v", w_v);
+    return mha_optional_vector(arguments[VECTOR_OF_SCORES], inputs->dtype, call->W_q.out, "w_v",
+                               &call->w_v);
 }
 
 static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *name) {
@@ -61,11 +90,6 @@ static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *n
     return 0;
 }
 
-/* What the gradients need: the projected rows (..., len, hidden) and the softmax's statistics. */
-typedef struct kept_steps {
-    PyArrayObject *projected_query, *projected_key, *statistics;
-} kept_steps;
-
 static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, const char *name) {
     npy_intp shape[NPY_MAXDIMS];
     const int axes = PyArray_NDIM(rows);
@@ -74,94 +98,210 @@ static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, const c
     return mha_new_array(axes, shape, PyArray_TYPE(rows), name);
 }
 
-static int new_kept_steps(const attention_inputs *inputs, int64_t hidden, kept_steps *kept) {
-    kept->projected_query = new_projected(inputs->query, hidden, "projected query");
-    if (kept->projected_query == NULL) {
+static int new_kept_steps(additive_call *call) {
+    const attention_inputs *inputs = &call->inputs;
+    call->projected_query = new_projected(inputs->query, call->W_q.out, "projected query");
+    if (call->projected_query == NULL) {
         return -1;
     }
-    kept->projected_key = new_projected(inputs->key, hidden, "projected key");
-    if (kept->projected_key == NULL) {
+    call->projected_key = new_projected(inputs->key, call->W_k.out, "projected key");
+    if (call->projected_key == NULL) {
         return -1;
     }
-    kept->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
-    return kept->statistics == NULL ? -1 : 0;
+    call->kept_output = mha_new_contiguous_like(call->results.output, "output");
+    if (call->kept_output == NULL) {
+        return -1;
+    }
+    call->results.statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
+    return call->results.statistics == NULL ? -1 : 0;
 }
 
-PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *given_args,
-                                    Py_ssize_t nargs) {
-    PyObject *args[NUM_ARGUMENTS] = {NULL};
-    attention_inputs inputs = {0};
-    converted_options options = {0};
-    converted_weight W_q = {0}, W_k = {0};
-    PyArrayObject *w_v = NULL, *output = NULL, *weights = NULL, *lse = NULL;
-    kept_steps kept = {NULL};
-    PyObject *result = NULL;
+static int convert(void *given, PyObject **arguments) {
+    additive_call *call = given;
+    attention_inputs *inputs = &call->inputs;
+    attention_results *results = &call->results;
     npy_intp shape[NPY_MAXDIMS];
-    mha_additive_attention additive;
-    mha_attention_options pointed;
+    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], true, inputs) < 0 ||
+        convert_weights(arguments, call) < 0 ||
+        make_contiguous(&inputs->query, inputs->dtype, "query") < 0 ||
+        make_contiguous(&inputs->key, inputs->dtype, "key") < 0 ||
+        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
+            0) {
+        return -1;
+    }
+    const int axes = mha_output_shape(inputs, shape);
+    results->output = mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
+    if (results->output == NULL ||
+        mha_new_extras(arguments[RETURN_WEIGHTS], Py_False, inputs->dtype, &inputs->scores,
+                       &results->weights, &results->lse) < 0) {
+        return -1;
+    }
+    return arguments[KEEP] == Py_True ? new_kept_steps(call) : 0;
+}
+
+/* The problem, with another output on the way back. */
+static mha_additive_attention additive_of(const additive_call *call,
+                                          const attention_results *results,
+                                          const mha_attention_options *pointed) {
+    PyArrayObject *query = call->inputs.query, *key = call->inputs.key;
+    const int axes = PyArray_NDIM(query);
+    const mha_additive_attention additive = {
+        .attention = mha_point_attention(&call->inputs, results, pointed),
+        .query = PyArray_DATA(query),
+        .key = PyArray_DATA(key),
+        .W_q = mha_point_weight(&call->W_q),
+        .W_k = mha_point_weight(&call->W_k),
+        .w_v = PyArray_DATA(call->w_v),
+        .query_rows = PyArray_MultiplyList(PyArray_DIMS(query), axes - 1),
+        .key_rows = PyArray_MultiplyList(PyArray_DIMS(key), axes - 1),
+        .kept_query = mha_data_or_null(call->projected_query),
+        .kept_key = mha_data_or_null(call->projected_key),
+    };
+    return additive;
+}
+
+static bool point(void *given) {
+    additive_call *call = given;
+    call->pointed = mha_point_options(&call->options, &call->inputs.scores);
+    call->additive = additive_of(call, &call->results, &call->pointed);
+    return true;
+}
+
+/* The results, or (results, kept). */
+static PyObject *results(void *given) {
+    additive_call *call = given;
+    if (call->kept_output == NULL) {
+        return mha_pack_results(&call->results);
+    }
+    /* The caller may change the output. */
+    if (PyArray_CopyInto(call->kept_output, call->results.output) < 0) {
+        return NULL;
+    }
+    PyObject *packed = mha_pack_results(&call->results);
+    return mha_with_kept(packed, mha_keep_call(KEPT, call, sizeof *call, clear));
+}
+
+MHA_CORE_WORKSPACE(additive_attention_workspace, mha_additive_attention)
+MHA_CORE_RUN(additive_attention_forward, mha_additive_attention)
+
+MHA_PY_FUNCTION(additive_attention) {
+    static const module_function function = {
+        .name = "additive_attention",
+        .forms = FORMS,
+        .count = NUM_ARGUMENTS,
+        .by_position = OPTIONS + 1,
+        .options = OPTIONS,
+        .convert = convert,
+        .point = point,
+        .workspace = core_additive_attention_workspace,
+        .forward = core_additive_attention_forward,
+        .problem = offsetof(additive_call, additive),
+        .results = results,
+        .clear = clear,
+    };
+    additive_call call = {0};
     (void)module;
-    if (nargs != NUM_ARGUMENTS) {
-        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
-        return NULL;
+    return mha_run_function(&function, &call, given, count, keywords);
+}
+
+enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_W_Q, GRAD_W_K, GRAD_W_V, NUM_GRADIENTS };
+static const char *const GRADIENTS[] = {"query", "key", "value", "W_q", "W_k", "w_v"};
+
+typedef struct additive_backward_call {
+    PyObject *kept; /* owns what `forward` refers to */
+    additive_call forward;
+    PyArrayObject *grad_output, *grad_lse;
+    PyArrayObject *gradients[NUM_GRADIENTS];
+    mha_additive_attention_gradients problem;
+} additive_backward_call;
+
+static void clear_backward(void *given) {
+    additive_backward_call *call = given;
+    Py_CLEAR(call->kept);
+    Py_CLEAR(call->grad_output);
+    Py_CLEAR(call->grad_lse);
+    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
+}
+
+static int convert_backward(void *given, PyObject **arguments) {
+    additive_backward_call *call = given;
+    const additive_call *kept = mha_kept_call(arguments[MHA_KEPT], KEPT);
+    if (kept == NULL) {
+        return -1;
     }
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    /* 1. Convert and check every argument. */
-    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
-        goto cleanup;
-    }
-    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], true, &inputs) < 0 ||
-        convert_weights(args, &inputs, &W_q, &W_k, &w_v) < 0 ||
-        make_contiguous(&inputs.query, inputs.dtype, "query") < 0 ||
-        make_contiguous(&inputs.key, inputs.dtype, "key") < 0 ||
-        mha_convert_options(args + OPTIONS, inputs.dtype, &inputs.scores, &options) < 0) {
-        goto cleanup;
-    }
-    const int axes = mha_output_shape(&inputs, shape);
-    output = mha_new_array(axes, shape, mha_typenum(inputs.dtype), "output");
-    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], Py_False, inputs.dtype,
-                                         &inputs.scores, &weights, &lse) < 0) {
-        goto cleanup;
-    }
-    if (args[KEEP_STEPS] == Py_True && new_kept_steps(&inputs, W_q.out, &kept) < 0) {
-        goto cleanup;
-    }
-    /* 2. Take the pointers. */
-    const attention_results results = {output, weights, NULL, kept.statistics};
-    mha_point_attention(&inputs, &options, &results, &pointed, &additive.attention);
-    additive.query = PyArray_DATA(inputs.query);
-    additive.key = PyArray_DATA(inputs.key);
-    additive.w_v = PyArray_DATA(w_v);
-    additive.query_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.query), axes - 1);
-    additive.key_rows = PyArray_MultiplyList(PyArray_DIMS(inputs.key), axes - 1);
-    additive.kept_query = kept.statistics == NULL ? NULL : PyArray_DATA(kept.projected_query);
-    additive.kept_key = kept.statistics == NULL ? NULL : PyArray_DATA(kept.projected_key);
-    mha_point_weight(&W_q, &additive.W_q);
-    mha_point_weight(&W_k, &additive.W_k);
-    /* 3. Compute. */
-    if (mha_call_run(workspace_of, forward, &additive, num_threads) < 0) {
-        goto cleanup;
-    }
-    result = mha_pack_results(output, weights, NULL);
-    output = weights = NULL;
-    if (kept.statistics != NULL && result != NULL) { /* (results, steps) */
-        Py_SETREF(result, Py_BuildValue("O(OOO)", result, kept.projected_query, kept.projected_key,
-                                        kept.statistics));
-    }
-cleanup:
-    mha_clear_settled(NUM_ARGUMENTS, args);
-    mha_clear_inputs(&inputs);
-    mha_clear_options(&options);
-    Py_XDECREF(W_q.owner);
-    Py_XDECREF(W_k.owner);
-    Py_XDECREF(w_v);
-    Py_XDECREF(kept.projected_query);
-    Py_XDECREF(kept.projected_key);
-    Py_XDECREF(kept.statistics);
-    Py_XDECREF(output);
-    Py_XDECREF(weights);
-    Py_XDECREF(lse);
-    return result;
+    call->kept = Py_NewRef(arguments[MHA_KEPT]);
+    call->forward = *kept;
+    const mha_dtype dtype = kept->inputs.dtype;
+    const npy_intp *shape = PyArray_DIMS(kept->kept_output);
+    const int axes = PyArray_NDIM(kept->kept_output);
+    call->grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, dtype, shape, axes, "grad_output");
+    PyArrayObject *const like[] = {
+        kept->inputs.query,
+        kept->inputs.key,
+        kept->inputs.value,
+        (PyArrayObject *)kept->W_q.owner,
+        (PyArrayObject *)kept->W_k.owner,
+        kept->w_v,
+    };
+    return call->grad_output == NULL ||
+                   mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, shape, axes - 1,
+                                        &call->grad_lse) < 0 ||
+                   mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                                     mha_new_contiguous_like, call->gradients) < 0
+               ? -1
+               : 0;
+}
+
+static bool point_backward(void *given) {
+    additive_backward_call *call = given;
+    additive_call *forward = &call->forward;
+    PyArrayObject *const *gradients = call->gradients;
+    const mha_tensor absent = {.data = NULL};
+    const attention_results results_of_forward = {.output = forward->kept_output,
+                                                  .statistics = forward->results.statistics};
+    forward->pointed = mha_point_options(&forward->options, &forward->inputs.scores);
+    forward->additive = additive_of(forward, &results_of_forward, &forward->pointed);
+    const mha_additive_attention_gradients problem = {
+        .additive = &forward->additive,
+        .grad_output = mha_tensor_with_heads(call->grad_output),
+        .grad_lse = mha_data_or_null(call->grad_lse),
+        .grad_query = mha_data_or_null(gradients[GRAD_QUERY]),
+        .grad_key = mha_data_or_null(gradients[GRAD_KEY]),
+        .grad_value =
+            gradients[GRAD_VALUE] == NULL ? absent : mha_tensor_with_heads(gradients[GRAD_VALUE]),
+        .grad_W_q = mha_data_or_null(gradients[GRAD_W_Q]),
+        .grad_W_k = mha_data_or_null(gradients[GRAD_W_K]),
+        .grad_w_v = mha_data_or_null(gradients[GRAD_W_V]),
+    };
+    call->problem = problem;
+    return true;
+}
+
+static PyObject *results_backward(void *given) {
+    additive_backward_call *call = given;
+    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
+}
+
+MHA_CORE_WORKSPACE(additive_attention_backward_workspace, mha_additive_attention_gradients)
+MHA_CORE_RUN(additive_attention_backward, mha_additive_attention_gradients)
+
+MHA_PY_FUNCTION(additive_attention_backward) {
+    static const module_function function = {
+        .name = "additive_attention_backward",
+        .forms = MHA_BACKWARD_FORMS,
+        .count = MHA_NUM_BACKWARD_ARGUMENTS,
+        .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
+        .options = NO_OPTIONS,
+        .convert = convert_backward,
+        .point = point_backward,
+        .workspace = core_additive_attention_backward_workspace,
+        .forward = core_additive_attention_backward,
+        .problem = offsetof(additive_backward_call, problem),
+        .results = results_backward,
+        .clear = clear_backward,
+    };
+    additive_backward_call call = {0};
+    (void)module;
+    return mha_run_function(&function, &call, given, count, keywords);
 }

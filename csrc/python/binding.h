@@ -19,20 +19,25 @@
  * adds an axis of heads. */
 enum { MHA_MOST_INPUT_AXES = 32 };
 
-/* The functions of the module, one file each. All take their arguments by position: the Python
- * functions in mha/ have the keywords, defaults and docstrings. New references, or NULL. */
-PyObject *mha_py_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
-PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_merge_heads(PyObject *module, PyObject *x);
-PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *args,
-                                              Py_ssize_t nargs);
-PyObject *mha_py_scaled_dot_product_attention_backward(PyObject *module, PyObject *const *args,
-                                                       Py_ssize_t nargs);
-PyObject *mha_py_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* The functions of the module: those of a step stand in the file of its name. New references, or
+ * NULL. Most take their arguments as function.h says; the Python functions in mha/ have the
+ * defaults and docstrings. */
+#define MHA_PY_FUNCTION(name)                                                                      \
+    PyObject *mha_py_##name(PyObject *module, PyObject *const *given, Py_ssize_t count,            \
+                            PyObject *keywords)
+MHA_PY_FUNCTION(linear);
+MHA_PY_FUNCTION(linear_backward);
+MHA_PY_FUNCTION(split_heads);
+MHA_PY_FUNCTION(merge_heads);
+MHA_PY_FUNCTION(scaled_dot_product_attention);
+MHA_PY_FUNCTION(scaled_dot_product_attention_backward);
+MHA_PY_FUNCTION(additive_attention);
+MHA_PY_FUNCTION(additive_attention_backward);
+MHA_PY_FUNCTION(multi_head_attention);
+MHA_PY_FUNCTION(multi_head_attention_backward);
+MHA_PY_FUNCTION(merge_attention);
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
 PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);
 PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads);
@@ -41,5 +46,9 @@ PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused);
 
 /* runtime.c: honours MHA_ISA and creates the variable of `threads`; -1 with an exception. */
 int mha_py_runtime_start(PyObject *module);
+
+/* options.c: OPTIONS, the names of the options of attention in their order; -1 with an exception.
+ */
+int mha_py_add_option_names(PyObject *module);
 
 #endif

@@ -4,7 +4,20 @@
 
 #include <stdio.h>
 
-int mha_typenum(mha_dtype dtype) { return dtype == MHA_FLOAT32 ? NPY_FLOAT32 : NPY_FLOAT64; }
+/* NumPy's numbers of the element types. */
+static const int typenums[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = NPY_FLOAT32,
+                                             [MHA_FLOAT64] = NPY_FLOAT64};
+
+int mha_typenum(mha_dtype dtype) { return typenums[dtype]; }
+
+mha_dtype mha_dtype_of_typenum(int typenum) {
+    for (int dtype = 0; dtype < MHA_NUM_DTYPES; dtype++) {
+        if (typenums[dtype] == typenum) {
+            return (mha_dtype)dtype;
+        }
+    }
+    return MHA_FLOAT64;
+}
 
 /* Raises the pending exception's type again, with the argument's name in front. */
 static void name_pending_error(PyObject *object, const char *name) {
@@ -146,7 +159,7 @@ int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count
     if (!is_real(typenum)) { /* bool or float16 throughout */
         return raise_not_real(arrays[0], names[0]);
     }
-    *dtype = typenum == NPY_FLOAT32 ? MHA_FLOAT32 : MHA_FLOAT64;
+    *dtype = mha_dtype_of_typenum(typenum);
     return 0;
 }
 
@@ -272,28 +285,29 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
     return mha_shape_text(PyArray_DIMS(array), PyArray_NDIM(array), text);
 }
 
-void mha_tensor_of(PyArrayObject *array, mha_tensor *tensor) {
-    tensor->data = PyArray_DATA(array);
-    tensor->axes = PyArray_NDIM(array);
-    for (int axis = 0; axis < tensor->axes; axis++) {
-        tensor->shape[axis] = PyArray_DIM(array, axis);
-        tensor->strides[axis] = PyArray_STRIDE(array, axis);
+mha_tensor mha_tensor_of(PyArrayObject *array) {
+    mha_tensor tensor = {.data = PyArray_DATA(array), .axes = PyArray_NDIM(array)};
+    for (int axis = 0; axis < tensor.axes; axis++) {
+        tensor.shape[axis] = PyArray_DIM(array, axis);
+        tensor.strides[axis] = PyArray_STRIDE(array, axis);
     }
+    return tensor;
 }
 
-void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor) {
-    mha_tensor_of(array, tensor);
-    if (tensor->axes >= 4) {
-        return;
+mha_tensor mha_tensor_with_heads(PyArrayObject *array) {
+    mha_tensor tensor = mha_tensor_of(array);
+    if (tensor.axes >= 4) {
+        return tensor;
     }
-    const int heads = tensor->axes - 2;
-    for (int axis = tensor->axes; axis > heads; axis--) {
-        tensor->shape[axis] = tensor->shape[axis - 1];
-        tensor->strides[axis] = tensor->strides[axis - 1];
+    const int heads = tensor.axes - 2;
+    for (int axis = tensor.axes; axis > heads; axis--) {
+        tensor.shape[axis] = tensor.shape[axis - 1];
+        tensor.strides[axis] = tensor.strides[axis - 1];
     }
-    tensor->shape[heads] = 1;
-    tensor->strides[heads] = 0;
-    tensor->axes++;
+    tensor.shape[heads] = 1;
+    tensor.strides[heads] = 0;
+    tensor.axes++;
+    return tensor;
 }
 
 int mha_convert_bool(PyObject *object, const char *name, bool *value) {

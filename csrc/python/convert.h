@@ -50,6 +50,9 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
+/* The element type that computes with numbers of a type of NumPy: float64 for integers. */
+mha_dtype mha_dtype_of_typenum(int typenum);
+
 /* Names the array whose size NumPy has just refused: by a ValueError where it overflows, by a
  * MemoryError where it cannot be had. Either becomes a MemoryError; other exceptions stay. */
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name);
@@ -63,10 +66,10 @@ const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_
 const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]);
 
 /* The core's view of an array; valid as long as the array is. */
-void mha_tensor_of(PyArrayObject *array, mha_tensor *tensor);
+mha_tensor mha_tensor_of(PyArrayObject *array);
 
 /* The same; 2-D and 3-D arrays get an axis of 1 before the last two: one head. */
-void mha_tensor_with_heads(PyArrayObject *array, mha_tensor *tensor);
+mha_tensor mha_tensor_with_heads(PyArrayObject *array);
 
 /* Numbers. -1 with an exception, else 0. */
 int mha_convert_bool(PyObject *object, const char *name, bool *value);

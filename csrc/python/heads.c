@@ -1,99 +1,172 @@
 /* split_heads and merge_heads: steps 2 and 4 of the figure. */
-#include "call.h"
-#include "convert.h"
+#include <stddef.h>
 
-PyObject *mha_py_split_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    PyArrayObject *x = NULL;
-    PyObject *heads = NULL;
-    mha_tensor whole, split;
+#include "function.h"
+
+enum { X, NUM_HEADS, NUM_SPLIT_ARGUMENTS, NUM_MERGE_ARGUMENTS = NUM_HEADS };
+
+static const argument_form FORMS[NUM_SPLIT_ARGUMENTS] = {
+    [X] = {"x", AS_ARRAY},
+    [NUM_HEADS] = {"num_heads", AS_INT},
+};
+
+/* Of either function. */
+typedef struct heads_call {
+    PyArrayObject *x, *result;
+    mha_merge_heads merge;
+} heads_call;
+
+static void clear(void *given) {
+    heads_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->result);
+}
+
+static PyObject *results(void *given) {
+    const heads_call *call = given;
+    return Py_NewRef((PyObject *)call->result);
+}
+
+static int convert_split(void *given, PyObject **arguments) {
+    heads_call *call = given;
     npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
-    int64_t num_heads;
-    (void)module;
-    if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "split_heads takes x and num_heads");
-        return NULL;
-    }
-    x = mha_as_array(args[0], "x");
-    if (x == NULL || mha_convert_size(args[1], "num_heads", 1, &num_heads) < 0) {
-        goto cleanup;
-    }
-    const int axes = PyArray_NDIM(x);
     char text[MHA_SHAPE_TEXT];
+    int64_t num_heads;
+    call->x = mha_as_array(arguments[X], "x");
+    if (call->x == NULL || mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &num_heads) < 0) {
+        return -1;
+    }
+    const int axes = PyArray_NDIM(call->x);
     if (axes < 2 || axes > MHA_MOST_INPUT_AXES - 1) {
         PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., len, num_heads * d)",
-                     mha_array_shape_text(x, text));
-        goto cleanup;
+                     mha_array_shape_text(call->x, text));
+        return -1;
     }
-    if (PyArray_DIM(x, axes - 1) % num_heads != 0) {
+    if (PyArray_DIM(call->x, axes - 1) % num_heads != 0) {
         PyErr_Format(PyExc_ValueError,
                      "num_heads: got %lld, wanted a divisor of the last axis of x %s",
-                     (long long)num_heads, mha_array_shape_text(x, text));
-        goto cleanup;
+                     (long long)num_heads, mha_array_shape_text(call->x, text));
+        return -1;
     }
-    mha_tensor_of(x, &whole);
+    mha_tensor split;
+    const mha_tensor whole = mha_tensor_of(call->x);
     mha_split_heads(&whole, num_heads, &split);
     for (int axis = 0; axis < split.axes; axis++) {
         shape[axis] = (npy_intp)split.shape[axis];
         strides[axis] = (npy_intp)split.strides[axis];
     }
-    heads = (PyObject *)mha_new_view(x, split.axes, shape, strides,
-                                     PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE);
-    if (heads == NULL) { /* of nothing each, but too many */
+    call->result = mha_new_view(call->x, split.axes, shape, strides,
+                                PyArray_FLAGS(call->x) & NPY_ARRAY_WRITEABLE);
+    if (call->result == NULL) { /* of nothing each, but too many */
         mha_name_missing_memory(shape, split.axes, "num_heads");
+        return -1;
     }
-cleanup:
-    Py_XDECREF(x);
-    return heads;
+    return 0;
 }
 
-static mha_status forward(const void *merge, mha_execution *execution) {
-    return mha_merge_heads_forward(merge, execution);
+static bool nothing_to_compute(void *given) {
+    (void)given;
+    return false;
 }
 
-PyObject *mha_py_merge_heads(PyObject *module, PyObject *x_object) {
-    PyArrayObject *x = NULL, *real = NULL, *merged = NULL;
-    PyObject *result = NULL;
-    mha_merge_heads merge;
-    npy_intp shape[NPY_MAXDIMS];
-    static const char *const names[] = {"x"};
+MHA_PY_FUNCTION(split_heads) {
+    static const module_function function = {.name = "split_heads",
+                                             .forms = FORMS,
+                                             .count = NUM_SPLIT_ARGUMENTS,
+                                             .by_position = NUM_SPLIT_ARGUMENTS,
+                                             .options = NO_OPTIONS,
+                                             .convert = convert_split,
+                                             .point = nothing_to_compute,
+                                             .results = results,
+                                             .clear = clear};
+    heads_call call = {0};
     (void)module;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    x = mha_as_array(x_object, "x");
-    if (x == NULL || mha_make_private((PyObject **)&x) < 0 ||
-        mha_result_dtype(&x, names, 1, &merge.dtype) < 0) {
-        goto cleanup;
-    }
+    return mha_run_function(&function, &call, given, count, keywords);
+}
+
+/* Whether elements are 4 or 8 bytes that mean the same wherever they lie. */
+static bool moves_as_real(PyArrayObject *x) {
+    const int typenum = PyArray_TYPE(x);
+    const npy_intp item = PyArray_ITEMSIZE(x);
+    return (PyTypeNum_ISINTEGER(typenum) || PyTypeNum_ISFLOAT(typenum)) &&
+           PyArray_ISNOTSWAPPED(x) && (item == sizeof(float) || item == sizeof(double));
+}
+
+/* Any other type: copied by NumPy to `merged`, seen as (..., len, heads, d). */
+static int merge_by_numpy(PyArrayObject *x, PyArrayObject *merged) {
+    npy_intp shape[NPY_MAXDIMS];
     const int axes = PyArray_NDIM(x);
+    memcpy(shape, PyArray_DIMS(x), (size_t)axes * sizeof *shape);
+    shape[axes - 3] = PyArray_DIM(x, axes - 2);
+    shape[axes - 2] = PyArray_DIM(x, axes - 3);
+    PyArray_Dims dims = {shape, axes};
+    PyObject *by_token = PyArray_SwapAxes(x, axes - 3, axes - 2);
+    PyObject *to = PyArray_Newshape(merged, &dims, NPY_CORDER);
+    const int failed = by_token == NULL || to == NULL
+                           ? -1
+                           : PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)by_token);
+    Py_XDECREF(by_token);
+    Py_XDECREF(to);
+    return failed;
+}
+
+static int convert_merge(void *given, PyObject **arguments) {
+    heads_call *call = given;
+    npy_intp shape[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
+    call->x = mha_as_array(arguments[X], "x");
+    if (call->x == NULL) {
+        return -1;
+    }
+    PyArrayObject *x = call->x;
+    const int axes = PyArray_NDIM(x);
     if (axes < 3 || axes > MHA_MOST_INPUT_AXES) {
         PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., heads, len, d)",
                      mha_array_shape_text(x, text));
-        goto cleanup;
+        return -1;
     }
-    real = mha_as_strided_real(x, merge.dtype, "x");
-    if (real == NULL) {
-        goto cleanup;
+    memcpy(shape, PyArray_DIMS(x), (size_t)(axes - 3) * sizeof *shape);
+    shape[axes - 3] = PyArray_DIM(x, axes - 2);
+    shape[axes - 2] = PyArray_DIM(x, axes - 3) * PyArray_DIM(x, axes - 1);
+    if (moves_as_real(x)) {
+        call->result = mha_new_array(axes - 1, shape, PyArray_TYPE(x), "output");
+        return call->result == NULL ? -1 : 0;
     }
-    for (int axis = 0; axis < axes - 3; axis++) {
-        shape[axis] = PyArray_DIM(real, axis);
+    Py_INCREF(PyArray_DESCR(x));
+    call->result = (PyArrayObject *)PyArray_Empty(axes - 1, shape, PyArray_DESCR(x), 0);
+    if (call->result == NULL) {
+        mha_name_missing_memory(shape, axes - 1, "output");
+        return -1;
     }
-    shape[axes - 3] = PyArray_DIM(real, axes - 2);
-    shape[axes - 2] = PyArray_DIM(real, axes - 3) * PyArray_DIM(real, axes - 1);
-    merged = mha_new_array(axes - 1, shape, mha_typenum(merge.dtype), "output");
-    if (merged == NULL) {
-        goto cleanup;
-    }
-    mha_tensor_of(real, &merge.heads);
-    merge.merged = PyArray_DATA(merged);
-    if (PyArray_SIZE(merged) == 0 || mha_call_run(NULL, forward, &merge, num_threads) == 0) {
-        result = Py_NewRef((PyObject *)merged);
-    }
-cleanup:
-    Py_XDECREF(x);
-    Py_XDECREF(real);
-    Py_XDECREF(merged);
-    return result;
+    return merge_by_numpy(x, call->result);
+}
+
+static bool point_merge(void *given) {
+    heads_call *call = given;
+    const mha_merge_heads merge = {
+        .dtype = PyArray_ITEMSIZE(call->x) == sizeof(float) ? MHA_FLOAT32 : MHA_FLOAT64,
+        .heads = mha_tensor_of(call->x),
+        .merged = PyArray_DATA(call->result),
+    };
+    call->merge = merge;
+    return moves_as_real(call->x) && PyArray_SIZE(call->result) > 0;
+}
+
+MHA_CORE_RUN(merge_heads_forward, mha_merge_heads)
+
+MHA_PY_FUNCTION(merge_heads) {
+    static const module_function function = {.name = "merge_heads",
+                                             .forms = FORMS,
+                                             .count = NUM_MERGE_ARGUMENTS,
+                                             .by_position = NUM_MERGE_ARGUMENTS,
+                                             .options = NO_OPTIONS,
+                                             .convert = convert_merge,
+                                             .point = point_merge,
+                                             .forward = core_merge_heads_forward,
+                                             .problem = offsetof(heads_call, merge),
+                                             .results = results,
+                                             .clear = clear};
+    heads_call call = {0};
+    (void)module;
+    return mha_run_function(&function, &call, given, count, keywords);
 }

@@ -131,21 +131,46 @@ void mha_clear_inputs(attention_inputs *inputs) {
     Py_CLEAR(inputs->value);
 }
 
-void mha_point_attention(const attention_inputs *inputs, converted_options *options,
-                         const attention_results *results, mha_attention_options *pointed,
-                         mha_attention *attention) {
-    attention->dtype = inputs->dtype;
-    attention->batch_axes = inputs->scores.batch_axes;
-    mha_tensor_with_heads(inputs->query, &attention->query);
-    mha_tensor_with_heads(inputs->key, &attention->key);
-    mha_tensor_with_heads(inputs->value, &attention->value);
-    mha_tensor_with_heads(results->output, &attention->output);
-    attention->weights = mha_data_or_null(results->weights);
-    attention->lse = mha_data_or_null(results->lse);
-    mha_point_statistics(results->statistics, attention);
-    attention->additive_w = attention->head_gate = NULL;
-    mha_point_options(options, &inputs->scores, pointed);
-    attention->options = pointed;
+void mha_clear_results(attention_results *results) {
+    Py_CLEAR(results->output);
+    Py_CLEAR(results->weights);
+    Py_CLEAR(results->lse);
+    Py_CLEAR(results->statistics);
+}
+
+PyObject *mha_pack_results(attention_results *results) {
+    PyArrayObject **const all[] = {&results->output, &results->weights, &results->lse};
+    const Py_ssize_t count = 1 + (results->weights != NULL) + (results->lse != NULL);
+    PyObject *packed = count == 1 ? (PyObject *)results->output : PyTuple_New(count);
+    if (count == 1) {
+        results->output = NULL;
+        return packed;
+    }
+    for (int i = 0, at = 0; packed != NULL && i < 3; i++) {
+        if (*all[i] != NULL) {
+            PyTuple_SET_ITEM(packed, at++, (PyObject *)*all[i]);
+            *all[i] = NULL;
+        }
+    }
+    return packed;
+}
+
+mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
+                                  const mha_attention_options *options) {
+    const mha_attention attention = {
+        .dtype = inputs->dtype,
+        .batch_axes = inputs->scores.batch_axes,
+        .query = mha_tensor_with_heads(inputs->query),
+        .key = mha_tensor_with_heads(inputs->key),
+        .value = mha_tensor_with_heads(inputs->value),
+        .output = mha_tensor_with_heads(results->output),
+        .weights = mha_data_or_null(results->weights),
+        .lse = mha_data_or_null(results->lse),
+        .origin = mha_origin_of(results->statistics),
+        .denominator = mha_denominator_of(results->statistics),
+        .options = options,
+    };
+    return attention;
 }
 
 int mha_output_shape(const attention_inputs *inputs, npy_intp *shape) {

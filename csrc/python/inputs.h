@@ -29,9 +29,13 @@ typedef struct attention_results {
     PyArrayObject *output, *weights, *lse, *statistics;
 } attention_results;
 
-/* Every field of `attention`, without additive_w and head_gate; its options are `pointed`. */
-void mha_point_attention(const attention_inputs *inputs, converted_options *options,
-                         const attention_results *results, mha_attention_options *pointed,
-                         mha_attention *attention);
+void mha_clear_results(attention_results *results);
+
+/* The output, or a tuple of it, the weights and lse, as far as they are there; takes them over. */
+PyObject *mha_pack_results(attention_results *results);
+
+/* Every field of the core's struct, without additive_w and head_gate. */
+mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
+                                  const mha_attention_options *options);
 
 #endif

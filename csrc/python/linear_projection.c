@@ -1,16 +1,34 @@
-/* linear: steps 1 and 5 of the figure. */
-#include "call.h"
-#include "settle.h"
+/* linear and its way back: steps 1 and 5 of the figure. */
+#include <stddef.h>
+
+#include "function.h"
+#include "gradient.h"
 #include "weight.h"
 
-static const argument_form FORMS[] = {{"x", AS_REAL}, {"weight", AS_REAL}, {"bias", AS_REAL}};
+enum { X, WEIGHT, BIAS, KEEP, NUM_ARGUMENTS };
 
-static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
-    return mha_linear_projection_workspace(projection, 1, num_threads, bytes);
-}
+static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
+                                                   [WEIGHT] = {"weight", AS_REAL},
+                                                   [BIAS] = {"bias", AS_REAL},
+                                                   [KEEP] = {"keep", AS_FLAG}};
 
-static mha_status forward(const void *projection, mha_execution *execution) {
-    return mha_linear_projection_forward(projection, 1, execution);
+static const char KEPT[] = "linear";
+
+typedef struct linear_call {
+    PyArrayObject *x; /* in the element type */
+    PyArrayObject *bias, *output;
+    converted_weight weight;
+    mha_dtype dtype;
+    bool x_transposed, keeps;
+    mha_linear_projection projection;
+} linear_call;
+
+static void clear(void *given) {
+    linear_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->bias);
+    Py_CLEAR(call->weight.owner);
+    Py_CLEAR(call->output);
 }
 
 /* Whether a matrix in the element type is the transpose of one with a contiguous last axis. */
@@ -20,28 +38,12 @@ static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
            PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
 }
 
-/* Owned arrays, and what they say. */
-typedef struct linear_arguments {
-    PyArrayObject *rows; /* x in the element type */
-    PyArrayObject *bias, *output;
-    converted_weight weight;
-    mha_dtype dtype;
-    bool x_transposed;
-} linear_arguments;
-
-static void clear(linear_arguments *a) {
-    Py_XDECREF(a->rows);
-    Py_XDECREF(a->bias);
-    Py_XDECREF(a->weight.owner);
-    Py_XDECREF(a->output);
-}
-
-static int convert(PyArrayObject *x, PyObject *const *args, linear_arguments *a) {
+static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
     static const char *const names[] = {"x"};
     npy_intp shape[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
-    if (mha_result_dtype(&x, names, 1, &a->dtype) < 0) {
+    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0) {
         return -1;
     }
     if (axes < 1 || axes > MHA_MOST_INPUT_AXES) {
@@ -49,72 +51,178 @@ static int convert(PyArrayObject *x, PyObject *const *args, linear_arguments *a)
                      mha_array_shape_text(x, text));
         return -1;
     }
-    if (mha_convert_weight(args[1], a->dtype, PyArray_DIM(x, axes - 1), "the last axis of x",
-                           "weight", &a->weight) < 0 ||
-        mha_optional_vector(args[2], a->dtype, a->weight.out, "bias", &a->bias) < 0) {
+    if (mha_convert_weight(arguments[WEIGHT], call->dtype, PyArray_DIM(x, axes - 1),
+                           "the last axis of x", "weight", &call->weight) < 0 ||
+        mha_optional_vector(arguments[BIAS], call->dtype, call->weight.out, "bias", &call->bias) <
+            0) {
         return -1;
     }
-    a->x_transposed = is_transposed(x, a->dtype);
-    a->rows = a->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
-              : axes == 2     ? mha_as_real(x, a->dtype, "x")
-                              : mha_as_contiguous_real(x, a->dtype, "x");
-    if (a->rows == NULL) {
+    call->x_transposed = is_transposed(x, call->dtype);
+    call->x = call->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
+              : axes == 2        ? mha_as_real(x, call->dtype, "x")
+                                 : mha_as_contiguous_real(x, call->dtype, "x");
+    if (call->x == NULL) {
         return -1;
     }
     memcpy(shape, PyArray_DIMS(x), (size_t)axes * sizeof *shape);
-    shape[axes - 1] = (npy_intp)a->weight.out;
-    a->output = mha_new_array(axes, shape, mha_typenum(a->dtype), "output");
-    return a->output == NULL ? -1 : 0;
+    shape[axes - 1] = (npy_intp)call->weight.out;
+    call->output = mha_new_array(axes, shape, mha_typenum(call->dtype), "output");
+    return call->output == NULL ? -1 : 0;
 }
 
-static mha_linear_projection point(const linear_arguments *a) {
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
-    const int axes = PyArray_NDIM(a->rows);
-    mha_linear_projection projection = {
-        .dtype = a->dtype,
-        .rows = PyArray_MultiplyList(PyArray_DIMS(a->rows), axes - 1),
-        .x = PyArray_DATA(a->rows),
-        .x_stride =
-            axes == 2 ? PyArray_STRIDE(a->rows, a->x_transposed ? 1 : 0) : a->weight.in * item,
-        .x_transposed = a->x_transposed,
-        .bias = mha_data_or_null(a->bias),
-        .output = PyArray_DATA(a->output),
-        .output_stride = a->weight.out * item,
+static int convert(void *given, PyObject **arguments) {
+    linear_call *call = given;
+    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
+    Py_XDECREF(x);
+    call->keeps = arguments[KEEP] == Py_True;
+    if (!failed && call->keeps && PyCapsule_CheckExact(call->weight.owner)) {
+        PyErr_SetString(PyExc_TypeError, "weight: got a packed one, wanted an array");
+        return -1;
+    }
+    return failed;
+}
+
+static mha_linear_projection projection_of(const linear_call *call) {
+    const int64_t item = (int64_t)mha_dtype_size(call->dtype);
+    const int axes = PyArray_NDIM(call->x);
+    const mha_linear_projection projection = {
+        .dtype = call->dtype,
+        .rows = PyArray_MultiplyList(PyArray_DIMS(call->x), axes - 1),
+        .x = PyArray_DATA(call->x),
+        .x_stride = axes == 2 ? PyArray_STRIDE(call->x, call->x_transposed ? 1 : 0)
+                              : call->weight.in * item,
+        .x_transposed = call->x_transposed,
+        .weight = mha_point_weight(&call->weight),
+        .bias = mha_data_or_null(call->bias),
+        .output = mha_data_or_null(call->output),
+        .output_stride = call->weight.out * item,
     };
-    mha_point_weight(&a->weight, &projection.weight);
     return projection;
 }
 
-PyObject *mha_py_linear(PyObject *module, PyObject *const *given_args, Py_ssize_t nargs) {
-    PyObject *args[3] = {NULL}, *result = NULL;
-    PyArrayObject *x = NULL;
-    linear_arguments a = {0};
+static bool point(void *given) {
+    linear_call *call = given;
+    call->projection = projection_of(call);
+    return PyArray_SIZE(call->output) > 0;
+}
+
+/* output, or (output, kept). */
+static PyObject *results(void *given) {
+    linear_call *call = given;
+    PyObject *output = Py_NewRef((PyObject *)call->output);
+    if (!call->keeps) {
+        return output;
+    }
+    /* The caller may give the output another shape. */
+    if (mha_make_private((PyObject **)&call->output) < 0) {
+        Py_DECREF(output);
+        return NULL;
+    }
+    return mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear));
+}
+
+static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
+    return mha_linear_projection_workspace(projection, 1, num_threads, bytes);
+}
+
+static mha_status forward(const void *projection, mha_execution *execution) {
+    return mha_linear_projection_forward(projection, 1, execution);
+}
+
+MHA_PY_FUNCTION(linear) {
+    static const module_function function = {.name = "linear",
+                                             .forms = FORMS,
+                                             .count = NUM_ARGUMENTS,
+                                             .by_position = KEEP,
+                                             .options = NO_OPTIONS,
+                                             .convert = convert,
+                                             .point = point,
+                                             .workspace = workspace_of,
+                                             .forward = forward,
+                                             .problem = offsetof(linear_call, projection),
+                                             .results = results,
+                                             .clear = clear};
+    linear_call call = {0};
     (void)module;
-    if (nargs != 3) {
-        PyErr_SetString(PyExc_TypeError, "linear takes x, weight and bias");
-        return NULL;
+    return mha_run_function(&function, &call, given, count, keywords);
+}
+
+enum { GRAD_X, GRAD_WEIGHT, GRAD_BIAS, NUM_GRADIENTS };
+static const char *const GRADIENTS[] = {"x", "weight", "bias"};
+
+typedef struct linear_backward_call {
+    PyObject *kept; /* owns what `forward` refers to */
+    linear_call forward;
+    PyArrayObject *grad_output;
+    PyArrayObject *gradients[NUM_GRADIENTS];
+    mha_linear_projection_gradients problem;
+} linear_backward_call;
+
+static void clear_backward(void *given) {
+    linear_backward_call *call = given;
+    Py_CLEAR(call->kept);
+    Py_CLEAR(call->grad_output);
+    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
+}
+
+static int convert_backward(void *given, PyObject **arguments) {
+    linear_backward_call *call = given;
+    const linear_call *kept = mha_kept_call(arguments[MHA_KEPT], KEPT);
+    if (kept == NULL) {
+        return -1;
     }
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    /* 1. Convert and check every argument. */
-    if (mha_settle(FORMS, 3, given_args, args) < 0) {
-        goto cleanup;
-    }
-    x = mha_as_array(args[0], "x");
-    if (x == NULL || convert(x, args, &a) < 0) {
-        goto cleanup;
-    }
-    /* 2. Take the pointers, 3. compute. */
-    const mha_linear_projection projection = point(&a);
-    if (PyArray_SIZE(a.output) == 0 ||
-        mha_call_run(workspace_of, forward, &projection, num_threads) == 0) {
-        result = Py_NewRef((PyObject *)a.output);
-    }
-cleanup:
-    mha_clear_settled(3, args);
-    Py_XDECREF(x);
-    clear(&a);
-    return result;
+    call->kept = Py_NewRef(arguments[MHA_KEPT]);
+    call->forward = *kept;
+    call->grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
+                             PyArray_DIMS(kept->output), PyArray_NDIM(kept->output), "grad_output");
+    PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
+                                                kept->bias};
+    return call->grad_output == NULL
+               ? -1
+               : mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                                   mha_new_contiguous_like, call->gradients);
+}
+
+static bool point_backward(void *given) {
+    linear_backward_call *call = given;
+    linear_call *forward_call = &call->forward;
+    forward_call->projection = projection_of(forward_call);
+    const mha_linear_projection_gradients problem = {
+        .projection = &forward_call->projection,
+        .grad_output = PyArray_DATA(call->grad_output),
+        .grad_output_stride = forward_call->projection.output_stride,
+        .grad_x = mha_data_or_null(call->gradients[GRAD_X]),
+        .grad_weight = mha_data_or_null(call->gradients[GRAD_WEIGHT]),
+        .grad_bias = mha_data_or_null(call->gradients[GRAD_BIAS]),
+    };
+    call->problem = problem;
+    return true;
+}
+
+static PyObject *results_backward(void *given) {
+    linear_backward_call *call = given;
+    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
+}
+
+MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
+MHA_CORE_RUN(linear_projection_backward, mha_linear_projection_gradients)
+
+MHA_PY_FUNCTION(linear_backward) {
+    static const module_function function = {.name = "linear_backward",
+                                             .forms = MHA_BACKWARD_FORMS,
+                                             .count = MHA_NUM_BACKWARD_ARGUMENTS,
+                                             .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
+                                             .options = NO_OPTIONS,
+                                             .convert = convert_backward,
+                                             .point = point_backward,
+                                             .workspace = core_linear_projection_backward_workspace,
+                                             .forward = core_linear_projection_backward,
+                                             .problem = offsetof(linear_backward_call, problem),
+                                             .results = results_backward,
+                                             .clear = clear_backward};
+    linear_backward_call call = {0};
+    (void)module;
+    return mha_run_function(&function, &call, given, count, keywords);
 }

@@ -1,20 +1,35 @@
 /* merge_attention: attention over parts of the keys, joined. */
-#include "call.h"
-#include "convert.h"
+#include <stddef.h>
 
-/* Owned arrays of one part each. */
+#include "function.h"
+
+enum { OUTPUTS, LSES, NUM_ARGUMENTS };
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [OUTPUTS] = {"outputs", AS_IT_IS},
+    [LSES] = {"lses", AS_IT_IS},
+};
+
 typedef struct parts {
     Py_ssize_t count;
-    PyArrayObject **outputs, **lses;
+    PyArrayObject **outputs, **lses; /* owned arrays of one part each */
+    const void **pointers;           /* to all outputs, then to all lses */
+    PyArrayObject *output, *lse;
+    mha_dtype dtype;
+    mha_merge_attention merge;
 } parts;
 
-static void clear(parts *p) {
+static void clear(void *given) {
+    parts *p = given;
     for (Py_ssize_t i = 0; i < p->count; i++) {
         Py_XDECREF(p->outputs[i]);
         Py_XDECREF(p->lses[i]);
     }
     PyMem_Free(p->outputs);
     PyMem_Free(p->lses);
+    PyMem_Free(p->pointers);
+    Py_CLEAR(p->output);
+    Py_CLEAR(p->lse);
 }
 
 static PyObject *as_tuple(PyObject *object, const char *name) {
@@ -79,7 +94,7 @@ static int common_dtype(const parts *p, mha_dtype *dtype) {
 }
 
 /* Both sequences as arrays of one element type, C-contiguous. */
-static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype *dtype) {
+static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p) {
     for (Py_ssize_t i = 0; i < p->count; i++) {
         p->outputs[i] = mha_as_array(PyTuple_GET_ITEM(outputs, i), "outputs");
         p->lses[i] = p->outputs[i] == NULL ? NULL : mha_as_array(PyTuple_GET_ITEM(lses, i), "lses");
@@ -93,19 +108,22 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype
             return -1;
         }
     }
-    if (common_dtype(p, dtype) < 0) {
+    if (common_dtype(p, &p->dtype) < 0) {
         return -1;
     }
     if (check_shapes(p) < 0) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < p->count; i++) {
-        PyArrayObject *output = mha_as_contiguous_real(p->outputs[i], *dtype, "outputs");
+        /* Copies of many parts take long. */
+        PyArrayObject *output = PyErr_CheckSignals() < 0
+                                    ? NULL
+                                    : mha_as_contiguous_real(p->outputs[i], p->dtype, "outputs");
         if (output == NULL) {
             return -1;
         }
         Py_SETREF(p->outputs[i], output);
-        PyArrayObject *lse = mha_as_contiguous_real(p->lses[i], *dtype, "lses");
+        PyArrayObject *lse = mha_as_contiguous_real(p->lses[i], p->dtype, "lses");
         if (lse == NULL) {
             return -1;
         }
@@ -114,91 +132,91 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p, mha_dtype
     return 0;
 }
 
-static mha_status workspace_of(const void *merge, int num_threads, size_t *bytes) {
-    return mha_merge_attention_workspace(merge, num_threads, bytes);
-}
-
-static mha_status forward(const void *merge, mha_execution *execution) {
-    return mha_merge_attention_forward(merge, execution);
-}
-
-static int compute(const parts *p, mha_dtype dtype, int num_threads, PyArrayObject *output,
-                   PyArrayObject *lse) {
-    const int axes = PyArray_NDIM(output);
-    const void **pointers = PyMem_Calloc((size_t)p->count, 2 * sizeof *pointers);
-    if (pointers == NULL) {
+static int allocate(Py_ssize_t count, parts *p) {
+    p->outputs = PyMem_Calloc((size_t)count, sizeof *p->outputs);
+    p->lses = PyMem_Calloc((size_t)count, sizeof *p->lses);
+    p->pointers = PyMem_Calloc((size_t)count, 2 * sizeof *p->pointers);
+    if (p->outputs == NULL || p->lses == NULL || p->pointers == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (Py_ssize_t i = 0; i < p->count; i++) {
-        pointers[i] = PyArray_DATA(p->outputs[i]);
-        pointers[p->count + i] = PyArray_DATA(p->lses[i]);
-    }
-    const mha_merge_attention merge = {
-        .dtype = dtype,
-        .parts = p->count,
-        .rows = PyArray_SIZE(lse),
-        .width = PyArray_DIM(output, axes - 1),
-        .outputs = pointers,
-        .lses = pointers + p->count,
-        .output = PyArray_DATA(output),
-        .lse = PyArray_DATA(lse),
-    };
-    const int failed = mha_call_run(workspace_of, forward, &merge, num_threads);
-    PyMem_Free(pointers);
-    return failed;
+    p->count = count;
+    return 0;
 }
 
-PyObject *mha_py_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    PyObject *outputs = NULL, *lses = NULL, *result = NULL;
-    PyArrayObject *output = NULL, *lse = NULL;
-    parts p = {0};
-    mha_dtype dtype;
-    (void)module;
-    if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "merge_attention takes outputs and lses");
-        return NULL;
-    }
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    /* As tuples: making arrays of them may run Python code that changes the caller's lists. */
-    outputs = as_tuple(args[0], "outputs");
-    lses = outputs == NULL ? NULL : as_tuple(args[1], "lses");
-    if (lses == NULL) {
-        goto cleanup;
-    }
+static int convert_sequences(PyObject *outputs, PyObject *lses, parts *p) {
     const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
     if (count == 0 || PyTuple_GET_SIZE(lses) != count) {
         PyErr_Format(PyExc_ValueError,
                      "lses: got %zd for %zd outputs, wanted one for each, at least one",
                      PyTuple_GET_SIZE(lses), count);
-        goto cleanup;
+        return -1;
     }
-    p.outputs = PyMem_Calloc((size_t)count, sizeof *p.outputs);
-    p.lses = PyMem_Calloc((size_t)count, sizeof *p.lses);
-    if (p.outputs == NULL || p.lses == NULL) {
-        PyErr_NoMemory();
-        goto cleanup;
+    if (allocate(count, p) < 0 || convert_arrays(outputs, lses, p) < 0) {
+        return -1;
     }
-    p.count = count;
-    if (convert_arrays(outputs, lses, &p, &dtype) < 0) {
-        goto cleanup;
+    const int axes = PyArray_NDIM(p->outputs[0]);
+    const npy_intp *shape = PyArray_DIMS(p->outputs[0]);
+    p->output = mha_new_array(axes, shape, mha_typenum(p->dtype), "output");
+    if (p->output == NULL) {
+        return -1;
     }
-    const int axes = PyArray_NDIM(p.outputs[0]);
-    const npy_intp *shape = PyArray_DIMS(p.outputs[0]);
-    output = mha_new_array(axes, shape, mha_typenum(dtype), "output");
-    lse = output == NULL ? NULL : mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
-    if (lse == NULL || compute(&p, dtype, num_threads, output, lse) < 0) {
-        goto cleanup;
-    }
-    result = PyTuple_Pack(2, (PyObject *)output, (PyObject *)lse);
-cleanup:
+    p->lse = mha_new_array(axes - 1, shape, mha_typenum(p->dtype), "lse");
+    return p->lse == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    /* As tuples: making arrays of them may run Python code that changes the caller's lists. */
+    PyObject *outputs = as_tuple(arguments[OUTPUTS], "outputs");
+    PyObject *lses = outputs == NULL ? NULL : as_tuple(arguments[LSES], "lses");
+    const int failed = lses == NULL ? -1 : convert_sequences(outputs, lses, given);
     Py_XDECREF(outputs);
     Py_XDECREF(lses);
-    Py_XDECREF(output);
-    Py_XDECREF(lse);
-    clear(&p);
-    return result;
+    return failed;
+}
+
+static bool point(void *given) {
+    parts *p = given;
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        p->pointers[i] = PyArray_DATA(p->outputs[i]);
+        p->pointers[p->count + i] = PyArray_DATA(p->lses[i]);
+    }
+    const mha_merge_attention merge = {
+        .dtype = p->dtype,
+        .parts = p->count,
+        .rows = PyArray_SIZE(p->lse),
+        .width = PyArray_DIM(p->output, PyArray_NDIM(p->output) - 1),
+        .outputs = p->pointers,
+        .lses = p->pointers + p->count,
+        .output = PyArray_DATA(p->output),
+        .lse = PyArray_DATA(p->lse),
+    };
+    p->merge = merge;
+    return true;
+}
+
+static PyObject *results(void *given) {
+    const parts *p = given;
+    return PyTuple_Pack(2, (PyObject *)p->output, (PyObject *)p->lse);
+}
+
+MHA_CORE_WORKSPACE(merge_attention_workspace, mha_merge_attention)
+MHA_CORE_RUN(merge_attention_forward, mha_merge_attention)
+
+MHA_PY_FUNCTION(merge_attention) {
+    static const module_function function = {.name = "merge_attention",
+                                             .forms = FORMS,
+                                             .count = NUM_ARGUMENTS,
+                                             .by_position = NUM_ARGUMENTS,
+                                             .options = NO_OPTIONS,
+                                             .convert = convert,
+                                             .point = point,
+                                             .workspace = core_merge_attention_workspace,
+                                             .forward = core_merge_attention_forward,
+                                             .problem = offsetof(parts, merge),
+                                             .results = results,
+                                             .clear = clear};
+    parts p = {0};
+    (void)module;
+    return mha_run_function(&function, &p, given, count, keywords);
 }

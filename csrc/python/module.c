@@ -3,18 +3,22 @@
 #include "binding.h"
 #include "results.h"
 
-#define FASTCALL(name) {#name, (PyCFunction)(void (*)(void))mha_py_##name, METH_FASTCALL, NULL}
+#define FUNCTION(name, flags) {#name, (PyCFunction)(void (*)(void))mha_py_##name, flags, NULL}
+#define FASTCALL(name) FUNCTION(name, METH_FASTCALL | METH_KEYWORDS)
 
 static PyMethodDef methods[] = {
     FASTCALL(linear),
+    FASTCALL(linear_backward),
     FASTCALL(split_heads),
+    FASTCALL(merge_heads),
     FASTCALL(scaled_dot_product_attention),
     FASTCALL(scaled_dot_product_attention_backward),
     FASTCALL(additive_attention),
+    FASTCALL(additive_attention_backward),
     FASTCALL(multi_head_attention),
+    FASTCALL(multi_head_attention_backward),
     FASTCALL(merge_attention),
-    FASTCALL(dropout_mask),
-    {"merge_heads", mha_py_merge_heads, METH_O, NULL},
+    FUNCTION(dropout_mask, METH_FASTCALL),
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},
@@ -41,7 +45,8 @@ PyMODINIT_FUNC PyInit__core(void) {
 #ifdef Py_GIL_DISABLED
     PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    if (mha_py_runtime_start(module) < 0 || mha_start_results() < 0) {
+    if (mha_py_runtime_start(module) < 0 || mha_start_results() < 0 ||
+        mha_py_add_option_names(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

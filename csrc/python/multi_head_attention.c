@@ -1,7 +1,7 @@
 /* multi_head_attention: the whole figure. */
-#include "call.h"
-#include "inputs.h"
-#include "weight.h"
+#include "multi_head_attention.h"
+
+#include <stddef.h>
 
 enum argument {
     QUERY,
@@ -21,12 +21,13 @@ enum argument {
     OPTIONS, /* NUM_OPTIONS arguments */
     RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
     RETURN_LSE,
-    DTYPE,
-    KEEP_STEPS,
+    DTYPE, /* a layer's */
+    KEY_IS_QUERY,
+    VALUE_IS_KEY,
+    KEEP,
     NUM_ARGUMENTS
 };
 
-/* How each argument is settled; the others are taken as they are. */
 static const argument_form FORMS[NUM_ARGUMENTS] = {
     [QUERY] = {"query", AS_REAL},
     [KEY] = {"key", AS_REAL},
@@ -42,49 +43,41 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [NUM_HEADS] = {"num_heads", AS_INT},
     [NUM_KV_HEADS] = {"num_kv_heads", AS_INT},
     [HEAD_GATE] = {"head_gate", AS_REAL},
-    MHA_OPTION_FORMS(OPTIONS),
+    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
+    [RETURN_LSE] = {"return_lse", AS_FLAG},
+    [DTYPE] = {"dtype", AS_IT_IS},
+    [KEY_IS_QUERY] = {"key_is_query", AS_FLAG},
+    [VALUE_IS_KEY] = {"value_is_key", AS_FLAG},
+    [KEEP] = {"keep", AS_FLAG},
 };
 
-/* What the gradients need of the forward pass. */
-enum kept_step {
-    PROJECTED_QUERY,
-    PROJECTED_KEY,
-    PROJECTED_VALUE,
-    ATTENDED,
-    MERGED,
-    STATISTICS,
-    NUM_KEPT
-};
-
-/* Everything of a call that owns memory; cleared in one place. */
-typedef struct layer_arguments {
-    PyArrayObject *sequences[3];  /* query, key, value: C-contiguous (batch..., len, dim) */
-    converted_weight matrices[4]; /* W_q, W_k, W_v, W_o */
-    PyArrayObject *biases[4];
-    PyArrayObject *head_gate;
-    mha_dtype dtype;
-    int64_t num_heads, num_kv_heads;
-    score_shape scores;
-    converted_options options;
-    PyArrayObject *kept[NUM_KEPT]; /* NULL: not kept */
-} layer_arguments;
+static void clear(void *given) {
+    layer_call *call = given;
+    PyArrayObject **const arrays[] = {&call->query,
+                                      &call->key,
+                                      &call->value,
+                                      &call->b_q,
+                                      &call->b_k,
+                                      &call->b_v,
+                                      &call->b_o,
+                                      &call->head_gate,
+                                      &call->projected_query,
+                                      &call->projected_key,
+                                      &call->projected_value,
+                                      &call->attended,
+                                      &call->merged};
+    converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        Py_CLEAR(*arrays[i]);
+    }
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        Py_CLEAR(weights[i]->owner);
+    }
+    mha_clear_options(&call->options);
+    mha_clear_results(&call->results);
+}
 
 static const char *const SEQUENCE_NAMES[] = {"query", "key", "value"};
-
-static void clear(layer_arguments *a) {
-    for (int i = 0; i < 3; i++) {
-        Py_CLEAR(a->sequences[i]);
-    }
-    for (int i = 0; i < 4; i++) {
-        Py_CLEAR(a->matrices[i].owner);
-        Py_CLEAR(a->biases[i]);
-    }
-    for (int i = 0; i < NUM_KEPT; i++) {
-        Py_CLEAR(a->kept[i]);
-    }
-    Py_CLEAR(a->head_gate);
-    mha_clear_options(&a->options);
-}
 
 /* (batch..., len, dim) with equal batch axes, and as many values as keys. */
 static int check_sequences(PyArrayObject *const arrays[3]) {
@@ -117,26 +110,22 @@ static int check_sequences(PyArrayObject *const arrays[3]) {
 }
 
 /* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
-static int convert_sequences(PyObject *const *args, PyObject *dtype_object, layer_arguments *a) {
-    PyArrayObject *arrays[3] = {NULL};
-    mha_dtype common;
-    int failed = mha_as_three_arrays(args[QUERY], args[KEY], args[VALUE], arrays);
+static int convert_sequences(PyObject *const *arguments, layer_call *call) {
+    PyObject *dtype_object = arguments[DTYPE];
+    PyArrayObject *arrays[3] = {NULL}, **const to[] = {&call->query, &call->key, &call->value};
+    int failed = mha_as_three_arrays(arguments[QUERY], arguments[KEY], arguments[VALUE], arrays);
     if (!failed) {
         failed = check_sequences(arrays);
     }
     if (!failed) {
-        failed = mha_result_dtype(arrays, SEQUENCE_NAMES, 3, &common);
+        failed = mha_result_dtype(arrays, SEQUENCE_NAMES, 3, &call->dtype);
     }
-    if (!failed) {
-        a->dtype = common;
-        if (PyArray_DescrCheck(dtype_object)) {
-            const int typenum = ((PyArray_Descr *)dtype_object)->type_num;
-            a->dtype = typenum == NPY_FLOAT32 ? MHA_FLOAT32 : MHA_FLOAT64;
-        }
-        for (int i = 0; i < 3 && !failed; i++) {
-            a->sequences[i] = mha_as_contiguous_real(arrays[i], a->dtype, SEQUENCE_NAMES[i]);
-            failed = a->sequences[i] == NULL ? -1 : 0;
-        }
+    if (!failed && PyArray_DescrCheck(dtype_object)) {
+        call->dtype = mha_dtype_of_typenum(((PyArray_Descr *)dtype_object)->type_num);
+    }
+    for (int i = 0; i < 3 && !failed; i++) {
+        *to[i] = mha_as_contiguous_real(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
+        failed = *to[i] == NULL ? -1 : 0;
     }
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(arrays[i]);
@@ -144,19 +133,19 @@ static int convert_sequences(PyObject *const *args, PyObject *dtype_object, laye
     return failed;
 }
 
-static int convert_heads(PyObject *const *args, layer_arguments *a) {
-    if (mha_convert_size(args[NUM_HEADS], "num_heads", 1, &a->num_heads) < 0) {
+static int convert_heads(PyObject *const *arguments, layer_call *call) {
+    if (mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
         return -1;
     }
-    a->num_kv_heads = a->num_heads;
-    if (args[NUM_KV_HEADS] != Py_None &&
-        mha_convert_size(args[NUM_KV_HEADS], "num_kv_heads", 1, &a->num_kv_heads) < 0) {
+    call->num_kv_heads = call->num_heads;
+    if (arguments[NUM_KV_HEADS] != Py_None &&
+        mha_convert_size(arguments[NUM_KV_HEADS], "num_kv_heads", 1, &call->num_kv_heads) < 0) {
         return -1;
     }
-    if (a->num_heads % a->num_kv_heads != 0) {
+    if (call->num_heads % call->num_kv_heads != 0) {
         PyErr_Format(PyExc_ValueError,
                      "num_kv_heads: got %lld, wanted a divisor of num_heads (%lld)",
-                     (long long)a->num_kv_heads, (long long)a->num_heads);
+                     (long long)call->num_kv_heads, (long long)call->num_heads);
         return -1;
     }
     return 0;
@@ -172,61 +161,69 @@ static int check_columns(const converted_weight *weight, int64_t heads, const ch
     return 0;
 }
 
-static int convert_parameters(PyObject *const *args, layer_arguments *a) {
-    static const char *const weight_names[] = {"W_q", "W_k", "W_v", "W_o"};
-    static const char *const bias_names[] = {"b_q", "b_k", "b_v", "b_o"};
-    static const char *const meanings[] = {"the last axis of query", "the last axis of key",
-                                           "the last axis of value", "num_heads * value_head_dim"};
-    const char *kv_name = args[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
-    converted_weight *w = a->matrices;
-    for (int i = 0; i < 3; i++) {
-        const int64_t in = PyArray_DIM(a->sequences[i], PyArray_NDIM(a->sequences[i]) - 1);
-        if (mha_convert_weight(args[W_Q + i], a->dtype, in, meanings[i], weight_names[i], &w[i]) <
-            0) {
-            return -1;
-        }
-    }
-    if (check_columns(&w[0], a->num_heads, "num_heads", "W_q") < 0 ||
-        check_columns(&w[1], a->num_kv_heads, kv_name, "W_k") < 0 ||
-        check_columns(&w[2], a->num_kv_heads, kv_name, "W_v") < 0) {
+static int64_t width_of(PyArrayObject *sequence) {
+    return PyArray_DIM(sequence, PyArray_NDIM(sequence) - 1);
+}
+
+static int convert_weights(PyObject *const *arguments, layer_call *call) {
+    const char *kv_name = arguments[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
+    const mha_dtype dtype = call->dtype;
+    if (mha_convert_weight(arguments[W_Q], dtype, width_of(call->query), "the last axis of query",
+                           "W_q", &call->W_q) < 0 ||
+        mha_convert_weight(arguments[W_K], dtype, width_of(call->key), "the last axis of key",
+                           "W_k", &call->W_k) < 0 ||
+        mha_convert_weight(arguments[W_V], dtype, width_of(call->value), "the last axis of value",
+                           "W_v", &call->W_v) < 0 ||
+        check_columns(&call->W_q, call->num_heads, "num_heads", "W_q") < 0 ||
+        check_columns(&call->W_k, call->num_kv_heads, kv_name, "W_k") < 0 ||
+        check_columns(&call->W_v, call->num_kv_heads, kv_name, "W_v") < 0) {
         return -1;
     }
-    if (w[1].out / a->num_kv_heads != w[0].out / a->num_heads) {
+    const int64_t head_dim = call->W_q.out / call->num_heads;
+    const int64_t head_dim_of_key = call->W_k.out / call->num_kv_heads;
+    if (head_dim_of_key != head_dim) {
         PyErr_Format(PyExc_ValueError, "W_k: got head_dim %lld, wanted %lld as W_q gives",
-                     (long long)(w[1].out / a->num_kv_heads), (long long)(w[0].out / a->num_heads));
+                     (long long)head_dim_of_key, (long long)head_dim);
         return -1;
     }
-    const int64_t value_head_dim = w[2].out / a->num_kv_heads;
+    const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
     int64_t merged;
-    if (__builtin_mul_overflow(value_head_dim, a->num_heads, &merged)) {
+    if (__builtin_mul_overflow(value_head_dim, call->num_heads, &merged)) {
         PyErr_Format(PyExc_ValueError,
                      "num_heads: got %lld, wanted at most %lld with a value_head_dim of %lld",
-                     (long long)a->num_heads, (long long)(INT64_MAX / value_head_dim),
+                     (long long)call->num_heads, (long long)(INT64_MAX / value_head_dim),
                      (long long)value_head_dim);
         return -1;
     }
-    if (mha_convert_weight(args[W_O], a->dtype, merged, meanings[3], weight_names[3], &w[3]) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < 4; i++) {
-        if (mha_optional_vector(args[B_Q + i], a->dtype, w[i].out, bias_names[i], &a->biases[i]) <
-            0) {
-            return -1;
-        }
-    }
-    return mha_optional_vector(args[HEAD_GATE], a->dtype, a->num_heads, "head_gate", &a->head_gate);
+    return mha_convert_weight(arguments[W_O], dtype, merged, "num_heads * value_head_dim", "W_o",
+                              &call->W_o);
 }
 
-static void set_scores(layer_arguments *a) {
-    PyArrayObject *query = a->sequences[0];
-    const int axes = PyArray_NDIM(query);
-    a->scores.batch_axes = axes - 2;
-    memcpy(a->scores.batch, PyArray_DIMS(query), (size_t)(axes - 2) * sizeof(npy_intp));
-    a->scores.has_heads = true;
-    a->scores.heads = a->num_heads;
-    a->scores.query_len = PyArray_DIM(query, axes - 2);
-    a->scores.key_len = PyArray_DIM(a->sequences[1], axes - 2);
-    a->scores.head_dim = a->matrices[0].out / a->num_heads;
+static int convert_vectors(PyObject *const *arguments, layer_call *call) {
+    const mha_dtype dtype = call->dtype;
+    return mha_optional_vector(arguments[B_Q], dtype, call->W_q.out, "b_q", &call->b_q) < 0 ||
+                   mha_optional_vector(arguments[B_K], dtype, call->W_k.out, "b_k", &call->b_k) <
+                       0 ||
+                   mha_optional_vector(arguments[B_V], dtype, call->W_v.out, "b_v", &call->b_v) <
+                       0 ||
+                   mha_optional_vector(arguments[B_O], dtype, call->W_o.out, "b_o", &call->b_o) <
+                       0 ||
+                   mha_optional_vector(arguments[HEAD_GATE], dtype, call->num_heads, "head_gate",
+                                       &call->head_gate) < 0
+               ? -1
+               : 0;
+}
+
+static void set_scores(layer_call *call) {
+    score_shape *scores = &call->scores;
+    const int axes = PyArray_NDIM(call->query);
+    scores->batch_axes = axes - 2;
+    memcpy(scores->batch, PyArray_DIMS(call->query), (size_t)(axes - 2) * sizeof(npy_intp));
+    scores->has_heads = true;
+    scores->heads = call->num_heads;
+    scores->query_len = PyArray_DIM(call->query, axes - 2);
+    scores->key_len = PyArray_DIM(call->key, axes - 2);
+    scores->head_dim = call->W_q.out / call->num_heads;
 }
 
 /* A mask or bias of 3 dimensions could mean one a head or one a batch item: it is refused. Where a
@@ -255,153 +252,161 @@ static int settle_score_axes(PyObject **object, const char *name, bool of_layer,
     return 0;
 }
 
-static int convert(PyObject **args, layer_arguments *a) {
-    if (convert_sequences(args, args[DTYPE], a) < 0 || convert_heads(args, a) < 0 ||
-        convert_parameters(args, a) < 0) {
-        return -1;
-    }
-    set_scores(a);
-    const bool of_layer = PyArray_DescrCheck(args[DTYPE]);
-    const int batch_axes = a->scores.batch_axes;
-    if (settle_score_axes(&args[OPTIONS + MASK], "mask", of_layer, batch_axes) < 0 ||
-        settle_score_axes(&args[OPTIONS + BIAS], "bias", of_layer, batch_axes) < 0) {
-        return -1;
-    }
-    return mha_convert_options(args + OPTIONS, a->dtype, &a->scores, &a->options);
-}
-
 /* (batch..., length, width), uninitialised. */
-static PyArrayObject *new_step(const layer_arguments *a, int64_t length, int64_t width,
+static PyArrayObject *new_step(const layer_call *call, int64_t length, int64_t width,
                                const char *name) {
     npy_intp shape[NPY_MAXDIMS];
-    const int axes = a->scores.batch_axes;
-    memcpy(shape, a->scores.batch, (size_t)axes * sizeof *shape);
+    const int axes = call->scores.batch_axes;
+    memcpy(shape, call->scores.batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)length;
     shape[axes + 1] = (npy_intp)width;
-    return mha_new_array(axes + 2, shape, mha_typenum(a->dtype), name);
+    return mha_new_array(axes + 2, shape, mha_typenum(call->dtype), name);
 }
 
-/* Without gates the merged heads are what attention wrote: one array for both. */
-static int new_kept_steps(layer_arguments *a) {
-    const int64_t query_len = a->scores.query_len, key_len = a->scores.key_len;
-    const converted_weight *w = a->matrices;
-    const struct {
-        int64_t length, width;
-        const char *name;
-    } steps[] = {
-        [PROJECTED_QUERY] = {query_len, w[0].out, "projected query"},
-        [PROJECTED_KEY] = {key_len, w[1].out, "projected key"},
-        [PROJECTED_VALUE] = {key_len, w[2].out, "projected value"},
-        [ATTENDED] = {query_len, w[3].in, "attended values"},
-        [MERGED] = {query_len, w[3].in, "merged heads"},
-    };
-    for (int i = 0; i < STATISTICS; i++) {
-        a->kept[i] = i == MERGED && a->head_gate == NULL
-                         ? (PyArrayObject *)Py_NewRef((PyObject *)a->kept[ATTENDED])
-                         : new_step(a, steps[i].length, steps[i].width, steps[i].name);
-        if (a->kept[i] == NULL) {
+/* What the way back needs of the forward pass. Without gates the merged heads are what attention
+ * wrote: one array for both. */
+static int new_kept_steps(layer_call *call) {
+    const int64_t query_len = call->scores.query_len, key_len = call->scores.key_len;
+    call->projected_query = new_step(call, query_len, call->W_q.out, "projected query");
+    if (call->projected_query == NULL) {
+        return -1;
+    }
+    call->projected_key = new_step(call, key_len, call->W_k.out, "projected key");
+    if (call->projected_key == NULL) {
+        return -1;
+    }
+    call->projected_value = new_step(call, key_len, call->W_v.out, "projected value");
+    if (call->projected_value == NULL) {
+        return -1;
+    }
+    call->attended = new_step(call, query_len, call->W_o.in, "attended values");
+    if (call->attended == NULL) {
+        return -1;
+    }
+    call->merged = call->head_gate == NULL
+                       ? (PyArrayObject *)Py_NewRef((PyObject *)call->attended)
+                       : new_step(call, query_len, call->W_o.in, "merged heads");
+    if (call->merged == NULL) {
+        return -1;
+    }
+    call->results.statistics = mha_new_statistics(call->dtype, &call->scores);
+    return call->results.statistics == NULL ? -1 : 0;
+}
+
+/* The gradients read weights as they are. */
+static int check_not_packed(const layer_call *call) {
+    const converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        if (PyCapsule_CheckExact(weights[i]->owner)) {
+            PyErr_SetString(PyExc_TypeError, "W: got a packed one, wanted an array");
             return -1;
         }
     }
-    a->kept[STATISTICS] = mha_new_statistics(a->dtype, &a->scores);
-    return a->kept[STATISTICS] == NULL ? -1 : 0;
+    return 0;
 }
 
-static void point(layer_arguments *a, PyArrayObject *output, PyArrayObject *weights,
-                  PyArrayObject *lse, mha_attention_options *options,
-                  mha_multi_head_attention *layer) {
-    mha_weight *const to[] = {&layer->W_q, &layer->W_k, &layer->W_v, &layer->W_o};
-    const void **const biases[] = {&layer->b_q, &layer->b_k, &layer->b_v, &layer->b_o};
-    layer->attention.dtype = a->dtype;
-    layer->attention.batch_axes = a->scores.batch_axes;
-    layer->attention.additive_w = NULL;
-    mha_point_statistics(a->kept[STATISTICS], &layer->attention);
-    void **const steps[] = {&layer->kept.projected_query, &layer->kept.projected_key,
-                            &layer->kept.projected_value, &layer->kept.attended,
-                            &layer->kept.merged};
-    for (int i = 0; i < STATISTICS; i++) {
-        *steps[i] = mha_data_or_null(a->kept[i]);
+static int convert(void *given, PyObject **arguments) {
+    layer_call *call = given;
+    attention_results *results = &call->results;
+    if (convert_sequences(arguments, call) < 0 || convert_heads(arguments, call) < 0 ||
+        convert_weights(arguments, call) < 0 || convert_vectors(arguments, call) < 0) {
+        return -1;
     }
-    layer->attention.weights = mha_data_or_null(weights);
-    layer->attention.lse = mha_data_or_null(lse);
-    mha_point_options(&a->options, &a->scores, options);
-    layer->attention.options = options;
-    layer->attention.head_gate = mha_data_or_null(a->head_gate);
-    for (int axis = 0; axis < a->scores.batch_axes; axis++) {
-        layer->batch_shape[axis] = a->scores.batch[axis];
+    set_scores(call);
+    const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
+    const bool of_layer = PyArray_DescrCheck(arguments[DTYPE]);
+    const int batch_axes = call->scores.batch_axes;
+    if (settle_score_axes(&arguments[OPTIONS + OPTION_mask], "mask", of_layer, batch_axes) < 0 ||
+        settle_score_axes(&arguments[OPTIONS + OPTION_bias], "bias", of_layer, batch_axes) < 0 ||
+        mha_convert_options(arguments + OPTIONS, call->dtype, &call->scores, &call->options) < 0) {
+        return -1;
     }
-    layer->query_len = a->scores.query_len;
-    layer->key_len = a->scores.key_len;
-    layer->num_heads = a->num_heads;
-    layer->num_kv_heads = a->num_kv_heads;
-    layer->query = PyArray_DATA(a->sequences[0]);
-    layer->key = PyArray_DATA(a->sequences[1]);
-    layer->value = PyArray_DATA(a->sequences[2]);
-    layer->output = PyArray_DATA(output);
-    for (int i = 0; i < 4; i++) {
-        mha_point_weight(&a->matrices[i], to[i]);
-        *biases[i] = mha_data_or_null(a->biases[i]);
+    call->bias_has_batch_of_one = arguments[OPTIONS + OPTION_bias] != given_bias;
+    results->output = new_step(call, call->scores.query_len, call->W_o.out, "output");
+    if (results->output == NULL ||
+        mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], call->dtype, &call->scores,
+                       &results->weights, &results->lse) < 0) {
+        return -1;
+    }
+    call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
+    call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
+    call->keeps = arguments[KEEP] == Py_True;
+    return call->keeps && (check_not_packed(call) < 0 || new_kept_steps(call) < 0) ? -1 : 0;
+}
+
+void mha_point_layer(layer_call *call) {
+    const attention_results *results = &call->results;
+    call->pointed = mha_point_options(&call->options, &call->scores);
+    const mha_multi_head_attention layer = {
+        .attention = {.dtype = call->dtype,
+                      .batch_axes = call->scores.batch_axes,
+                      .weights = mha_data_or_null(results->weights),
+                      .lse = mha_data_or_null(results->lse),
+                      .origin = mha_origin_of(results->statistics),
+                      .denominator = mha_denominator_of(results->statistics),
+                      .head_gate = mha_data_or_null(call->head_gate),
+                      .options = &call->pointed},
+        .query_len = call->scores.query_len,
+        .key_len = call->scores.key_len,
+        .num_heads = call->num_heads,
+        .num_kv_heads = call->num_kv_heads,
+        .query = PyArray_DATA(call->query),
+        .key = PyArray_DATA(call->key),
+        .value = PyArray_DATA(call->value),
+        .W_q = mha_point_weight(&call->W_q),
+        .W_k = mha_point_weight(&call->W_k),
+        .W_v = mha_point_weight(&call->W_v),
+        .W_o = mha_point_weight(&call->W_o),
+        .b_q = mha_data_or_null(call->b_q),
+        .b_k = mha_data_or_null(call->b_k),
+        .b_v = mha_data_or_null(call->b_v),
+        .b_o = mha_data_or_null(call->b_o),
+        .output = mha_data_or_null(results->output),
+        .kept = {.projected_query = mha_data_or_null(call->projected_query),
+                 .projected_key = mha_data_or_null(call->projected_key),
+                 .projected_value = mha_data_or_null(call->projected_value),
+                 .attended = mha_data_or_null(call->attended),
+                 .merged = mha_data_or_null(call->merged)},
+    };
+    call->layer = layer;
+    for (int axis = 0; axis < call->scores.batch_axes; axis++) {
+        call->layer.batch_shape[axis] = call->scores.batch[axis];
     }
 }
 
-static mha_status workspace_of(const void *layer, int num_threads, size_t *bytes) {
-    return mha_multi_head_attention_workspace(layer, num_threads, bytes);
+static bool point(void *given) {
+    mha_point_layer(given);
+    return true;
 }
 
-static mha_status forward(const void *layer, mha_execution *execution) {
-    return mha_multi_head_attention_forward(layer, execution);
+/* The results, or (results, kept). */
+static PyObject *results(void *given) {
+    layer_call *call = given;
+    PyObject *packed = mha_pack_results(&call->results);
+    return call->keeps
+               ? mha_with_kept(packed, mha_keep_call(MHA_KEPT_LAYER, call, sizeof *call, clear))
+               : packed;
 }
 
-PyObject *mha_py_multi_head_attention(PyObject *module, PyObject *const *given_args,
-                                      Py_ssize_t nargs) {
-    PyObject *args[NUM_ARGUMENTS] = {NULL};
-    layer_arguments arguments = {0};
-    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL;
-    PyObject *result = NULL;
-    npy_intp shape[NPY_MAXDIMS];
-    mha_attention_options options;
-    mha_multi_head_attention layer;
+MHA_CORE_WORKSPACE(multi_head_attention_workspace, mha_multi_head_attention)
+MHA_CORE_RUN(multi_head_attention_forward, mha_multi_head_attention)
+
+MHA_PY_FUNCTION(multi_head_attention) {
+    static const module_function function = {
+        .name = "multi_head_attention",
+        .forms = FORMS,
+        .count = NUM_ARGUMENTS,
+        .by_position = OPTIONS + 1,
+        .options = OPTIONS,
+        .convert = convert,
+        .point = point,
+        .workspace = core_multi_head_attention_workspace,
+        .forward = core_multi_head_attention_forward,
+        .problem = offsetof(layer_call, layer),
+        .results = results,
+        .clear = clear,
+    };
+    layer_call call = {0};
     (void)module;
-    if (nargs != NUM_ARGUMENTS) {
-        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
-        return NULL;
-    }
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    /* 1. Convert and check every argument. */
-    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0 || convert(args, &arguments) < 0) {
-        goto cleanup;
-    }
-    const int axes = PyArray_NDIM(arguments.sequences[0]);
-    memcpy(shape, PyArray_DIMS(arguments.sequences[0]), (size_t)axes * sizeof *shape);
-    shape[axes - 1] = (npy_intp)arguments.matrices[3].out;
-    output = mha_new_array(axes, shape, mha_typenum(arguments.dtype), "output");
-    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], args[RETURN_LSE], arguments.dtype,
-                                         &arguments.scores, &weights, &lse) < 0) {
-        goto cleanup;
-    }
-    if (args[KEEP_STEPS] == Py_True && new_kept_steps(&arguments) < 0) {
-        goto cleanup;
-    }
-    /* 2. Take the pointers, 3. compute. */
-    point(&arguments, output, weights, lse, &options, &layer);
-    if (mha_call_run(workspace_of, forward, &layer, num_threads) < 0) {
-        goto cleanup;
-    }
-    result = mha_pack_results(output, weights, lse);
-    output = weights = lse = NULL;
-    if (args[KEEP_STEPS] == Py_True && result != NULL) { /* (results, steps) */
-        PyArrayObject *const *kept = arguments.kept;
-        Py_SETREF(result, Py_BuildValue("O(OOOOOO)", result, kept[0], kept[1], kept[2], kept[3],
-                                        kept[4], kept[5]));
-    }
-cleanup:
-    mha_clear_settled(NUM_ARGUMENTS, args);
-    clear(&arguments);
-    Py_XDECREF(output);
-    Py_XDECREF(weights);
-    Py_XDECREF(lse);
-    return result;
+    return mha_run_function(&function, &call, given, count, keywords);
 }

@@ -1,6 +1,5 @@
 #include "options.h"
 
-#include <float.h>
 #include <math.h>
 
 /* The scores as the user sees them: (batch..., heads, query_len, key_len), no heads in 2-D, 3-D. */
@@ -44,45 +43,49 @@ static int check_broadcasts(PyArrayObject *array, const score_shape *scores, con
 
 /* An array checked to broadcast to the scores -> (batch..., heads, query_len, key_len), strides 0
  * where it is repeated. */
-void mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor) {
+mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores) {
     npy_intp shape[NPY_MAXDIMS];
     const int axes = user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
-    int to = 0;
-    tensor->data = PyArray_DATA(array);
+    mha_tensor tensor = {.data = PyArray_DATA(array)};
     for (int axis = 0; axis < axes; axis++) {
         if (!scores->has_heads && axis == scores->batch_axes) {
-            tensor->shape[to] = 1;
-            tensor->strides[to++] = 0;
+            tensor.shape[tensor.axes] = 1;
+            tensor.strides[tensor.axes++] = 0;
         }
         const bool repeated = axis < extra || PyArray_DIM(array, axis - extra) == 1;
-        tensor->shape[to] = shape[axis];
-        tensor->strides[to++] = repeated ? 0 : PyArray_STRIDE(array, axis - extra);
+        tensor.shape[tensor.axes] = shape[axis];
+        tensor.strides[tensor.axes++] = repeated ? 0 : PyArray_STRIDE(array, axis - extra);
     }
-    tensor->axes = to;
+    return tensor;
 }
 
-static int convert_mask(PyObject *object, const score_shape *scores, PyArrayObject **mask) {
+/* What an option is checked against, apart from those before it. */
+typedef struct option_context {
+    mha_dtype dtype;
+    const score_shape *scores;
+} option_context;
+
+static int convert_mask(PyObject *object, const option_context *context, converted_options *c) {
     if (object == Py_None) {
         return 0;
     }
-    *mask = mha_as_array(object, "mask");
-    if (*mask == NULL) {
+    c->mask = mha_as_array(object, "mask");
+    if (c->mask == NULL) {
         return -1;
     }
-    if (PyArray_TYPE(*mask) != NPY_BOOL) {
+    if (PyArray_TYPE(c->mask) != NPY_BOOL) {
         PyErr_Format(
             PyExc_TypeError,
             "mask: got an array of %S, wanted bool with True = attend; write mask != 0 where 1 "
             "means attend, mask == 0 where 1 means blocked, or bias= for an additive mask",
-            (PyObject *)PyArray_DESCR(*mask));
+            (PyObject *)PyArray_DESCR(c->mask));
         return -1;
     }
-    return check_broadcasts(*mask, scores, "mask");
+    return check_broadcasts(c->mask, context->scores, "mask");
 }
 
-static int convert_bias(PyObject *object, mha_dtype dtype, const score_shape *scores,
-                        PyArrayObject **bias) {
+static int convert_bias(PyObject *object, const option_context *context, converted_options *c) {
     if (object == Py_None) {
         return 0;
     }
@@ -93,11 +96,11 @@ static int convert_bias(PyObject *object, mha_dtype dtype, const score_shape *sc
     if (PyArray_TYPE(array) == NPY_BOOL) {
         PyErr_SetString(PyExc_TypeError,
                         "bias: got an array of bool, wanted floats; a bool mask goes to mask=");
-    } else if (check_broadcasts(array, scores, "bias") == 0) {
-        *bias = mha_as_strided_real(array, dtype, "bias");
+    } else if (check_broadcasts(array, context->scores, "bias") == 0) {
+        c->bias = mha_as_strided_real(array, context->dtype, "bias");
     }
     Py_DECREF(array);
-    return *bias == NULL ? -1 : 0;
+    return c->bias == NULL ? -1 : 0;
 }
 
 /* An int64 array from anything of integers; an empty list counts as integers. */
@@ -147,8 +150,10 @@ static int raise_wrong_length(PyObject *lengths, npy_intp index, int64_t key_len
     return -1;
 }
 
-static int convert_key_lengths(PyObject *object, const score_shape *scores,
-                               PyArrayObject **lengths) {
+static int convert_key_lengths(PyObject *object, const option_context *context,
+                               converted_options *c) {
+    const score_shape *scores = context->scores;
+    PyArrayObject **lengths = &c->key_lengths;
     npy_intp shape[NPY_MAXDIMS];
     char got[MHA_SHAPE_TEXT], batch[MHA_SHAPE_TEXT], per_query[MHA_SHAPE_TEXT];
     const int axes = scores->batch_axes;
@@ -178,8 +183,10 @@ static int convert_key_lengths(PyObject *object, const score_shape *scores,
     return 0;
 }
 
-static int convert_query_offset(PyObject *object, const score_shape *scores,
-                                PyArrayObject **offset) {
+static int convert_query_offset(PyObject *object, const option_context *context,
+                                converted_options *c) {
+    const score_shape *scores = context->scores;
+    PyArrayObject **offset = &c->query_offset;
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
@@ -220,8 +227,10 @@ static int convert_query_offset(PyObject *object, const score_shape *scores,
     return 0;
 }
 
-static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
-    *left = *right = MHA_UNLIMITED;
+static int convert_window(PyObject *object, const option_context *context, converted_options *c) {
+    int64_t *const sides[] = {&c->values.window_left, &c->values.window_right};
+    (void)context;
+    *sides[0] = *sides[1] = MHA_UNLIMITED;
     if (object == Py_None) {
         return 0;
     }
@@ -235,7 +244,6 @@ static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
                      PySequence_Size(object));
         return -1;
     }
-    int64_t *sides[] = {left, right};
     for (int side = 0; side < 2; side++) {
         PyObject *item = PySequence_GetItem(object, side);
         const int failed = item == NULL      ? -1
@@ -250,7 +258,12 @@ static int convert_window(PyObject *object, int64_t *left, int64_t *right) {
 }
 
 /* Finite, also in the element type and times log2 e. */
-static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, double *scale) {
+static int convert_scale(PyObject *object, const option_context *context, converted_options *c) {
+    static const char *const limits[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = " of at most 1.7e38 in ",
+                                                       [MHA_FLOAT64] = " of at most 8.9e307 in "};
+    const mha_element_type *type = mha_element_type_of(context->dtype);
+    const int64_t head_dim = context->scores->head_dim;
+    double *scale = &c->values.scale;
     if (object == Py_None) {
         const uint64_t mode = mha_enter_float_mode();
         *scale = head_dim > 0 ? 1 / sqrt((double)head_dim) : 1;
@@ -260,20 +273,19 @@ static int convert_scale(PyObject *object, mha_dtype dtype, int64_t head_dim, do
     if (mha_convert_number(object, "scale", scale) < 0) {
         return -1;
     }
-    const double largest = dtype == MHA_FLOAT32 ? (double)FLT_MAX / 2 : DBL_MAX / 2;
-    if (!(fabs(*scale) <= largest)) {
-        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number%s", object,
-                     !isfinite(*scale)      ? ""
-                     : dtype == MHA_FLOAT32 ? " of at most 1.7e38 in float32"
-                                            : " of at most 8.9e307 in float64");
+    if (!(fabs(*scale) <= type->largest / 2)) {
+        const bool is_finite = isfinite(*scale);
+        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number%s%s", object,
+                     is_finite ? limits[context->dtype] : "", is_finite ? type->name : "");
         return -1;
     }
     return 0;
 }
 
 /* Above 0 and finite, also in the element type; so are scale / softcap and 1 / softcap. */
-static int convert_softcap(PyObject *object, mha_dtype dtype, double scale, double *softcap) {
-    const double largest = dtype == MHA_FLOAT32 ? (double)FLT_MAX : DBL_MAX;
+static int convert_softcap(PyObject *object, const option_context *context, converted_options *c) {
+    const double largest = mha_element_type_of(context->dtype)->largest;
+    double *softcap = &c->values.softcap;
     *softcap = 0;
     if (object == Py_None) {
         return 0;
@@ -285,7 +297,7 @@ static int convert_softcap(PyObject *object, mha_dtype dtype, double scale, doub
         PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a finite number above 0", object);
         return -1;
     }
-    if (*softcap > largest || fmax(1, fabs(scale)) / *softcap > largest) {
+    if (*softcap > largest || fmax(1, fabs(c->values.scale)) / *softcap > largest) {
         PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a %s", object,
                      *softcap > largest ? "finite number in float32"
                                         : "larger number: scale / softcap overflows");
@@ -294,7 +306,10 @@ static int convert_softcap(PyObject *object, mha_dtype dtype, double scale, doub
     return 0;
 }
 
-static int convert_empty_rows(PyObject *object, bool *uniform) {
+static int convert_empty_rows(PyObject *object, const option_context *context,
+                              converted_options *c) {
+    bool *uniform = &c->values.uniform_empty_rows;
+    (void)context;
     if (!PyUnicode_Check(object)) {
         PyErr_Format(PyExc_TypeError, "empty_rows: got %s, wanted \"zeros\" or \"uniform\"",
                      Py_TYPE(object)->tp_name);
@@ -320,9 +335,31 @@ int mha_convert_dropout(PyObject *object, const char *name, double *dropout) {
     return 0;
 }
 
+static int convert_causal(PyObject *object, const option_context *context, converted_options *c) {
+    (void)context;
+    return mha_convert_bool(object, "causal", &c->values.causal);
+}
+
+static int convert_dropout(PyObject *object, const option_context *context, converted_options *c) {
+    double dropout;
+    (void)context;
+    if (mha_convert_dropout(object, "dropout", &dropout) < 0) {
+        return -1;
+    }
+    c->values.dropout_threshold = mha_dropout_threshold(dropout);
+    return 0;
+}
+
+/* The seed; None where there is no dropout. */
+static int convert_rng(PyObject *object, const option_context *context, converted_options *c) {
+    (void)context;
+    return object == Py_None ? 0 : mha_convert_seed(object, &c->values.dropout_seed);
+}
+
 static int check_offset_given(const converted_options *converted, const score_shape *scores) {
-    const bool positioned = converted->causal || converted->window_left < MHA_UNLIMITED ||
-                            converted->window_right < MHA_UNLIMITED;
+    const mha_attention_options *values = &converted->values;
+    const bool positioned = values->causal || values->window_left < MHA_UNLIMITED ||
+                            values->window_right < MHA_UNLIMITED;
     if (converted->key_lengths == NULL || !positioned || converted->query_offset != NULL ||
         scores->query_len == scores->key_len) {
         return 0;
@@ -335,76 +372,88 @@ static int check_offset_given(const converted_options *converted, const score_sh
     return -1;
 }
 
+/* clang-format off */
 int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
                         const score_shape *scores, converted_options *c) {
-    if (convert_mask(options[MASK], scores, &c->mask) < 0 ||
-        convert_bias(options[BIAS], dtype, scores, &c->bias) < 0 ||
-        convert_key_lengths(options[KEY_LENGTHS], scores, &c->key_lengths) < 0 ||
-        mha_convert_bool(options[CAUSAL], "causal", &c->causal) < 0 ||
-        convert_query_offset(options[QUERY_OFFSET], scores, &c->query_offset) < 0 ||
-        convert_window(options[WINDOW], &c->window_left, &c->window_right) < 0 ||
-        convert_scale(options[SCALE], dtype, scores->head_dim, &c->scale) < 0 ||
-        convert_softcap(options[SOFTCAP], dtype, c->scale, &c->softcap) < 0 ||
-        convert_empty_rows(options[EMPTY_ROWS], &c->uniform_empty_rows) < 0 ||
-        mha_convert_dropout(options[DROPOUT], "dropout", &c->dropout) < 0 ||
-        check_offset_given(c, scores) < 0) {
-        return -1;
+    const option_context context = {dtype, scores};
+#define CONVERT(name, form, becomes)                                                               \
+    if (convert_##name(options[OPTION_##name], &context, c) < 0) {                                 \
+        return -1;                                                                                 \
     }
+    MHA_OPTIONS(CONVERT)
     c->default_offset = scores->key_len - scores->query_len;
-    return mha_convert_seed(options[SEED], &c->seed);
+    return check_offset_given(c, scores);
 }
 
 void mha_clear_options(converted_options *converted) {
-    Py_CLEAR(converted->mask);
-    Py_CLEAR(converted->bias);
-    Py_CLEAR(converted->key_lengths);
-    Py_CLEAR(converted->query_offset);
+#define CLEAR_ARRAY(name) Py_CLEAR(converted->name);
+#define CLEAR_VALUE(name)
+#define CLEAR(name, form, becomes) CLEAR_##becomes(name)
+    MHA_OPTIONS(CLEAR)
+}
+/* clang-format on */
+
+static mha_tensor point_mask(const converted_options *c, const score_shape *scores) {
+    return c->mask == NULL ? c->values.mask : mha_broadcast_to_scores(c->mask, scores);
 }
 
-static void point_key_lengths(PyArrayObject *lengths, const score_shape *scores,
-                              mha_tensor *tensor) {
-    mha_tensor_of(lengths, tensor);
-    if (tensor->axes == scores->batch_axes) { /* the same length for every query */
-        tensor->shape[tensor->axes] = scores->query_len;
-        tensor->strides[tensor->axes++] = 0;
+static mha_tensor point_bias(const converted_options *c, const score_shape *scores) {
+    return c->bias == NULL ? c->values.bias : mha_broadcast_to_scores(c->bias, scores);
+}
+
+static mha_tensor point_key_lengths(const converted_options *c, const score_shape *scores) {
+    if (c->key_lengths == NULL) {
+        return c->values.key_lengths;
     }
+    mha_tensor tensor = mha_tensor_of(c->key_lengths);
+    if (tensor.axes == scores->batch_axes) { /* the same length for every query */
+        tensor.shape[tensor.axes] = scores->query_len;
+        tensor.strides[tensor.axes++] = 0;
+    }
+    return tensor;
 }
 
-static void point_query_offset(converted_options *converted, const score_shape *scores,
-                               mha_tensor *tensor) {
-    tensor->axes = scores->batch_axes;
-    tensor->data = converted->query_offset == NULL ? &converted->default_offset
-                                                   : PyArray_DATA(converted->query_offset);
-    const bool repeated =
-        converted->query_offset == NULL || PyArray_NDIM(converted->query_offset) == 0;
+static mha_tensor point_query_offset(const converted_options *c, const score_shape *scores) {
+    const bool is_default = c->query_offset == NULL;
+    const bool repeated = is_default || PyArray_NDIM(c->query_offset) == 0;
+    mha_tensor tensor = {.data = is_default ? (void *)&c->default_offset
+                                            : PyArray_DATA(c->query_offset),
+                         .axes = scores->batch_axes};
     for (int axis = 0; axis < scores->batch_axes; axis++) {
-        tensor->shape[axis] = scores->batch[axis];
-        tensor->strides[axis] = repeated ? 0 : PyArray_STRIDE(converted->query_offset, axis);
+        tensor.shape[axis] = scores->batch[axis];
+        tensor.strides[axis] = repeated ? 0 : PyArray_STRIDE(c->query_offset, axis);
     }
+    return tensor;
 }
 
-void mha_point_options(converted_options *converted, const score_shape *scores,
-                       mha_attention_options *options) {
-    options->mask.data = options->bias.data = options->key_lengths.data = NULL;
-    if (converted->mask != NULL) {
-        mha_broadcast_to_scores(converted->mask, scores, &options->mask);
-    }
-    if (converted->bias != NULL) {
-        mha_broadcast_to_scores(converted->bias, scores, &options->bias);
-    }
-    if (converted->key_lengths != NULL) {
-        point_key_lengths(converted->key_lengths, scores, &options->key_lengths);
-    }
-    point_query_offset(converted, scores, &options->query_offset);
-    options->causal = converted->causal;
-    options->window_left = converted->window_left;
-    options->window_right = converted->window_right;
-    options->scale = converted->scale;
-    options->softcap = converted->softcap;
-    options->uniform_empty_rows = converted->uniform_empty_rows;
-    options->dropout_threshold = mha_dropout_threshold(converted->dropout);
-    options->dropout_seed = converted->seed;
+/* clang-format off */
+mha_attention_options mha_point_options(const converted_options *converted,
+                                        const score_shape *scores) {
+    mha_attention_options options = converted->values;
+#define POINT_ARRAY(name) options.name = point_##name(converted, scores);
+#define POINT_VALUE(name)
+#define POINT(name, form, becomes) POINT_##becomes(name)
+    MHA_OPTIONS(POINT)
+    return options;
 }
+
+int mha_py_add_option_names(PyObject *module) {
+#define NAME(name, form, becomes) #name,
+    static const char *const names[] = {MHA_OPTIONS(NAME)};
+    PyObject *tuple = PyTuple_New(NUM_OPTIONS);
+    for (int i = 0; tuple != NULL && i < NUM_OPTIONS; i++) {
+        PyObject *text = PyUnicode_FromString(names[i]);
+        if (text == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SET_ITEM(tuple, i, text);
+        }
+    }
+    const int failed = tuple == NULL ? -1 : PyModule_AddObjectRef(module, "OPTIONS", tuple);
+    Py_XDECREF(tuple);
+    return failed;
+}
+/* clang-format on */
 
 int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
                    const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse) {
@@ -435,45 +484,9 @@ PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores) {
     return mha_new_array(axes, shape, mha_typenum(dtype), "statistics");
 }
 
-int mha_check_statistics(PyObject *object, mha_dtype dtype, const score_shape *scores) {
-    npy_intp shape[NPY_MAXDIMS + 1];
-    const int axes = statistics_shape(scores, shape);
-    PyArrayObject *array = (PyArrayObject *)object;
-    if (!PyArray_Check(object) || PyArray_TYPE(array) != mha_typenum(dtype) ||
-        !PyArray_ISCARRAY_RO(array) || !has_shape(array, shape, axes)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "statistics: wanted those that the same call's forward pass returned");
-        return -1;
-    }
-    return 0;
-}
+void *mha_origin_of(PyArrayObject *statistics) { return mha_data_or_null(statistics); }
 
-void mha_point_statistics(PyArrayObject *statistics, mha_attention *attention) {
-    attention->origin = attention->denominator = NULL;
-    if (statistics != NULL) {
-        attention->origin = PyArray_DATA(statistics);
-        attention->denominator = (char *)attention->origin + PyArray_NBYTES(statistics) / 2;
-    }
-}
-
-PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse) {
-    const Py_ssize_t count = 1 + (weights != NULL) + (lse != NULL);
-    PyObject *results = count == 1 ? NULL : PyTuple_New(count);
-    if (count == 1) {
-        return (PyObject *)output;
-    }
-    if (results == NULL) {
-        Py_DECREF(output);
-        Py_XDECREF(weights);
-        Py_XDECREF(lse);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(results, 0, (PyObject *)output);
-    if (weights != NULL) {
-        PyTuple_SET_ITEM(results, 1, (PyObject *)weights);
-    }
-    if (lse != NULL) {
-        PyTuple_SET_ITEM(results, count - 1, (PyObject *)lse);
-    }
-    return results;
+void *mha_denominator_of(PyArrayObject *statistics) {
+    return statistics == NULL ? NULL
+                              : (char *)PyArray_DATA(statistics) + PyArray_NBYTES(statistics) / 2;
 }

@@ -7,34 +7,29 @@
 #include "convert.h"
 #include "settle.h"
 
-/* The options as every attention function takes them: one after the other, in this order. */
-enum option {
-    MASK,
-    BIAS,
-    KEY_LENGTHS,
-    CAUSAL,
-    QUERY_OFFSET,
-    WINDOW,
-    SCALE,
-    SOFTCAP,
-    EMPTY_ROWS,
-    DROPOUT,
-    SEED,
-    NUM_OPTIONS
-};
+/* The options of attention in the order of mha.options.AttentionOptions: name, how it is settled,
+ * and what becomes of it: an array that the call owns, or a plain value in mha_attention_options.
+ * Each has a convert_<name> in options.c, in this order, and an array a point_<name>. */
+#define MHA_OPTIONS(X)                                                                             \
+    X(mask, AS_ARRAY, ARRAY)                                                                       \
+    X(bias, AS_REAL, ARRAY)                                                                        \
+    X(key_lengths, AS_ARRAY, ARRAY)                                                                \
+    X(causal, AS_IT_IS, VALUE)                                                                     \
+    X(query_offset, AS_ARRAY, ARRAY)                                                               \
+    X(window, AS_PAIR, VALUE)                                                                      \
+    X(scale, AS_NUMBER, VALUE)                                                                     \
+    X(softcap, AS_NUMBER, VALUE)                                                                   \
+    X(empty_rows, AS_IT_IS, VALUE)                                                                 \
+    X(dropout, AS_NUMBER, VALUE)                                                                   \
+    X(rng, AS_IT_IS, VALUE)
 
-/* How the options from argument `first` on are settled; the others are taken as they are. */
-/* clang-format off */
-#define MHA_OPTION_FORMS(first)                            \
-    [(first) + MASK] = {"mask", AS_ARRAY},                 \
-    [(first) + BIAS] = {"bias", AS_REAL},                  \
-    [(first) + KEY_LENGTHS] = {"key_lengths", AS_ARRAY},   \
-    [(first) + QUERY_OFFSET] = {"query_offset", AS_ARRAY}, \
-    [(first) + WINDOW] = {"window", AS_PAIR},              \
-    [(first) + SCALE] = {"scale", AS_NUMBER},              \
-    [(first) + SOFTCAP] = {"softcap", AS_NUMBER},          \
-    [(first) + DROPOUT] = {"dropout", AS_NUMBER}
-/* clang-format on */
+/* OPTION_mask and so on: their places in the record. */
+#define MHA_OPTION_PLACE(name, form, becomes) OPTION_##name,
+enum option { MHA_OPTIONS(MHA_OPTION_PLACE) NUM_OPTIONS };
+
+/* How the options from argument `first` on are settled, among the forms of a function. */
+#define MHA_OPTION_FORM(option, form, becomes) [OPTIONS + OPTION_##option] = {#option, form},
+#define MHA_OPTION_FORMS MHA_OPTIONS(MHA_OPTION_FORM)
 
 /* The sizes that options are checked against. */
 typedef struct score_shape {
@@ -45,16 +40,13 @@ typedef struct score_shape {
 } score_shape;
 
 /* Owned arrays and plain values. */
+#define MHA_OWNED_ARRAY(name) PyArrayObject *name;
+#define MHA_OWNED_VALUE(name)
+#define MHA_OWNED_OPTION(name, form, becomes) MHA_OWNED_##becomes(name)
 typedef struct converted_options {
-    PyArrayObject *mask;         /* bool */
-    PyArrayObject *bias;         /* the element type */
-    PyArrayObject *key_lengths;  /* int64 */
-    PyArrayObject *query_offset; /* int64, within +-MHA_FARTHEST */
-    int64_t default_offset;      /* used where query_offset is NULL */
-    bool causal, uniform_empty_rows;
-    int64_t window_left, window_right;
-    double scale, softcap, dropout;
-    uint64_t seed;
+    MHA_OPTIONS(MHA_OWNED_OPTION)
+    int64_t default_offset;       /* used where query_offset is NULL */
+    mha_attention_options values; /* without the arrays */
 } converted_options;
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
@@ -62,9 +54,9 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
                         const score_shape *scores, converted_options *converted);
 void mha_clear_options(converted_options *converted);
 
-/* Takes the pointers; `options` is valid as long as `converted` is. */
-void mha_point_options(converted_options *converted, const score_shape *scores,
-                       mha_attention_options *options);
+/* With the pointers taken; valid as long as `converted` is. */
+mha_attention_options mha_point_options(const converted_options *converted,
+                                        const score_shape *scores);
 
 /* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
  * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */
@@ -74,17 +66,12 @@ int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dty
 /* A new array (2, ..., heads, query_len): origin and denominator of each row's softmax. */
 PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
 
-/* 0 if the array is what mha_new_statistics makes, else -1 with the exception. */
-int mha_check_statistics(PyObject *object, mha_dtype dtype, const score_shape *scores);
-
-/* Takes the two pointers; NULL for none. */
-void mha_point_statistics(PyArrayObject *statistics, mha_attention *attention);
+/* origin and denominator, that half of the array; NULL for none. */
+void *mha_origin_of(PyArrayObject *statistics);
+void *mha_denominator_of(PyArrayObject *statistics);
 
 /* As the options are: shape and strides of the scores, 0 where the array is repeated. */
-void mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores, mha_tensor *tensor);
-
-/* The output alone, or a tuple with what else was asked for. Takes over all three references. */
-PyObject *mha_pack_results(PyArrayObject *output, PyArrayObject *weights, PyArrayObject *lse);
+mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores);
 
 /* A probability in [0, 1). */
 int mha_convert_dropout(PyObject *object, const char *name, double *dropout);

@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention: step 3 of the figure. */
-#include "call.h"
-#include "inputs.h"
+#include "scaled_dot_product_attention.h"
+
+#include <stddef.h>
 
 enum argument {
     QUERY,
@@ -10,17 +11,27 @@ enum argument {
     RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
     RETURN_LSE,
     OUT,
-    RETURN_STATISTICS,
+    KEEP,
     NUM_ARGUMENTS
 };
 
-/* How each argument is settled; the others are taken as they are. */
 static const argument_form FORMS[NUM_ARGUMENTS] = {
     [QUERY] = {"query", AS_REAL},
     [KEY] = {"key", AS_REAL},
     [VALUE] = {"value", AS_REAL},
-    MHA_OPTION_FORMS(OPTIONS),
+    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
+    [RETURN_LSE] = {"return_lse", AS_FLAG},
+    [OUT] = {"out", AS_IT_IS},
+    [KEEP] = {"keep", AS_FLAG},
 };
+
+static void clear(void *given) {
+    attention_call *call = given;
+    mha_clear_inputs(&call->inputs);
+    mha_clear_options(&call->options);
+    mha_clear_results(&call->results);
+    Py_CLEAR(call->kept_output);
+}
 
 /* Whether two indices may meet in one element: an axis steps less far than those with smaller
  * strides reach. */
@@ -46,16 +57,16 @@ static bool overlaps_itself(PyArrayObject *array) {
     return false;
 }
 
-static int check_out_alone(PyArrayObject *out, PyObject *const *args) {
+static int check_out_alone(PyArrayObject *out, PyObject *const *arguments) {
     PyObject *numpy = PyImport_ImportModule("numpy");
     PyObject *plain = numpy == NULL ? NULL : PyArray_View(out, NULL, &PyArray_Type);
     int failed = plain == NULL ? -1 : 0;
     for (int i = 0; !failed && i < NUM_ARGUMENTS; i++) {
-        if (i == OUT || !PyArray_Check(args[i])) {
+        if (i == OUT || !PyArray_Check(arguments[i])) {
             continue;
         }
-        PyObject *shared =
-            PyObject_CallMethod(numpy, "shares_memory", "OOn", plain, args[i], (Py_ssize_t)100000);
+        PyObject *shared = PyObject_CallMethod(numpy, "shares_memory", "OOn", plain, arguments[i],
+                                               (Py_ssize_t)100000);
         if (shared == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
             PyErr_Clear(); /* too hard to decide: not worth the risk */
             shared = Py_NewRef(Py_True);
@@ -84,7 +95,7 @@ static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, i
     PyArrayObject *out = (PyArrayObject *)object;
     if (PyArray_TYPE(out) != mha_typenum(dtype) || !PyArray_ISNOTSWAPPED(out)) {
         PyErr_Format(PyExc_TypeError, "out: got an array of %S, wanted native %s",
-                     (PyObject *)PyArray_DESCR(out), dtype == MHA_FLOAT32 ? "float32" : "float64");
+                     (PyObject *)PyArray_DESCR(out), mha_element_type_of(dtype)->name);
         return -1;
     }
     if (PyArray_NDIM(out) != axes || !PyArray_CompareLists(PyArray_DIMS(out), shape, axes)) {
@@ -108,15 +119,15 @@ static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, i
 }
 
 /* The output: `out` if given, else a new array. New reference. */
-static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
-                                   const attention_inputs *inputs) {
+static PyArrayObject *output_array(PyObject *const *arguments, const attention_inputs *inputs) {
+    PyObject *out = arguments[OUT];
     npy_intp shape[NPY_MAXDIMS];
     const int axes = mha_output_shape(inputs, shape);
     if (out == Py_None) {
         return mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
     }
     /* First what may let other threads run: they could give `out` another shape. */
-    if ((PyArray_Check(out) && check_out_alone((PyArrayObject *)out, args) < 0) ||
+    if ((PyArray_Check(out) && check_out_alone((PyArrayObject *)out, arguments) < 0) ||
         check_out(out, inputs->dtype, shape, axes) < 0) {
         return NULL;
     }
@@ -124,77 +135,69 @@ static PyArrayObject *output_array(PyObject *out, PyObject *const *args,
     return (PyArrayObject *)out;
 }
 
-static mha_status workspace_of(const void *attention, int num_threads, size_t *bytes) {
-    return mha_scaled_dot_product_attention_workspace(attention, num_threads, bytes);
+static int convert(void *given, PyObject **arguments) {
+    attention_call *call = given;
+    attention_inputs *inputs = &call->inputs;
+    attention_results *results = &call->results;
+    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], false, inputs) < 0 ||
+        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
+            0) {
+        return -1;
+    }
+    results->output = output_array(arguments, inputs);
+    if (results->output == NULL ||
+        mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], inputs->dtype,
+                       &inputs->scores, &results->weights, &results->lse) < 0) {
+        return -1;
+    }
+    if (arguments[KEEP] == Py_True) {
+        results->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
+        call->kept_output = mha_new_contiguous_like(results->output, "output");
+        return results->statistics == NULL || call->kept_output == NULL ? -1 : 0;
+    }
+    return 0;
 }
 
-static mha_status forward(const void *attention, mha_execution *execution) {
-    return mha_scaled_dot_product_attention_forward(attention, execution);
+static bool point(void *given) {
+    attention_call *call = given;
+    call->pointed = mha_point_options(&call->options, &call->inputs.scores);
+    call->attention = mha_point_attention(&call->inputs, &call->results, &call->pointed);
+    return true;
 }
 
-PyObject *mha_py_scaled_dot_product_attention(PyObject *module, PyObject *const *given_args,
-                                              Py_ssize_t nargs) {
-    PyObject *args[NUM_ARGUMENTS] = {NULL};
-    attention_inputs inputs = {0};
-    converted_options options = {0};
-    PyArrayObject *output = NULL, *weights = NULL, *lse = NULL, *statistics = NULL, *kept = NULL;
-    PyObject *result = NULL;
-    mha_attention_options pointed;
-    mha_attention attention;
+/* The results, or (results, kept). */
+static PyObject *results(void *given) {
+    attention_call *call = given;
+    if (call->kept_output == NULL) {
+        return mha_pack_results(&call->results);
+    }
+    /* The caller may change the output. */
+    if (PyArray_CopyInto(call->kept_output, call->results.output) < 0) {
+        return NULL;
+    }
+    PyObject *packed = mha_pack_results(&call->results);
+    return mha_with_kept(packed, mha_keep_call(MHA_KEPT_ATTENTION, call, sizeof *call, clear));
+}
+
+MHA_CORE_WORKSPACE(scaled_dot_product_attention_workspace, mha_attention)
+MHA_CORE_RUN(scaled_dot_product_attention_forward, mha_attention)
+
+MHA_PY_FUNCTION(scaled_dot_product_attention) {
+    static const module_function function = {
+        .name = "scaled_dot_product_attention",
+        .forms = FORMS,
+        .count = NUM_ARGUMENTS,
+        .by_position = OPTIONS + 1,
+        .options = OPTIONS,
+        .convert = convert,
+        .point = point,
+        .workspace = core_scaled_dot_product_attention_workspace,
+        .forward = core_scaled_dot_product_attention_forward,
+        .problem = offsetof(attention_call, attention),
+        .results = results,
+        .clear = clear,
+    };
+    attention_call call = {0};
     (void)module;
-    if (nargs != NUM_ARGUMENTS) {
-        PyErr_Format(PyExc_TypeError, "got %zd arguments, wanted %d", nargs, NUM_ARGUMENTS);
-        return NULL;
-    }
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    /* 1. Convert and check every argument. */
-    if (mha_settle(FORMS, NUM_ARGUMENTS, given_args, args) < 0) {
-        goto cleanup;
-    }
-    if (mha_convert_inputs(args[QUERY], args[KEY], args[VALUE], false, &inputs) < 0 ||
-        mha_convert_options(args + OPTIONS, inputs.dtype, &inputs.scores, &options) < 0) {
-        goto cleanup;
-    }
-    output = output_array(args[OUT], args, &inputs);
-    if (output == NULL || mha_new_extras(args[RETURN_WEIGHTS], args[RETURN_LSE], inputs.dtype,
-                                         &inputs.scores, &weights, &lse) < 0) {
-        goto cleanup;
-    }
-    if (args[RETURN_STATISTICS] == Py_True) {
-        statistics = mha_new_statistics(inputs.dtype, &inputs.scores);
-        kept = mha_new_array(PyArray_NDIM(output), PyArray_DIMS(output), PyArray_TYPE(output),
-                             "output");
-        if (statistics == NULL || kept == NULL) {
-            goto cleanup;
-        }
-    }
-    /* 2. Take the pointers. */
-    const attention_results results = {output, weights, lse, statistics};
-    mha_point_attention(&inputs, &options, &results, &pointed, &attention);
-    /* 3. Compute. */
-    if (mha_call_run(workspace_of, forward, &attention, num_threads) < 0) {
-        goto cleanup;
-    }
-    if (kept != NULL && PyArray_CopyInto(kept, output) < 0) {
-        goto cleanup;
-    }
-    result = mha_pack_results(output, weights, lse);
-    output = weights = lse = NULL;
-    if (statistics != NULL && result != NULL) { /* the caller may change the output */
-        PyObject *all = PyTuple_Pack(3, result, (PyObject *)kept, (PyObject *)statistics);
-        Py_SETREF(result, all);
-    }
-cleanup:
-    mha_clear_settled(NUM_ARGUMENTS, args);
-    mha_clear_inputs(&inputs);
-    mha_clear_options(&options);
-    Py_XDECREF(output);
-    Py_XDECREF(weights);
-    Py_XDECREF(lse);
-    Py_XDECREF(statistics);
-    Py_XDECREF(kept);
-    return result;
+    return mha_run_function(&function, &call, given, count, keywords);
 }

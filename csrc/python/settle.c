@@ -57,6 +57,7 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
     }
     switch (form.kind) {
     case AS_IT_IS:
+    case AS_FLAG:
         return Py_NewRef(object);
     case AS_ARRAY:
         return settle_array(object, form.name);

@@ -10,7 +10,8 @@
 typedef struct argument_form {
     const char *name;
     enum {
-        AS_IT_IS, /* flags, names, the seed: reading them runs no code */
+        AS_IT_IS, /* names, the seed, what a call kept: reading them runs no code */
+        AS_FLAG,  /* likewise; False where it is not given */
         AS_ARRAY, /* of any type; an int stays */
         AS_REAL,  /* an array of float32, float64 or integers; an int or packed weight stays */
         AS_INT,

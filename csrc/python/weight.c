@@ -140,18 +140,17 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
     return weight->owner == NULL ? -1 : 0;
 }
 
-void mha_point_weight(const converted_weight *converted, mha_weight *weight) {
-    weight->in = converted->in;
-    weight->out = converted->out;
-    weight->packed = PyCapsule_CheckExact(converted->owner);
-    if (weight->packed) {
+mha_weight mha_point_weight(const converted_weight *converted) {
+    mha_weight weight = {.in = converted->in, .out = converted->out};
+    if (PyCapsule_CheckExact(converted->owner)) {
         const packed_weight *packed = PyCapsule_GetPointer(converted->owner, CAPSULE_NAME);
-        weight->data = packed->panels;
-        weight->in_stride = weight->out_stride = 0;
-        return;
+        weight.packed = true;
+        weight.data = packed->panels;
+        return weight;
     }
     PyArrayObject *array = (PyArrayObject *)converted->owner;
-    weight->data = PyArray_DATA(array);
-    weight->in_stride = PyArray_STRIDE(array, 0);
-    weight->out_stride = PyArray_STRIDE(array, 1);
+    weight.data = PyArray_DATA(array);
+    weight.in_stride = PyArray_STRIDE(array, 0);
+    weight.out_stride = PyArray_STRIDE(array, 1);
+    return weight;
 }

@@ -166,7 +166,7 @@ def test_causal_from_the_upper_left_bias_and_masks_are_torchs_own_attention(seed
         (mask := {"mask": rng.random(scores) < 0.5}, {"attn_mask": mask["mask"]}),
         (bias := {"bias": rng.normal(size=scores).astype(dtype)}, {"attn_mask": bias["bias"]}),
         ({"window": (2, 1), "query_offset": 0},
-         {"attn_mask": mha.masks.sliding_window(query_len, key_len, left=2, right=1,
+         {"attn_mask": mha.masks.sliding_window(query_len, key_len, window=(2, 1),
                                                 query_offset=0)})][seed % 5]
     theirs = {name: torch.from_numpy(option) if name == "attn_mask" else option
               for name, option in theirs.items()}

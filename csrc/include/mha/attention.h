@@ -10,6 +10,8 @@
 #include "mha/execution.h"
 #include "mha/tensor.h"
 
+MHA_API_BEGIN
+
 /* Offsets and windows are clipped to this, far from overflow; an open window is beyond it. */
 #define MHA_FARTHEST ((int64_t)1 << 60)
 #define MHA_UNLIMITED ((int64_t)1 << 61)
@@ -132,6 +134,27 @@ mha_status mha_linear_projection_workspace(const mha_linear_projection *projecti
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
                                          mha_execution *execution) MHA_MUST_CHECK;
 
+/* Gradients of one linear projection, by the chain rule backwards from grad_output: (rows, out),
+ * its last axis contiguous, as far apart as grad_output_stride bytes. `projection` is that of the
+ * forward pass, of which output is not read and the weight is not packed. What is NULL is not
+ * wanted.
+ * grad_x = grad_output weight^T, contiguous (rows, in)
+ * grad_weight = x^T grad_output, contiguous (in, out)
+ * grad_bias = the sum of the rows of grad_output, (out,) */
+typedef struct mha_linear_projection_gradients {
+    const mha_linear_projection *projection;
+    const void *grad_output;
+    int64_t grad_output_stride;
+    void *grad_x, *grad_weight, *grad_bias;
+    bool leaves_out_unseen; /* NaN in rows of x that get no gradient, as padding has, stays there */
+} mha_linear_projection_gradients;
+
+mha_status
+mha_linear_projection_backward_workspace(const mha_linear_projection_gradients *gradients,
+                                         int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_linear_projection_backward(const mha_linear_projection_gradients *gradients,
+                                          mha_execution *execution) MHA_MUST_CHECK;
+
 /* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. `heads` is
  * another tensor than x. */
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
@@ -172,6 +195,29 @@ mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *la
 mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
                                             mha_execution *execution) MHA_MUST_CHECK;
 
+/* Gradients of the whole figure, backwards from grad_output (batch..., query_len, output_dim) and
+ * grad_lse (batch..., heads, query_len) or NULL: zeros. All are C-contiguous; what is NULL is not
+ * wanted. `layer` is that of the forward pass, with its kept steps, origin and denominator, its
+ * weights not packed. Each gradient is shaped as the argument; grad_bias (batch..., heads,
+ * query_len, key_len) has strides 0 where the bias is repeated. Where key was query itself, or
+ * value key, their gradients are added to query's or key's. */
+typedef struct mha_multi_head_attention_gradients {
+    const mha_multi_head_attention *layer;
+    const void *grad_output, *grad_lse;
+    void *grad_query, *grad_key, *grad_value;
+    void *grad_W_q, *grad_W_k, *grad_W_v, *grad_W_o;
+    void *grad_b_q, *grad_b_k, *grad_b_v, *grad_b_o;
+    void *grad_head_gate; /* (num_heads,) */
+    mha_tensor grad_bias;
+    bool key_is_query, value_is_key;
+} mha_multi_head_attention_gradients;
+
+mha_status
+mha_multi_head_attention_backward_workspace(const mha_multi_head_attention_gradients *gradients,
+                                            int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_gradients *gradients,
+                                             mha_execution *execution) MHA_MUST_CHECK;
+
 /* w_v . tanh(query W_q + key W_k). query (batch..., heads, query_len, query_dim) and key (batch...,
  * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, of its query
  * and key only axes and shape are read: (batch..., heads, len, any). kept_query and kept_key, if
@@ -189,6 +235,27 @@ mha_status mha_additive_attention_workspace(const mha_additive_attention *additi
                                             size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
                                           mha_execution *execution) MHA_MUST_CHECK;
+
+/* Gradients of additive attention, backwards from grad_output (batch..., heads, query_len,
+ * value_head_dim), its last axis contiguous, and grad_lse, C-contiguous, or NULL. `additive` is
+ * that of the forward pass, with its kept rows, output, origin and denominator, its weights not
+ * packed. What is NULL is not wanted: grad_query, grad_key, grad_W_q, grad_W_k and grad_w_v are
+ * contiguous and shaped as the arguments, grad_value is shaped as value with its last axis
+ * contiguous. */
+typedef struct mha_additive_attention_gradients {
+    const mha_additive_attention *additive;
+    mha_tensor grad_output;
+    const void *grad_lse;
+    void *grad_query, *grad_key;
+    mha_tensor grad_value;
+    void *grad_W_q, *grad_W_k, *grad_w_v;
+} mha_additive_attention_gradients;
+
+mha_status
+mha_additive_attention_backward_workspace(const mha_additive_attention_gradients *gradients,
+                                          int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_additive_attention_backward(const mha_additive_attention_gradients *gradients,
+                                           mha_execution *execution) MHA_MUST_CHECK;
 
 /* Joins attention over parts of the keys. outputs[part] (rows, width) and lses[part] (rows,) are
  * C-contiguous, as are output and lse. */
@@ -220,5 +287,7 @@ typedef struct mha_dropout_mask {
 
 mha_status mha_dropout_mask_forward(const mha_dropout_mask *mask,
                                     mha_execution *execution) MHA_MUST_CHECK;
+
+MHA_API_END
 
 #endif

@@ -8,6 +8,8 @@
 
 #include "mha/status.h"
 
+MHA_API_BEGIN
+
 /* Polled by the calling thread again and again while it works or waits, in its own floating-point
  * mode; nonzero stops the call with MHA_CANCELLED. */
 typedef struct mha_cancel {
@@ -91,5 +93,7 @@ void mha_workspace_give_back(mha_workspace *workspace, size_t used_before);
 
 /* Adds what `count` pieces of `bytes` each take to a workspace size. */
 mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) MHA_MUST_CHECK;
+
+MHA_API_END
 
 #endif

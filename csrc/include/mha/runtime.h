@@ -4,6 +4,17 @@
 
 #include "mha/status.h"
 
+MHA_API_BEGIN
+
+/* The version of these headers, and of the library that runs: mha_version(). */
+#define MHA_VERSION_MAJOR 0
+#define MHA_VERSION_MINOR 1
+#define MHA_VERSION_PATCH 0
+#define MHA_VERSION_TEXT(major, minor, patch) #major "." #minor "." #patch
+#define MHA_VERSION_OF(major, minor, patch) MHA_VERSION_TEXT(major, minor, patch)
+#define MHA_VERSION MHA_VERSION_OF(MHA_VERSION_MAJOR, MHA_VERSION_MINOR, MHA_VERSION_PATCH)
+const char *mha_version(void);
+
 /* Chooses the best kernel set of this machine, or the one that `name` forces ("baseline", "avx2",
  * "avx512", "neon"; NULL: the best). MHA_INVALID_ARGUMENT if it cannot run here. */
 mha_status mha_choose_kernels(const char *name) MHA_MUST_CHECK;
@@ -20,5 +31,7 @@ void mha_set_num_threads(int num_threads);
 
 /* The CPUs that the process may use: its affinity, and the quota of the container's cgroup. */
 int mha_usable_cpus(void);
+
+MHA_API_END
 
 #endif

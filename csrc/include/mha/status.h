@@ -2,6 +2,24 @@
 #ifndef MHA_STATUS_H
 #define MHA_STATUS_H
 
+/* Around the declarations of every public header: for C++, and seen from outside the library. */
+#ifdef __cplusplus
+#define MHA_LINKAGE_BEGIN extern "C" {
+#define MHA_LINKAGE_END }
+#else
+#define MHA_LINKAGE_BEGIN
+#define MHA_LINKAGE_END
+#endif
+#ifdef MHA_BUILDS_LIBRARY
+#define MHA_API_BEGIN MHA_LINKAGE_BEGIN _Pragma("GCC visibility push(default)")
+#define MHA_API_END _Pragma("GCC visibility pop") MHA_LINKAGE_END
+#else
+#define MHA_API_BEGIN MHA_LINKAGE_BEGIN
+#define MHA_API_END MHA_LINKAGE_END
+#endif
+
+MHA_API_BEGIN
+
 typedef enum mha_status {
     MHA_OK = 0,
     MHA_OUT_OF_MEMORY,
@@ -23,5 +41,7 @@ typedef enum mha_status {
 
 /* A static sentence without a full stop; never NULL. */
 const char *mha_status_message(mha_status status);
+
+MHA_API_END
 
 #endif

@@ -8,9 +8,21 @@
 
 #include "mha/status.h"
 
-enum { MHA_MAX_AXES = 64 };
+MHA_API_BEGIN
 
-typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64 } mha_dtype;
+/* Those that NumPy 1 allows an array, one of heads more, and one of queries for lengths. */
+enum { MHA_MAX_AXES = 34 };
+
+typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64, MHA_NUM_DTYPES } mha_dtype;
+
+/* What is to be known of an element type, apart from its kernels. */
+typedef struct mha_element_type {
+    const char *name;
+    size_t size;    /* bytes */
+    double largest; /* finite number */
+} mha_element_type;
+
+const mha_element_type *mha_element_type_of(mha_dtype dtype);
 
 /* Strides are in bytes, of any sign, and 0 where an axis is broadcast. The data is borrowed. */
 typedef struct mha_tensor {
@@ -25,6 +37,9 @@ size_t mha_dtype_size(mha_dtype dtype);
 /* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;
 mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;
+
+static inline int64_t mha_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t mha_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* a / b, rounded up; a >= 0, b > 0. */
 int64_t mha_divide_up(int64_t a, int64_t b);
@@ -46,5 +61,7 @@ void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes)
 /* Extent of axis `axes - from_last`, and its stride in bytes: mha_extent(t, 1) is the last. */
 int64_t mha_extent(const mha_tensor *tensor, int from_last);
 int64_t mha_stride(const mha_tensor *tensor, int from_last);
+
+MHA_API_END
 
 #endif

@@ -4,25 +4,23 @@ Read it top-down: `multi_head_attention` is the figure, and every box of the fig
 functions below it. Same names, arguments and meanings (but for `out`) as the public functions of
 `mha`, which do the same work in C. It favours clarity: the scores are stored whole, so memory grows
 with query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
-`steps` shows every intermediate of a layer, with its shape and the file that computes it in C.
+`mha.reference.steps` shows every intermediate of a layer, with its shape and the file that computes
+it in C; backward.py has the gradients.
 
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
 
 from __future__ import annotations
 
-import copy
-import importlib
 import math
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
-from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer import MultiHeadAttention
+from mha.options import EmptyRows, RandomSource, Window
 
 
 def multi_head_attention(
@@ -96,9 +94,9 @@ def scaled_dot_product_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
         query_offset: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-        softcap: float | None = None, empty_rows: str = "zeros", dropout: float = 0.0,
-        rng: int | np.random.Generator | None = None, return_weights: bool = False,
+        window: Window | None = None, scale: float | None = None,
+        softcap: float | None = None, empty_rows: EmptyRows = "zeros", dropout: float = 0.0,
+        rng: RandomSource = None, return_weights: bool = False,
         return_lse: bool = False) -> Any:
     """softmax(query @ key^T * scale) @ value over the visible keys (section 3.2.1).
 
@@ -147,8 +145,8 @@ def unmasked_attention(query: NDArray[Any], key: NDArray[Any],
 def additive_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         w_v: ArrayLike, *, mask: ArrayLike | None = None, key_lengths: ArrayLike | None = None,
-        causal: bool = False, query_offset: ArrayLike | None = None, empty_rows: str = "zeros",
-        dropout: float = 0.0, rng: int | np.random.Generator | None = None,
+        causal: bool = False, query_offset: ArrayLike | None = None,
+        empty_rows: EmptyRows = "zeros", dropout: float = 0.0, rng: RandomSource = None,
         return_weights: bool = False) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k) (Bahdanau et al. 2015, A.1.2).
 
@@ -220,7 +218,7 @@ def softmax(scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = None,
                   key_lengths: ArrayLike | None = None, causal: bool = False,
                   query_offset: ArrayLike | None = None,
-                  window: tuple[int | None, int | None] | None = None) -> NDArray[np.bool_]:
+                  window: Window | None = None) -> NDArray[np.bool_]:
     """Which query may see which key: bool, broadcastable to scores_shape. All conditions hold."""
     query_len, key_len = scores_shape[-2:]
     batch_axes = max(len(scores_shape) - 3, 0) if len(scores_shape) != 3 else 1
@@ -356,124 +354,7 @@ def _same_type(*arrays: ArrayLike) -> list[NDArray[Any]]:
     return [array.astype(common, copy=False) for array in floating]
 
 
-def __getattr__(name: str) -> Any:
-    """`reference.linear_vjp` and so on: the gradients are in a file of their own."""
-    if name.endswith("_vjp"):
-        return getattr(importlib.import_module("mha.reference_vjp"), name)
-    raise AttributeError(f"module 'mha.reference' has no attribute {name!r}")
-
-
 def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],
               return_weights: bool, return_lse: bool) -> Any:
     extra = (weights,) * bool(return_weights) + (lse,) * bool(return_lse)
     return (output, *extra) if extra else output
-
-
-STEPS = {  # name: (the function of this module, the file of the C core)
-    "query": ("the input", ""),
-    "key": ("the input", ""),
-    "value": ("the input", ""),
-    "projected_query": ("linear", "csrc/core/linear_projection.c"),
-    "projected_key": ("linear", "csrc/core/linear_projection.c"),
-    "projected_value": ("linear", "csrc/core/linear_projection.c"),
-    "query_heads": ("split_heads", "csrc/core/split_heads.c"),
-    "key_heads": ("split_heads", "csrc/core/split_heads.c"),
-    "value_heads": ("split_heads", "csrc/core/split_heads.c"),
-    "scores": ("dot_product_scores, mask_scores", "csrc/kernels/scores.inc, mask.inc"),
-    "weights": ("softmax", "csrc/kernels/softmax.inc"),
-    "attended": ("scaled_dot_product_attention", "csrc/core/scaled_dot_product_attention.c"),
-    "merged": ("merge_heads", "csrc/core/merge_heads.c"),
-    "output": ("linear", "csrc/core/linear_projection.c"),
-}
-
-
-@names_its_keywords
-def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
-          value: ArrayLike | None = None, *, head_gate: ArrayLike | None = None,
-          mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-          key_lengths: ArrayLike | None = None, causal: bool = False,
-          query_offset: ArrayLike | None = None,
-          window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-          softcap: float | None = None, empty_rows: str = "zeros",
-          **unknown: Never) -> dict[str, NDArray[Any]]:
-    """Every intermediate of `layer(x, key, value, ...)` by the figure's names, in its order.
-
-    x (batch, query_len, query_dim), or (query_len, query_dim) for one sequence. Prints a line for
-    each: its name and shape, the function here and the file in C that compute it. `scores` are
-    the final ones, scaled and -inf where blocked: weights are their softmax. No dropout.
-
-    Raises
-    ------
-    ValueError, TypeError: as a call of the layer; TypeError for another kind of layer.
-
-    Source: Vaswani et al. 2017, figure 2.
-
-    >>> layer, x = mha.MultiHeadAttention(512, 8), np.ones((2, 10, 512))
-    >>> found = mha.reference.steps(layer, x)  # doctest: +ELLIPSIS
-    name             shape           in mha.reference                 in C
-    query            (2, 10, 512)    the input
-    ...
-    >>> found["weights"].shape
-    (2, 8, 10, 10)
-    """
-    if unknown:
-        raise unknown_keyword(steps, unknown)
-    if not isinstance(layer, MultiHeadAttention):
-        raise TypeError(
-            f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
-    layer = copy.copy(layer)  # as it is now, whatever another thread does to it
-    key = x if key is None else key
-    value = key if value is None else value
-    options: dict[str, Any] = {
-        "mask": mask, "bias": bias, "key_lengths": key_lengths, "causal": causal,
-        "query_offset": query_offset, "window": window, "scale": scale, "softcap": softcap,
-        "empty_rows": empty_rows}
-    layer(x, key, value, head_gate=head_gate, **options)  # raises what is wrong with an argument
-
-    if np.ndim(x) == 2:  # one sequence: a batch of one, and back
-        x, key, value = (np.asarray(array)[None] for array in (x, key, value))
-        if key_lengths is not None:
-            options["key_lengths"] = np.asarray(key_lengths)[None]
-        found = _intermediates(layer, x, key, value, head_gate, options)
-        found = {name: array[0] for name, array in found.items()}
-    else:
-        found = _intermediates(layer, x, key, value, head_gate, options)
-    _print_steps(found)
-    return found
-
-
-def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, value: ArrayLike,
-                   head_gate: ArrayLike | None, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """What `multi_head_attention` computes on its way, by name."""
-    found = {name: np.asarray(array).astype(layer.dtype)
-             for name, array in (("query", query), ("key", key), ("value", value))}
-    for name, weight, bias in (("query", layer.W_q, layer.b_q), ("key", layer.W_k, layer.b_k),
-                               ("value", layer.W_v, layer.b_v)):
-        found["projected_" + name] = linear(found[name], weight, bias)
-    for name, heads in (("query", layer.num_heads), ("key", layer.num_kv_heads),
-                        ("value", layer.num_kv_heads)):
-        found[name + "_heads"] = split_heads(found["projected_" + name], heads)
-
-    key_of_query_head = _repeat_heads(found["key_heads"], layer.num_heads // layer.num_kv_heads)
-    scores = dot_product_scores(found["query_heads"], key_of_query_head,
-                                scale=options["scale"], softcap=options["softcap"])
-    conditions = {name: options[name] for name in ("mask", "bias", "key_lengths", "causal",
-                                                   "query_offset", "window")}
-    found["scores"], _ = mask_scores(scores, **conditions)
-    attended, found["weights"] = scaled_dot_product_attention(
-        found["query_heads"], found["key_heads"], found["value_heads"], return_weights=True,
-        **options)
-    if head_gate is not None:
-        attended = attended * np.asarray(head_gate).astype(layer.dtype)[:, None, None]
-    found["attended"] = attended
-    found["merged"] = merge_heads(attended)
-    found["output"] = linear(found["merged"], layer.W_o, layer.b_o)
-    return found
-
-
-def _print_steps(found: dict[str, NDArray[Any]]) -> None:
-    rows = [("name", "shape", "in mha.reference", "in C")]
-    rows += [(name, str(array.shape), *STEPS[name]) for name, array in found.items()]
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(4)]
-    for row in rows:
-        print("".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

@@ -1,9 +1,9 @@
-"""The gradients of `mha.reference` in plain NumPy: each function is the chain rule, backwards.
+"""The gradients of forward.py in plain NumPy: each function is the chain rule, backwards.
 
-The same names, arguments and meanings as the public functions of `mha`, without `wrt`; reachable as
-`mha.reference.linear_vjp` and so on. A function does the forward pass, keeps what the way back
-needs, and returns (output, pullback); the pullback takes the gradient of a loss with respect to the
-output and returns a dictionary of its gradients with respect to the arguments.
+The same names, arguments and meanings as the public functions of `mha`, without `wrt`. A function
+does the forward pass, keeps what the way back needs, and returns (output, pullback); the pullback
+takes the gradient of a loss with respect to the output and returns a dictionary of its gradients
+with respect to the arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
-from mha.reference import (
+from mha.reference.forward import (
     _dropout_factors,
     _group_size,
     _repeat_heads,

@@ -1,0 +1,204 @@
+/* Steps 1 and 5 of the figure backwards: each gradient is a product of matrices too. */
+#include <string.h>
+
+#include "../threads/partition.h"
+#include "../threads/pool.h"
+#include "matmul.h"
+
+/* The output of the forward pass: what grad_output is shaped as. */
+static int64_t rows_of(const mha_linear_projection_gradients *g) { return g->projection->rows; }
+
+/* 1. grad x (rows, in) = grad output (rows, out) @ weight^T (out, in). */
+static mha_linear_projection of_x(const mha_linear_projection_gradients *g) {
+    const mha_weight *weight = &g->projection->weight;
+    const mha_weight transposed = {.data = weight->data,
+                                   .in = weight->out,
+                                   .out = weight->in,
+                                   .in_stride = weight->out_stride,
+                                   .out_stride = weight->in_stride};
+    mha_linear_projection product = mha_contiguous_projection(
+        g->projection->dtype, g->grad_output, rows_of(g), &transposed, NULL, g->grad_x);
+    product.x_stride = g->grad_output_stride;
+    return product;
+}
+
+/* grad output as the right matrix of a product: (rows, out). */
+static mha_weight grad_output_of(const mha_linear_projection_gradients *g) {
+    const mha_weight matrix = {.data = g->grad_output,
+                               .in = rows_of(g),
+                               .out = g->projection->weight.out,
+                               .in_stride = g->grad_output_stride,
+                               .out_stride = (int64_t)mha_dtype_size(g->projection->dtype)};
+    return matrix;
+}
+
+/* 2. grad weight (in, out) = x^T (in, rows) @ grad output (rows, out). */
+static mha_linear_projection of_weight(const mha_linear_projection_gradients *g) {
+    const mha_linear_projection *p = g->projection;
+    const mha_weight matrix = grad_output_of(g);
+    mha_linear_projection product =
+        mha_contiguous_projection(p->dtype, p->x, p->weight.in, &matrix, NULL, g->grad_weight);
+    product.x_stride = p->x_stride;
+    product.x_transposed = !p->x_transposed;
+    return product;
+}
+
+/* 3. grad bias (1, out) = ones (1, rows) @ grad output (rows, out). */
+static mha_linear_projection of_bias(const mha_linear_projection_gradients *g, const void *ones) {
+    const mha_weight matrix = grad_output_of(g);
+    return mha_contiguous_projection(g->projection->dtype, ones, 1, &matrix, NULL, g->grad_bias);
+}
+
+static mha_status bytes_of_ones(const mha_linear_projection_gradients *g, size_t *bytes) {
+    *bytes = 0;
+    return g->grad_bias == NULL ? MHA_OK
+                                : mha_multiply_sizes((size_t)rows_of(g),
+                                                     mha_dtype_size(g->projection->dtype), bytes);
+}
+
+/* A copy of x for pass 2 once more; no other use needs memory. */
+static mha_status bytes_of_seen_rows(const mha_linear_projection_gradients *g, size_t *bytes) {
+    const size_t item = mha_dtype_size(g->projection->dtype);
+    *bytes = 0;
+    if (g->grad_weight == NULL || !g->leaves_out_unseen) {
+        return MHA_OK;
+    }
+    MHA_TRY(mha_multiply_sizes((size_t)g->projection->weight.in, item, bytes));
+    return mha_multiply_sizes(*bytes, (size_t)rows_of(g), bytes);
+}
+
+static mha_status at_least(const mha_linear_projection *product, bool is_wanted, int num_threads,
+                           size_t *bytes) {
+    size_t needed;
+    if (is_wanted) {
+        MHA_TRY(mha_linear_projection_workspace(product, 1, num_threads, &needed));
+        *bytes = needed > *bytes ? needed : *bytes;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_linear_projection_backward_workspace(const mha_linear_projection_gradients *g,
+                                                    int num_threads, size_t *bytes) {
+    const mha_linear_projection x = of_x(g), weight = of_weight(g), bias = of_bias(g, NULL);
+    size_t scratch = 0, ones, seen_rows; /* scratch is of one product at a time */
+    MHA_TRY(at_least(&x, g->grad_x != NULL, num_threads, &scratch));
+    MHA_TRY(at_least(&weight, g->grad_weight != NULL, num_threads, &scratch));
+    MHA_TRY(at_least(&bias, g->grad_bias != NULL, num_threads, &scratch));
+    MHA_TRY(bytes_of_ones(g, &ones));
+    MHA_TRY(bytes_of_seen_rows(g, &seen_rows));
+    *bytes = 0;
+    MHA_TRY(mha_workspace_reserve(bytes, ones, 1));
+    MHA_TRY(mha_workspace_reserve(bytes, seen_rows, 1));
+    return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+/* Tasks over the rows of a matrix. */
+typedef struct row_job {
+    const mha_linear_projection_gradients *gradients;
+    int64_t rows, rows_of_a_task;
+    void *to;
+    _Atomic bool found;
+} row_job;
+
+static mha_status for_rows(row_job *job, mha_task_function task, int64_t width,
+                           mha_execution *execution) {
+    job->rows_of_a_task = mha_rows_of_a_task(width);
+    const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
+    const int threads =
+        mha_threads_for(tasks, (double)job->rows * (double)width, execution->num_threads);
+    return mha_pool_run(tasks, threads, task, job, &execution->cancel);
+}
+
+/* Whether grad weight has a number that is not finite. */
+static void look_for_nan(void *context, int64_t task, mha_worker *worker) {
+    row_job *job = context;
+    const mha_linear_projection *p = job->gradients->projection;
+    const int64_t item = (int64_t)mha_dtype_size(p->dtype), width = p->weight.out;
+    const int64_t first = task * job->rows_of_a_task, left = job->rows - first;
+    const int64_t rows = left < job->rows_of_a_task ? left : job->rows_of_a_task;
+    const char *numbers = (const char *)job->gradients->grad_weight + first * width * item;
+    if (mha_stop_after(&worker->checkpoint, rows * width)) {
+        return;
+    }
+    if (!mha_kernels_for(p->dtype)->all_finite(numbers, rows * width)) {
+        job->found = true;
+    }
+}
+
+/* x with zeros in the rows whose grad output is 0 throughout. */
+static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
+    row_job *job = context;
+    const mha_linear_projection_gradients *g = job->gradients;
+    const mha_linear_projection *p = g->projection;
+    const size_t width = (size_t)p->weight.in * mha_dtype_size(p->dtype);
+    const int64_t first = task * job->rows_of_a_task, left = job->rows - first;
+    const int64_t end = left < job->rows_of_a_task ? job->rows : first + job->rows_of_a_task;
+    for (int64_t row = first; row < end; row++) {
+        char *to = (char *)job->to + (size_t)row * width;
+        if (mha_stop_after(&worker->checkpoint,
+                           MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out))) {
+            return;
+        }
+        if (mha_kernels_for(p->dtype)->all_zero(
+                (const char *)g->grad_output + row * g->grad_output_stride, p->weight.out)) {
+            memset(to, 0, width);
+        } else {
+            memcpy(to, (const char *)p->x + row * p->x_stride, width);
+        }
+    }
+}
+
+/* Pass 2 again where it gave NaN, without the rows of x that no output depends on. */
+static mha_status leave_out_unseen(const mha_linear_projection_gradients *g,
+                                   mha_execution *execution) {
+    const mha_linear_projection *p = g->projection;
+    mha_linear_projection seen = *p;
+    mha_linear_projection_gradients again = *g;
+    row_job job = {.gradients = g, .rows = p->weight.in};
+    size_t bytes;
+    MHA_TRY(for_rows(&job, look_for_nan, p->weight.out, execution));
+    if (!job.found || p->x_transposed) {
+        return MHA_OK;
+    }
+    MHA_TRY(bytes_of_seen_rows(g, &bytes));
+    MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &job.to));
+    job.rows = p->rows;
+    MHA_TRY(for_rows(&job, copy_seen_rows, p->weight.in, execution));
+    seen.x = job.to;
+    seen.x_stride = p->weight.in * (int64_t)mha_dtype_size(p->dtype);
+    again.projection = &seen;
+    const mha_linear_projection product = of_weight(&again);
+    return mha_linear_projection_forward(&product, 1, execution);
+}
+
+static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execution *execution) {
+    if (g->grad_x != NULL) {
+        const mha_linear_projection product = of_x(g);
+        MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
+    }
+    if (g->grad_weight != NULL) {
+        const mha_linear_projection product = of_weight(g);
+        MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
+    }
+    if (g->grad_weight != NULL && g->leaves_out_unseen) {
+        MHA_TRY(leave_out_unseen(g, execution));
+    }
+    if (g->grad_bias != NULL) {
+        size_t bytes;
+        void *ones;
+        MHA_TRY(bytes_of_ones(g, &bytes));
+        MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &ones));
+        mha_kernels_for(g->projection->dtype)->fill(ones, 1, rows_of(g));
+        const mha_linear_projection product = of_bias(g, ones);
+        MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
+    }
+    return MHA_OK;
+}
+
+mha_status mha_linear_projection_backward(const mha_linear_projection_gradients *gradients,
+                                          mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(gradients, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}

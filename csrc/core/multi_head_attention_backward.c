@@ -1,0 +1,406 @@
+/* The whole figure backwards, step by step as multi_head_attention.c goes forward:
+ *
+ *   output --output projection--> merge heads, gates --scaled dot-product attention--> split heads
+ *   --linear projections--> query, key, value
+ *
+ * Gradients between the steps live in the workspace, C-contiguous (batch..., length, heads * d). */
+#include "../threads/partition.h"
+#include "../threads/pool.h"
+#include "attention_rows.h"
+#include "mha/attention.h"
+
+/* One of query, key and value: its projection and what is wanted of it. */
+typedef struct input {
+    const void *x;
+    const mha_weight *weight;
+    void *projected; /* kept by the forward pass: (batch..., length, heads * d) */
+    void *grad_x, *grad_weight, *grad_bias;
+    int64_t length, num_heads;
+    void *grad_projected;  /* of the workspace, or NULL where nothing is wanted */
+    size_t projected_size; /* its bytes */
+    void *sum;             /* what grad x is added to, or NULL */
+    size_t sum_size;       /* bytes of a grad x that is only added; 0 where it is wanted itself */
+} input;
+
+typedef struct way_back {
+    const mha_multi_head_attention_gradients *gradients;
+    const mha_multi_head_attention *layer;
+    int64_t batch;
+    input query, key, value;
+    bool goes_on;      /* something before step 5 is wanted */
+    void *grad_merged; /* of the workspace, or NULL */
+    size_t merged_size;
+} way_back;
+
+static mha_status size_of(const way_back *w, int64_t length, int64_t width, size_t *bytes) {
+    MHA_TRY(mha_multiply_sizes((size_t)w->batch, (size_t)length, bytes));
+    MHA_TRY(mha_multiply_sizes(*bytes, (size_t)width, bytes));
+    return mha_multiply_sizes(*bytes, mha_dtype_size(w->layer->attention.dtype), bytes);
+}
+
+static bool is_wanted(const input *in) {
+    return in->grad_x != NULL || in->sum != NULL || in->grad_weight != NULL ||
+           in->grad_bias != NULL;
+}
+
+/* Sizes of what this input needs of the workspace. `to` is the gradient of the input that it was,
+ * where the call was given one for both. */
+static mha_status plan_input(const way_back *w, void *to, input *in) {
+    in->sum = to;
+    in->grad_x = to == NULL ? in->grad_x : NULL;
+    in->projected_size = in->sum_size = 0;
+    if (is_wanted(in)) {
+        MHA_TRY(size_of(w, in->length, in->weight->out, &in->projected_size));
+    }
+    if (to != NULL) {
+        MHA_TRY(size_of(w, in->length, in->weight->in, &in->sum_size));
+    }
+    return MHA_OK;
+}
+
+static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w) {
+    const mha_multi_head_attention *l = g->layer;
+    const way_back planned = {
+        .gradients = g,
+        .layer = l,
+        .query = {.x = l->query,
+                  .weight = &l->W_q,
+                  .projected = l->kept.projected_query,
+                  .grad_x = g->grad_query,
+                  .grad_weight = g->grad_W_q,
+                  .grad_bias = g->grad_b_q,
+                  .length = l->query_len,
+                  .num_heads = l->num_heads},
+        .key = {.x = l->key,
+                .weight = &l->W_k,
+                .projected = l->kept.projected_key,
+                .grad_x = g->grad_key,
+                .grad_weight = g->grad_W_k,
+                .grad_bias = g->grad_b_k,
+                .length = l->key_len,
+                .num_heads = l->num_kv_heads},
+        .value = {.x = l->value,
+                  .weight = &l->W_v,
+                  .projected = l->kept.projected_value,
+                  .grad_x = g->grad_value,
+                  .grad_weight = g->grad_W_v,
+                  .grad_bias = g->grad_b_v,
+                  .length = l->key_len,
+                  .num_heads = l->num_kv_heads},
+    };
+    *w = planned;
+    MHA_TRY(mha_count_elements(l->batch_shape, l->attention.batch_axes, &w->batch));
+    void *of_key = g->key_is_query ? g->grad_query : g->grad_key;
+    MHA_TRY(plan_input(w, NULL, &w->query));
+    MHA_TRY(plan_input(w, g->key_is_query ? g->grad_query : NULL, &w->key));
+    MHA_TRY(plan_input(w, g->value_is_key ? of_key : NULL, &w->value));
+    w->goes_on = is_wanted(&w->query) || is_wanted(&w->key) || is_wanted(&w->value) ||
+                 g->grad_head_gate != NULL || g->grad_bias.data != NULL;
+    return w->goes_on ? size_of(w, l->query_len, l->W_o.in, &w->merged_size) : MHA_OK;
+}
+
+/* Step 5 backwards. */
+static mha_linear_projection output_projection(const way_back *w) {
+    const mha_multi_head_attention *l = w->layer;
+    return mha_contiguous_projection(l->attention.dtype, l->kept.merged, w->batch * l->query_len,
+                                     &l->W_o, NULL, NULL);
+}
+
+static mha_linear_projection_gradients output_gradients(const way_back *w,
+                                                        const mha_linear_projection *projection) {
+    const mha_multi_head_attention_gradients *g = w->gradients;
+    const mha_linear_projection_gradients gradients = {
+        .projection = projection,
+        .grad_output = g->grad_output,
+        .grad_output_stride =
+            w->layer->W_o.out * (int64_t)mha_dtype_size(w->layer->attention.dtype),
+        .grad_x = w->grad_merged,
+        .grad_weight = g->grad_W_o,
+        .grad_bias = g->grad_b_o,
+    };
+    return gradients;
+}
+
+/* Step 1 backwards. */
+static mha_linear_projection input_projection(const way_back *w, const input *in) {
+    return mha_contiguous_projection(w->layer->attention.dtype, in->x, w->batch * in->length,
+                                     in->weight, NULL, NULL);
+}
+
+static mha_linear_projection_gradients input_gradients(const way_back *w, const input *in,
+                                                       const mha_linear_projection *projection) {
+    const mha_linear_projection_gradients gradients = {
+        .projection = projection,
+        .grad_output = in->grad_projected,
+        .grad_output_stride = in->weight->out * (int64_t)mha_dtype_size(w->layer->attention.dtype),
+        .grad_x = in->grad_x,
+        .grad_weight = in->grad_weight,
+        .grad_bias = in->grad_bias,
+        .leaves_out_unseen = true,
+    };
+    return gradients;
+}
+
+/* Step 2: rows of all heads seen by head, (batch..., heads, length, d), or absent. */
+static mha_tensor heads_of(const way_back *w, void *rows, int64_t length, int64_t width,
+                           int64_t num_heads) {
+    const mha_attention *a = &w->layer->attention;
+    mha_tensor sequence = {.data = rows, .axes = a->batch_axes + 2}, heads = {.data = NULL};
+    if (rows == NULL) {
+        return heads;
+    }
+    for (int axis = 0; axis < a->batch_axes; axis++) {
+        sequence.shape[axis] = w->layer->batch_shape[axis];
+    }
+    sequence.shape[a->batch_axes] = length;
+    sequence.shape[a->batch_axes + 1] = width;
+    mha_set_contiguous_strides(&sequence, a->dtype);
+    mha_split_heads(&sequence, num_heads, &heads);
+    return heads;
+}
+
+static mha_tensor input_heads(const way_back *w, const input *in, void *rows) {
+    return heads_of(w, rows, in->length, in->weight->out, in->num_heads);
+}
+
+/* Step 3 backwards, on the steps that the forward pass kept. */
+static mha_attention attention_of(const way_back *w) {
+    const mha_multi_head_attention *l = w->layer;
+    mha_attention attention = l->attention;
+    attention.query = input_heads(w, &w->query, w->query.projected);
+    attention.key = input_heads(w, &w->key, w->key.projected);
+    attention.value = input_heads(w, &w->value, w->value.projected);
+    attention.output = heads_of(w, l->kept.attended, l->query_len, l->W_o.in, l->num_heads);
+    attention.weights = attention.lse = NULL;
+    attention.head_gate = NULL;
+    return attention;
+}
+
+static mha_attention_gradients attention_gradients(const way_back *w,
+                                                   const mha_attention *attention) {
+    const mha_multi_head_attention *l = w->layer;
+    const mha_attention_gradients gradients = {
+        .attention = attention,
+        .grad_output = heads_of(w, w->grad_merged, l->query_len, l->W_o.in, l->num_heads),
+        .grad_lse = w->gradients->grad_lse,
+        .grad_query = input_heads(w, &w->query, w->query.grad_projected),
+        .grad_key = input_heads(w, &w->key, w->key.grad_projected),
+        .grad_value = input_heads(w, &w->value, w->value.grad_projected),
+        .grad_bias = w->gradients->grad_bias,
+    };
+    return gradients;
+}
+
+/* Tasks over rows or heads. */
+typedef struct rows_job {
+    const way_back *w;
+    int64_t rows, width, rows_of_a_task;
+    void *to;
+    const void *from;
+} rows_job;
+
+static mha_status for_rows(rows_job *job, mha_task_function function, mha_execution *execution) {
+    job->rows_of_a_task = mha_rows_of_a_task(job->width);
+    const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
+    const double numbers = (double)job->rows * (double)job->width;
+    return mha_pool_run(tasks, mha_threads_for(tasks, numbers, execution->num_threads), function,
+                        job, &execution->cancel);
+}
+
+/* Step 4 backwards, gates: grad head_gate = sum over tokens and columns of grad merged * attended.
+ * Task: a head. */
+static void differentiate_gate(void *context, int64_t head, mha_worker *worker) {
+    const rows_job *job = context;
+    const mha_multi_head_attention *l = job->w->layer;
+    const mha_kernels *kernels = mha_kernels_for(l->attention.dtype);
+    const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
+    const int64_t columns = job->width / l->num_heads;
+    mha_compensated_sum sum = {0, 0};
+    for (int64_t row = 0; row < job->rows; row++) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * columns)) {
+            return;
+        }
+        const int64_t at = (row * job->width + head * columns) * item;
+        kernels->add_products((const char *)job->from + at, (const char *)l->kept.attended + at,
+                              columns, &sum);
+    }
+    /* What is lost is NaN where the sum is no longer finite. */
+    kernels->write(job->to, head, sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum);
+}
+
+/* grad attended = grad merged * each head's gate, in place. */
+static void gate_rows(void *context, int64_t task, mha_worker *worker) {
+    const rows_job *job = context;
+    const mha_multi_head_attention *l = job->w->layer;
+    const mha_kernels *kernels = mha_kernels_for(l->attention.dtype);
+    const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
+    const int64_t columns = job->width / l->num_heads;
+    const int64_t first = task * job->rows_of_a_task;
+    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
+    for (int64_t row = first; row < end; row++) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->width)) {
+            return;
+        }
+        for (int64_t head = 0; head < l->num_heads; head++) {
+            char *at = (char *)job->to + (row * job->width + head * columns) * item;
+            kernels->multiply(at, at, mha_gate_of(&l->attention, head), columns);
+        }
+    }
+}
+
+static mha_status differentiate_gates(const way_back *w, mha_execution *execution) {
+    const mha_multi_head_attention *l = w->layer;
+    rows_job job = {.w = w, .rows = w->batch * l->query_len, .width = l->W_o.in};
+    if (w->gradients->grad_head_gate != NULL) {
+        const double numbers = (double)job.rows * (double)job.width;
+        job.from = w->grad_merged;
+        job.to = w->gradients->grad_head_gate;
+        MHA_TRY(mha_pool_run(l->num_heads,
+                             mha_threads_for(l->num_heads, numbers, execution->num_threads),
+                             differentiate_gate, &job, &execution->cancel));
+    }
+    job.to = w->grad_merged;
+    return l->attention.head_gate == NULL ? MHA_OK : for_rows(&job, gate_rows, execution);
+}
+
+/* to += from, of rows that both gradients share. */
+static void add_rows(void *context, int64_t task, mha_worker *worker) {
+    const rows_job *job = context;
+    const mha_dtype dtype = job->w->layer->attention.dtype;
+    const mha_kernels *kernels = mha_kernels_for(dtype);
+    const int64_t item = (int64_t)mha_dtype_size(dtype);
+    const int64_t first = task * job->rows_of_a_task;
+    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
+    for (int64_t row = first; row < end; row++) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->width)) {
+            return;
+        }
+        const int64_t at = row * job->width * item;
+        kernels->add((char *)job->to + at, (const char *)job->from + at, job->width);
+    }
+}
+
+static mha_status project_back(const way_back *w, input *in, mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    if (!is_wanted(in)) {
+        return MHA_OK;
+    }
+    if (in->sum != NULL) {
+        MHA_TRY(mha_workspace_take(&execution->workspace, in->sum_size, &in->grad_x));
+    }
+    const mha_linear_projection projection = input_projection(w, in);
+    const mha_linear_projection_gradients gradients = input_gradients(w, in, &projection);
+    MHA_TRY(mha_linear_projection_backward(&gradients, execution));
+    if (in->sum != NULL) {
+        rows_job job = {.w = w,
+                        .rows = w->batch * in->length,
+                        .width = in->weight->in,
+                        .to = in->sum,
+                        .from = in->grad_x};
+        MHA_TRY(for_rows(&job, add_rows, execution));
+    }
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return MHA_OK;
+}
+
+static mha_status input_workspace(const way_back *w, const input *in, int num_threads,
+                                  size_t *most) {
+    size_t bytes, scratch;
+    if (!is_wanted(in)) {
+        return MHA_OK;
+    }
+    const mha_linear_projection projection = input_projection(w, in);
+    mha_linear_projection_gradients gradients = input_gradients(w, in, &projection);
+    gradients.grad_x = in->sum != NULL ? in->sum : in->grad_x; /* any address: it is wanted */
+    MHA_TRY(mha_linear_projection_backward_workspace(&gradients, num_threads, &scratch));
+    bytes = 0;
+    MHA_TRY(mha_workspace_reserve(&bytes, in->sum_size, 1));
+    MHA_TRY(mha_workspace_reserve(&bytes, scratch, 1));
+    *most = bytes > *most ? bytes : *most;
+    return MHA_OK;
+}
+
+/* Where gradients between the steps will lie; any address while only sizes are wanted. */
+static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
+    input *const inputs[] = {&w->query, &w->key, &w->value};
+    if (w->goes_on) {
+        MHA_TRY(mha_workspace_take(workspace, w->merged_size, &w->grad_merged));
+    }
+    for (int i = 0; i < 3; i++) {
+        if (is_wanted(inputs[i])) {
+            MHA_TRY(mha_workspace_take(workspace, inputs[i]->projected_size,
+                                       &inputs[i]->grad_projected));
+        }
+    }
+    return MHA_OK;
+}
+
+mha_status mha_multi_head_attention_backward_workspace(const mha_multi_head_attention_gradients *g,
+                                                       int num_threads, size_t *bytes) {
+    way_back w;
+    size_t scratch = 0, needed; /* of one step at a time */
+    MHA_TRY(plan(g, &w));
+    input *const inputs[] = {&w.query, &w.key, &w.value};
+    *bytes = 0;
+    MHA_TRY(mha_workspace_reserve(bytes, w.merged_size, 1));
+    w.grad_merged = w.goes_on ? w.layer->kept.merged : NULL;
+    for (int i = 0; i < 3; i++) {
+        inputs[i]->grad_projected = is_wanted(inputs[i]) ? inputs[i]->projected : NULL;
+        MHA_TRY(mha_workspace_reserve(bytes, inputs[i]->projected_size, 1));
+        MHA_TRY(input_workspace(&w, inputs[i], num_threads, &scratch));
+    }
+    const mha_linear_projection projection = output_projection(&w);
+    const mha_linear_projection_gradients of_output = output_gradients(&w, &projection);
+    MHA_TRY(mha_linear_projection_backward_workspace(&of_output, num_threads, &needed));
+    scratch = needed > scratch ? needed : scratch;
+    if (w.goes_on) {
+        const mha_attention attention = attention_of(&w);
+        const mha_attention_gradients of_attention = attention_gradients(&w, &attention);
+        MHA_TRY(mha_scaled_dot_product_attention_backward_workspace(&of_attention, num_threads,
+                                                                    &needed));
+        scratch = needed > scratch ? needed : scratch;
+    }
+    return mha_workspace_reserve(bytes, scratch, 1);
+}
+
+static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_execution *execution) {
+    way_back w;
+    MHA_TRY(plan(g, &w));
+    MHA_TRY(take_gradients(&w, &execution->workspace));
+
+    /* 5. Output projection: grad output (batch, query_len, output_dim) -> grad merged (batch,
+     *    query_len, heads * value_head_dim), grad W_o, grad b_o. */
+    const mha_linear_projection projection = output_projection(&w);
+    const mha_linear_projection_gradients of_output = output_gradients(&w, &projection);
+    MHA_TRY(mha_linear_projection_backward(&of_output, execution));
+    if (!w.goes_on) {
+        return MHA_OK;
+    }
+
+    /* 4. Merge heads: grad merged -> (batch, heads, query_len, value_head_dim), by strides. Gates:
+     *    grad head_gate, and grad attended in grad merged's place. */
+    MHA_TRY(differentiate_gates(&w, execution));
+
+    /* 3. Scaled dot-product attention.
+     * 2. Split heads: gradients of heads go straight to their columns of the projections'. */
+    const mha_attention attention = attention_of(&w);
+    const mha_attention_gradients of_attention = attention_gradients(&w, &attention);
+    MHA_TRY(mha_scaled_dot_product_attention_backward(&of_attention, execution));
+
+    /* 1. Linear projections: (batch, len, heads * head_dim) -> (batch, len, dim). */
+    MHA_TRY(project_back(&w, &w.query, execution));
+    if (g->key_is_query) { /* key's own gradient comes last, as it always did */
+        MHA_TRY(project_back(&w, &w.value, execution));
+        return project_back(&w, &w.key, execution);
+    }
+    MHA_TRY(project_back(&w, &w.key, execution));
+    return project_back(&w, &w.value, execution);
+}
+
+mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_gradients *gradients,
+                                             mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(gradients, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}

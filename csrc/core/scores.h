@@ -1,0 +1,18 @@
+/* The options of a call as the kernels read them. */
+#ifndef MHA_SCORES_H
+#define MHA_SCORES_H
+
+#include "../kernels/kernels.h"
+#include "mha/attention.h"
+
+/* All that makes a head's weights of its dot products. */
+mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head);
+
+/* Query i of the batch item sees keys *begin <= j < *end that mask and bias leave visible. */
+void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
+                       int64_t *end);
+
+/* The head's factor of the output: 1 without gates. */
+double mha_gate_of(const mha_attention *attention, int64_t head);
+
+#endif

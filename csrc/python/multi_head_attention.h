@@ -1,0 +1,31 @@
+/* A call of multi_head_attention, as its way back finds it again. */
+#ifndef MHA_PY_MULTI_HEAD_ATTENTION_H
+#define MHA_PY_MULTI_HEAD_ATTENTION_H
+
+#include "gradient.h"
+#include "inputs.h"
+#include "weight.h"
+
+#define MHA_KEPT_LAYER "multi_head_attention"
+
+typedef struct layer_call {
+    PyArrayObject *query, *key, *value; /* C-contiguous (batch..., len, dim) */
+    converted_weight W_q, W_k, W_v, W_o;
+    PyArrayObject *b_q, *b_k, *b_v, *b_o, *head_gate; /* or NULL */
+    mha_dtype dtype;
+    int64_t num_heads, num_kv_heads;
+    score_shape scores;
+    converted_options options;
+    attention_results results;
+    bool key_is_query, value_is_key, keeps;
+    bool bias_has_batch_of_one; /* as it came: one axis more than the scores have */
+    /* For the way back, or NULL: (batch..., len, heads * d), before and after head_gate. */
+    PyArrayObject *projected_query, *projected_key, *projected_value, *attended, *merged;
+    mha_attention_options pointed;
+    mha_multi_head_attention layer; /* the problem; its options are `pointed` */
+} layer_call;
+
+/* Takes the pointers. */
+void mha_point_layer(layer_call *call);
+
+#endif

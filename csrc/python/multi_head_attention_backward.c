@@ -1,0 +1,167 @@
+/* multi_head_attention_backward: the gradients of the whole figure. */
+#include <stddef.h>
+
+#include "multi_head_attention.h"
+
+enum gradient {
+    GRAD_QUERY,
+    GRAD_KEY,
+    GRAD_VALUE,
+    GRAD_W_Q,
+    GRAD_W_K,
+    GRAD_W_V,
+    GRAD_W_O,
+    GRAD_B_Q,
+    GRAD_B_K,
+    GRAD_B_V,
+    GRAD_B_O,
+    GRAD_HEAD_GATE,
+    GRAD_BIAS,
+    NUM_GRADIENTS
+};
+static const char *const GRADIENTS[NUM_GRADIENTS] = {
+    "query", "key", "value", "W_q", "W_k",       "W_v",  "W_o",
+    "b_q",   "b_k", "b_v",   "b_o", "head_gate", "bias",
+};
+
+typedef struct layer_backward_call {
+    PyObject *kept; /* owns what `forward` refers to */
+    layer_call forward;
+    PyArrayObject *grad_output, *grad_lse;
+    PyArrayObject *gradients[NUM_GRADIENTS];
+    mha_multi_head_attention_gradients problem;
+} layer_backward_call;
+
+static void clear(void *given) {
+    layer_backward_call *call = given;
+    Py_CLEAR(call->kept);
+    Py_CLEAR(call->grad_output);
+    Py_CLEAR(call->grad_lse);
+    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
+}
+
+static int convert_results(PyObject *const *arguments, layer_backward_call *call) {
+    const layer_call *forward = &call->forward;
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = forward->scores.batch_axes;
+    memcpy(shape, forward->scores.batch, (size_t)axes * sizeof *shape);
+    shape[axes] = (npy_intp)forward->scores.query_len;
+    shape[axes + 1] = (npy_intp)forward->W_o.out;
+    call->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, forward->dtype,
+                                             shape, axes + 2, "grad_output");
+    shape[axes] = (npy_intp)forward->scores.heads;
+    shape[axes + 1] = (npy_intp)forward->scores.query_len;
+    return call->grad_output == NULL ? -1
+                                     : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->dtype,
+                                                            shape, axes + 2, &call->grad_lse);
+}
+
+static int convert(void *given, PyObject **arguments) {
+    layer_backward_call *call = given;
+    const layer_call *kept = mha_kept_call(arguments[MHA_KEPT], MHA_KEPT_LAYER);
+    if (kept == NULL) {
+        return -1;
+    }
+    call->kept = Py_NewRef(arguments[MHA_KEPT]);
+    call->forward = *kept;
+    PyArrayObject *const like[NUM_GRADIENTS] = {
+        [GRAD_QUERY] = kept->query,
+        [GRAD_KEY] = kept->key_is_query ? NULL : kept->key,
+        [GRAD_VALUE] = kept->value_is_key ? NULL : kept->value,
+        [GRAD_W_Q] = (PyArrayObject *)kept->W_q.owner,
+        [GRAD_W_K] = (PyArrayObject *)kept->W_k.owner,
+        [GRAD_W_V] = (PyArrayObject *)kept->W_v.owner,
+        [GRAD_W_O] = (PyArrayObject *)kept->W_o.owner,
+        [GRAD_B_Q] = kept->b_q,
+        [GRAD_B_K] = kept->b_k,
+        [GRAD_B_V] = kept->b_v,
+        [GRAD_B_O] = kept->b_o,
+        [GRAD_HEAD_GATE] = kept->head_gate,
+        [GRAD_BIAS] = kept->options.bias,
+    };
+    if (convert_results(arguments, call) < 0 ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, call->gradients) < 0) {
+        return -1;
+    }
+    mha_clear_unwritten(&kept->scores, call->gradients[GRAD_BIAS]);
+    return 0;
+}
+
+static void *data_of(const layer_backward_call *call, enum gradient gradient) {
+    return mha_data_or_null(call->gradients[gradient]);
+}
+
+static bool point(void *given) {
+    layer_backward_call *call = given;
+    PyArrayObject *bias = call->gradients[GRAD_BIAS];
+    const mha_tensor absent = {.data = NULL};
+    mha_point_layer(&call->forward);
+    const mha_multi_head_attention_gradients problem = {
+        .layer = &call->forward.layer,
+        .grad_output = PyArray_DATA(call->grad_output),
+        .grad_lse = mha_data_or_null(call->grad_lse),
+        .grad_query = data_of(call, GRAD_QUERY),
+        .grad_key = data_of(call, GRAD_KEY),
+        .grad_value = data_of(call, GRAD_VALUE),
+        .grad_W_q = data_of(call, GRAD_W_Q),
+        .grad_W_k = data_of(call, GRAD_W_K),
+        .grad_W_v = data_of(call, GRAD_W_V),
+        .grad_W_o = data_of(call, GRAD_W_O),
+        .grad_b_q = data_of(call, GRAD_B_Q),
+        .grad_b_k = data_of(call, GRAD_B_K),
+        .grad_b_v = data_of(call, GRAD_B_V),
+        .grad_b_o = data_of(call, GRAD_B_O),
+        .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
+        .grad_bias = bias == NULL ? absent : mha_broadcast_to_scores(bias, &call->forward.scores),
+        .key_is_query = call->forward.key_is_query,
+        .value_is_key = call->forward.value_is_key,
+    };
+    call->problem = problem;
+    return true;
+}
+
+/* The gradient of a bias that came with a batch axis of 1, shaped as it was. */
+static int add_batch_axis(PyArrayObject **bias) {
+    npy_intp shape[NPY_MAXDIMS] = {1};
+    PyArray_Dims dims = {shape, PyArray_NDIM(*bias) + 1};
+    memcpy(shape + 1, PyArray_DIMS(*bias), (size_t)PyArray_NDIM(*bias) * sizeof *shape);
+    PyObject *shaped = PyArray_Newshape(*bias, &dims, NPY_CORDER);
+    if (shaped == NULL) {
+        return -1;
+    }
+    Py_SETREF(*bias, (PyArrayObject *)shaped);
+    return 0;
+}
+
+static PyObject *results(void *given) {
+    layer_backward_call *call = given;
+    if (call->forward.bias_has_batch_of_one && call->gradients[GRAD_BIAS] != NULL &&
+        add_batch_axis(&call->gradients[GRAD_BIAS]) < 0) {
+        return NULL;
+    }
+    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
+}
+
+MHA_CORE_WORKSPACE(multi_head_attention_backward_workspace, mha_multi_head_attention_gradients)
+MHA_CORE_RUN(multi_head_attention_backward, mha_multi_head_attention_gradients)
+
+MHA_PY_FUNCTION(multi_head_attention_backward) {
+    static const module_function function = {
+        .name = "multi_head_attention_backward",
+        .forms = MHA_BACKWARD_FORMS,
+        .count = MHA_NUM_BACKWARD_ARGUMENTS,
+        .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
+        .options = NO_OPTIONS,
+        .convert = convert,
+        .point = point,
+        .workspace = core_multi_head_attention_backward_workspace,
+        .forward = core_multi_head_attention_backward,
+        .problem = offsetof(layer_backward_call, problem),
+        .results = results,
+        .clear = clear,
+    };
+    layer_backward_call call = {0};
+    (void)module;
+    return mha_run_function(&function, &call, given, count, keywords);
+}

@@ -1,0 +1,19 @@
+/* A call of scaled_dot_product_attention, as its way back finds it again. */
+#ifndef MHA_PY_SCALED_DOT_PRODUCT_ATTENTION_H
+#define MHA_PY_SCALED_DOT_PRODUCT_ATTENTION_H
+
+#include "gradient.h"
+#include "inputs.h"
+
+#define MHA_KEPT_ATTENTION "scaled_dot_product_attention"
+
+typedef struct attention_call {
+    attention_inputs inputs;
+    converted_options options;
+    attention_results results;
+    PyArrayObject *kept_output; /* for the way back, or NULL */
+    mha_attention_options pointed;
+    mha_attention attention; /* the problem; its options are `pointed` */
+} attention_call;
+
+#endif

@@ -1,0 +1,226 @@
+"""The options of attention, each named once on this side: type, default, meaning and source.
+
+Functions take them as **options. `takes_options` shows them in a function's signature and
+docstring, `attention_options` makes of them the record that the core takes as one argument;
+csrc/python/options.h lists the same names in the same order. docs/options.md is written from the
+texts here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mha.keywords import AnnotationText, names_its_keywords, other_names, unknown_keyword
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Window = tuple[int | None, int | None]
+EmptyRows = Literal["zeros", "uniform"]
+RandomSource: TypeAlias = "int | np.random.Generator | None"  # numpy.random loads when used
+
+
+class AttentionOptions(NamedTuple):
+    """The options of one call, as the core takes them: the defaults are those of all functions."""
+
+    mask: ArrayLike | None = None
+    bias: ArrayLike | None = None
+    key_lengths: ArrayLike | None = None
+    causal: bool = False
+    query_offset: ArrayLike | None = None
+    window: Window | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    empty_rows: EmptyRows = "zeros"
+    dropout: float = 0.0
+    rng: RandomSource = None  # an int, the seed, by the time the core sees it
+
+
+class VisibilityKeywords(TypedDict, total=False):
+    """Which query sees which key."""
+
+    mask: ArrayLike | None
+    key_lengths: ArrayLike | None
+    causal: bool
+    query_offset: ArrayLike | None
+    empty_rows: EmptyRows
+
+
+class LayerKeywords(VisibilityKeywords, total=False):
+    """The options of a layer's call: its dropout belongs to the layer."""
+
+    bias: ArrayLike | None
+    window: Window | None
+    scale: float | None
+    softcap: float | None
+
+
+class DropoutKeywords(TypedDict, total=False):
+    """Dropout of a function."""
+
+    dropout: float
+    rng: RandomSource
+
+
+class AttentionKeywords(LayerKeywords, DropoutKeywords, total=False):
+    """All options, for type checkers."""
+
+
+class AdditiveKeywords(VisibilityKeywords, DropoutKeywords, total=False):
+    """Those of additive attention, which has no dot products to scale."""
+
+
+class Option(NamedTuple):
+    """What a reader is told of an option."""
+
+    type: str    # with shape and unit
+    meaning: str
+    source: str
+    elsewhere: tuple[tuple[str, str], ...] = ()  # others' names for it, and what to write instead
+
+
+OPTIONS = {
+    "mask": Option(
+        "bool array, optional",
+        "True = attend; broadcast to the scores (..., heads, query_len, key_len).",
+        "Vaswani et al. 2017, section 3.2.3",
+        (("attn_mask attention_mask",
+          "mask=, bool with True = attend (or bias=, floats that are added to the scores)"),
+         ("key_mask query_mask value_mask", "mask=, bool with True = attend"))),
+    "bias": Option(
+        "float array, optional",
+        "Added to the scaled scores, broadcast likewise; -inf blocks as a mask does.",
+        "Raffel et al. 2020, section 2.1",
+        (("attn_bias attention_bias position_bias", "bias="),)),
+    "key_lengths": Option(
+        "ints in [0, key_len], optional",
+        "Shaped as the batch axes, or batch axes + (query_len,): keys from there on are blocked.",
+        "Zhang et al., \"Dive into Deep Learning\", section 11.3",
+        (("key_padding_mask src_key_padding_mask padding_mask",
+          "key_lengths=, how many keys of each sequence are real; or mask=, True = attend:"
+          " mha.masks.from_blocked({name})[:, None, None, :]"),
+         ("valid_lens valid_len seq_lens lengths key_value_seq_lengths", "key_lengths="))),
+    "causal": Option(
+        "bool",
+        "Key j is visible to query i iff j <= i + query_offset.",
+        "Vaswani et al. 2017, section 3.2.3",
+        (("is_causal", "causal= (with query_offset=0 for PyTorch's upper-left triangle)"),
+         ("use_causal_mask causal_mask look_ahead_mask", "causal="))),
+    "query_offset": Option(
+        "int or ints over the batch axes, optional",
+        "The position of query 0 among the keys, by default key_len - query_len; 0 is PyTorch's"
+        " upper-left triangle.",
+        "flash-attn 2.1 (Dao 2023), whose causal mask is aligned to the lower right"),
+    "window": Option(
+        "(left, right), ints >= 0 or None, optional",
+        "Key j is visible iff i + query_offset - left <= j <= i + query_offset + right.",
+        "Beltagy et al. 2020, \"Longformer\", section 3.1",
+        (("window_size sliding_window local_window_size", "window=(left, right)"),)),
+    "scale": Option(
+        "float, by default 1 / sqrt(head_dim)",
+        "What dot products are multiplied by.",
+        "Vaswani et al. 2017, section 3.2.1",
+        (("softmax_scale sm_scale scaling scale_factor", "scale="),)),
+    "softcap": Option(
+        "float > 0, optional",
+        "Scores become softcap * tanh(score / softcap), before bias and masks.",
+        "Gemma Team 2024, \"Gemma 2\", section 2",
+        (("soft_cap logit_cap logits_soft_cap attn_logit_softcapping", "softcap="),)),
+    "empty_rows": Option(
+        '"zeros" or "uniform"',
+        "What a query that sees no key gets: zeros, or the mean of all values.",
+        "Zhang et al., \"Dive into Deep Learning\", section 11.3"),
+    "dropout": Option(
+        "float in [0, 1)",
+        "The probability of dropping a weight, by the mask of `mha.dropout_mask`; weights that"
+        " are kept are divided by the kept fraction.",
+        "Srivastava et al. 2014, \"Dropout\"; on the weights as in \"Dive into Deep Learning\","
+        " section 11.3",
+        (("dropout_p dropout_rate attention_dropout attn_dropout p_dropout", "dropout="),)),
+    "rng": Option(
+        "None, int or numpy.random.Generator",
+        "Draws the dropout: None is fresh entropy, an int the seed, a Generator gives one uint64 a"
+        " call.",
+        "Salmon et al. 2011, \"Parallel Random Numbers\"",
+        (("seed generator random_state", "rng="),)),
+}
+
+ATTENTION = tuple(AttentionOptions._fields)
+ADDITIVE = tuple(name for name in ATTENTION if name in AdditiveKeywords.__annotations__)
+LAYER = tuple(name for name in ATTENTION if name in LayerKeywords.__annotations__)
+
+DEFAULTS = AttentionOptions()
+_make = AttentionOptions.__new__
+
+for _name, _option in OPTIONS.items():
+    for _others, _wanted in _option.elsewhere:
+        other_names(_others, _name, _wanted)
+
+
+def attention_options(function: Callable[..., Any],
+                      given: Mapping[str, Any]) -> AttentionOptions:
+    """The record of a call's **options; the error for a keyword names the function's own."""
+    if not given:
+        return DEFAULTS
+    try:
+        return _make(AttentionOptions, **given)
+    except TypeError:
+        raise unknown_keyword(function, given.keys() - set(ATTENTION)) from None
+
+
+def some_options(function: Callable[..., Any], given: Mapping[str, Any],
+                 names: tuple[str, ...]) -> AttentionOptions:
+    """`attention_options` of a function that takes only these."""
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise unknown_keyword(function, unknown)
+    return attention_options(function, given)
+
+
+def takes_options(names: tuple[str, ...],
+                  before: str = "") -> Callable[[Function], Function]:
+    """Decorates a function that takes **options: its signature, and what help() shows, have each
+    by its name, in front of the parameter `before` or at the end. A line {options} of its docstring
+    becomes the options' paragraphs."""
+
+    def described(function: Function) -> Function:
+        names_its_keywords(function)
+        shown: Any = function
+        own = shown.__signature__
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            if parameter.name == before:
+                parameters += map(_parameter, names)
+            parameters.append(parameter)
+        if not before:
+            parameters += map(_parameter, names)
+        shown.__signature__ = own.replace(parameters=parameters)
+        del shown.__annotations__["options"]
+        shown.__annotations__ |= {name: AttentionKeywords.__annotations__[name] for name in names}
+        if function.__doc__ is not None:
+            function.__doc__ = function.__doc__.replace("    {options}\n", _paragraphs(names))
+        return function
+
+    return described
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    annotation = AttentionKeywords.__annotations__[name].__forward_arg__
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY,
+                             default=AttentionOptions._field_defaults[name],
+                             annotation=AnnotationText(annotation))
+
+
+def _paragraphs(names: tuple[str, ...]) -> str:
+    """As the parameters of a docstring."""
+    lines = []
+    for name in names:
+        option = OPTIONS[name]
+        lines.append(f"    {name} : {option.type}\n")
+        lines += [f"        {line}\n" for line in textwrap.wrap(option.meaning, 92)]
+    return "".join(lines)

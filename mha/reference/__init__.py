@@ -1,0 +1,51 @@
+"""Multi-head attention in plain NumPy: the text to learn from, and the oracle of the tests.
+
+forward.py is the figure, top-down, and every box of it a function; backward.py has their gradients,
+the same names with _vjp; steps.py shows the intermediates of a layer. The functions have the names,
+arguments and meanings of those of `mha`, which do the same work in C.
+"""
+
+from mha.reference.backward import (
+    additive_attention_vjp,
+    linear_vjp,
+    multi_head_attention_vjp,
+    scaled_dot_product_attention_vjp,
+)
+from mha.reference.forward import (
+    additive_attention,
+    dot_product_scores,
+    dropout_mask,
+    linear,
+    mask_scores,
+    merge_attention,
+    merge_heads,
+    multi_head_attention,
+    scaled_dot_product_attention,
+    softmax,
+    split_heads,
+    unmasked_attention,
+    visible_pairs,
+)
+from mha.reference.steps import STEPS, steps
+
+__all__ = [
+    "STEPS",
+    "additive_attention",
+    "additive_attention_vjp",
+    "dot_product_scores",
+    "dropout_mask",
+    "linear",
+    "linear_vjp",
+    "mask_scores",
+    "merge_attention",
+    "merge_heads",
+    "multi_head_attention",
+    "multi_head_attention_vjp",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp",
+    "softmax",
+    "split_heads",
+    "steps",
+    "unmasked_attention",
+    "visible_pairs",
+]

@@ -1,0 +1,33 @@
+"""Prints docs/options.md from mha/options.py: python tests/write_options.py > docs/options.md"""
+
+from mha.options import ADDITIVE, ATTENTION, LAYER, OPTIONS, AttentionOptions
+
+HEAD = """# The options of attention
+
+Written from mha/options.py by `python tests/write_options.py > docs/options.md`; a test compares.
+
+`scaled_dot_product_attention` and `multi_head_attention` take all of them, by keyword, and so do
+their vjp. A layer's call takes those marked "layer": its dropout belongs to the layer and acts with
+`training=True`. Additive attention has no dot products to scale: it takes those marked "additive".
+Scores are scaled, then capped, then biased, then masked; all conditions of visibility hold
+together.
+"""
+
+
+def paragraphs():
+    for name in ATTENTION:
+        option = OPTIONS[name]
+        default = AttentionOptions._field_defaults[name]
+        takers = ["functions"] + ["layer"] * (name in LAYER or name == "rng")
+        takers += ["additive"] * (name in ADDITIVE)
+        yield (f"## `{name}`\n\n"
+               f"{option.type}. Default: `{default!r}`. Taken by: {', '.join(takers)}.\n\n"
+               f"{option.meaning}\n\nSource: {option.source}.\n")
+
+
+def document():
+    return "\n".join([HEAD, *paragraphs()])
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -5,6 +5,7 @@ Run by test_same_bits.py in processes with different MHA_ISA and MHA_NUM_THREADS
 import hashlib
 
 import numpy as np
+from option_cases import SCORES
 
 import mha
 
@@ -25,10 +26,10 @@ def calls():
             for options in ({}, {"causal": True}, {"mask": mask}, {"bias": bias},
                             {"window": (30, 5)},
                             {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"},
-                            {"softcap": 2.0}, {"dropout": 0.2, "rng": 4}, {"scale": -1.0}):
+                            *SCORES, {"dropout": 0.2, "rng": 4}, {"scale": -1.0}):
                 yield mha.scaled_dot_product_attention(query, key, value, return_weights=True,
                                                        return_lse=True, **options)
-            for options in ({"causal": True}, {"mask": mask}, {"bias": bias[0]}, {"softcap": 2.0},
+            for options in ({"causal": True}, {"mask": mask}, {"bias": bias[0]}, *SCORES,
                             {"bias": bias[:, :1]}, {"bias": bias[:, :, :1]},
                             {"dropout": 0.2, "rng": 4, "scale": -1.0},
                             {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"}):

@@ -160,17 +160,16 @@ static void bench_matmul(int64_t rows, int64_t in, int64_t out) {
     }
     float *x = random_floats((size_t)(rows * in)), *weight = random_floats((size_t)(in * out));
     float *output = random_floats((size_t)(rows * out)), *packed = random_floats(bytes / 4);
-    mha_weight unpacked = {
+    const mha_weight unpacked = {
         .data = weight, .in = in, .out = out, .in_stride = out * 4, .out_stride = 4};
     const mha_weight_packing packing = {MHA_FLOAT32, unpacked, packed};
     mha_execution one_thread = {.num_threads = 1};
     if (mha_pack_weight(&packing, &one_thread) != MHA_OK) {
         exit(1);
     }
-    unpacked.data = packed;
-    unpacked.packed = true;
+    const mha_weight in_panels = mha_packed_weight(&packing);
     matmul_context context = {
-        mha_contiguous_projection(MHA_FLOAT32, x, rows, &unpacked, NULL, output),
+        mha_contiguous_projection(MHA_FLOAT32, x, rows, &in_panels, NULL, output),
         {.num_threads = 1}};
     if (mha_linear_projection_workspace(&context.projection, 1, 1, &bytes) != MHA_OK) {
         exit(1);

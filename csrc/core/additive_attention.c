@@ -15,7 +15,8 @@ static mha_attention attention_of(const mha_additive_attention *additive, void *
     mha_attention attention = additive->attention;
     set_hidden(attention.dtype, additive->W_q.out, projected_query, &attention.query);
     set_hidden(attention.dtype, additive->W_k.out, projected_key, &attention.key);
-    attention.additive_w = additive->w_v;
+    attention.score_function = MHA_ADDITIVE;
+    attention.w_v = additive->w_v;
     return attention;
 }
 
@@ -129,7 +130,7 @@ static mha_attention_gradients attention_gradients(const additive_way_back *w) {
         .grad_query = grad_of_rows(&w->attention.query, w->grad_query),
         .grad_key = grad_of_rows(&w->attention.key, w->grad_key),
         .grad_value = w->gradients->grad_value,
-        .grad_additive_w = grad_of_rows(&w->attention.query, w->w_v_by_query),
+        .grad_w_v = grad_of_rows(&w->attention.query, w->w_v_by_query),
     };
     return gradients;
 }

@@ -27,7 +27,7 @@ typedef struct few_job {
     size_t block_scratch_size;
 } few_job;
 
-/* Where measured to be the faster kernel: docs/kernels.md. */
+/* Where measured to be the faster kernel: docs/journal.md. */
 static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) {
     return (query_len == 1 && key_len >= 32) ||
            (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
@@ -37,7 +37,7 @@ static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) 
 bool mha_has_few_queries(const mha_attention *attention) {
     return few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
                          mha_extent(&attention->query, 1)) &&
-           attention->additive_w == NULL && !attention->options->uniform_empty_rows;
+           attention->score_function == MHA_DOT_PRODUCT && !attention->options->uniform_empty_rows;
 }
 
 /* Columns of a partial output. */
@@ -71,9 +71,9 @@ static mha_status plan(const mha_attention *attention, few_job *job) {
     MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(job->rows, MHA_MAX_FEW_ROWS),
                                ((size_t)width_of(attention) + 2) * (size_t)item, &job->part_size));
     job->block_scratch_size =
-        job->kernels->attention_scratch_size(mha_extent(&attention->query, 1), columns, 1);
+        job->kernels->attention->scratch_size(mha_extent(&attention->query, 1), columns, 1);
     job->scratch_size =
-        job->kernels->few_queries_scratch_size(mha_extent(&attention->query, 1), columns);
+        job->kernels->few_queries->scratch_size(mha_extent(&attention->query, 1), columns);
     return MHA_OK;
 }
 
@@ -174,7 +174,7 @@ static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
     for (int64_t row = 0; row < rows.rows; row++) {
         block.row[row] = row_of(job, &rows, row);
     }
-    job->kernels->few_queries(&block, mha_piece(&job->scratch, worker->number));
+    job->kernels->few_queries->forward(&block, mha_piece(&job->scratch, worker->number));
 }
 
 /* An output that passed the largest number on its way, again by the kernel that knows better. */
@@ -184,7 +184,7 @@ static void average_again(const few_job *job, int64_t batch, int64_t head, int64
     mha_attention_block block = mha_query_block(job->attention, batch, head, query, 1, &visible);
     block.checkpoint = &worker->checkpoint;
     block.weights = block.lse = block.origin = NULL;
-    job->kernels->attention(&block, 1, job->block_scratch);
+    job->kernels->attention->forward(&block, 1, job->block_scratch);
 }
 
 /* Task: the chunks of a row block become its rows of the output. */
@@ -216,7 +216,7 @@ static void join_chunks(void *context, int64_t task, mha_worker *worker) {
             .row_origin = result_of(job, &rows, row, a->origin, 1),
             .row_denominator = result_of(job, &rows, row, a->denominator, 1),
         };
-        if (!job->kernels->join_few_queries(&join)) {
+        if (!job->kernels->few_queries->join(&join)) {
             average_again(job, rows.batch, head, query, worker);
         }
     }

@@ -6,7 +6,7 @@
  * additive attention, a tanh there and back, costs 24 plain ones. */
 static double cost_of_a_pair(const mha_attention *attention) {
     const double head_dim = (double)mha_extent(&attention->key, 1);
-    const double columns = (attention->additive_w == NULL ? head_dim : 24 * head_dim) +
+    const double columns = (attention->score_function == MHA_ADDITIVE ? 24 * head_dim : head_dim) +
                            (double)mha_extent(&attention->value, 1);
     return columns > 256 ? columns / 256 : 1;
 }

@@ -25,12 +25,12 @@ typedef struct projection_job {
 } projection_job;
 
 static bool reads_in_place(const mha_linear_projection *projection) {
-    return projection->rows <= FEW_ROWS &&
+    return projection->rows <= FEW_ROWS && mha_panels_of(projection->dtype)->is_plain &&
            projection->weight.out_stride == (int64_t)mha_dtype_size(projection->dtype);
 }
 
 static int64_t row_block_of(const mha_linear_projection *projection) {
-    return projection->weight.packed ? PACKED_ROW_BLOCK : UNPACKED_ROW_BLOCK;
+    return projection->weight.format != NULL ? PACKED_ROW_BLOCK : UNPACKED_ROW_BLOCK;
 }
 
 static int64_t row_blocks_of(const mha_linear_projection *projection) {
@@ -38,7 +38,7 @@ static int64_t row_blocks_of(const mha_linear_projection *projection) {
 }
 
 static int64_t num_panels(const mha_linear_projection *projection) {
-    return mha_divide_up(projection->weight.out, mha_panel_columns(projection->dtype));
+    return mha_panel_count(mha_panels_of(projection->dtype), projection->weight.out);
 }
 
 static int threads_for(const projection_job *job, int num_threads) {
@@ -74,8 +74,11 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         size_t scratch_size = 0;
         job->panels += num_panels(p);
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
-        if (!p->weight.packed) {
-            MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, MHA_PANEL_BYTES, &scratch_size));
+        if (!mha_weight_fits(&p->weight, p->dtype)) {
+            return MHA_INVALID_ARGUMENT;
+        }
+        if (p->weight.format == NULL) {
+            MHA_TRY(mha_panel_size(mha_panels_of(p->dtype), p->weight.in, &scratch_size));
         }
         job->scratch_size = scratch_size > job->scratch_size ? scratch_size : job->scratch_size;
     }
@@ -111,7 +114,7 @@ typedef struct packing_job {
 static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
     size_t packed;
     *bytes = 0;
-    if (!p->weight.packed && p->rows > UNPACKED_ROW_BLOCK) {
+    if (p->weight.format == NULL && p->rows > UNPACKED_ROW_BLOCK) {
         MHA_TRY(mha_packed_weight_size(p->dtype, p->weight.in, p->weight.out, &packed));
         *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
     }
@@ -139,7 +142,7 @@ static mha_status with_packed_weights(const mha_linear_projection *projections, 
         }
         job->packed[i] = piece;
         with_packed[i].weight.data = piece;
-        with_packed[i].weight.packed = true;
+        with_packed[i].weight.format = mha_panels_of(projections[i].dtype);
     }
     return MHA_OK;
 }
@@ -153,9 +156,10 @@ static void pack_task(void *context, int64_t task, mha_worker *worker) {
         task -= num_panels(&p[i]);
     }
     if (job->packed[i] != NULL) {
-        mha_pack_panel(p[i].dtype, &p[i].weight, task * mha_panel_columns(p[i].dtype),
-                       job->packed[i] + task * p[i].weight.in * MHA_PANEL_BYTES,
-                       &worker->checkpoint);
+        const mha_panel_format *format = mha_panels_of(p[i].dtype);
+        format->pack(&p[i].weight, task * format->columns,
+                     job->packed[i] + task * p[i].weight.in * format->row_bytes,
+                     &worker->checkpoint);
     }
 }
 
@@ -187,7 +191,8 @@ static char *output_at(const mha_linear_projection *p, int64_t row, int64_t colu
 static void project_panel(const projection_job *job, const mha_linear_projection *p, int64_t panel,
                           int64_t first_row, mha_worker *worker) {
     const int64_t item = (int64_t)mha_dtype_size(p->dtype);
-    const int64_t width = mha_panel_columns(p->dtype);
+    const mha_panel_format *format = &job->kernels->matmul->panels;
+    const int64_t width = format->columns;
     const int64_t first_column = panel * width;
     const int64_t rows_left = p->rows - first_row;
     const int64_t columns_left = p->weight.out - first_column;
@@ -210,17 +215,17 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.a = (const char *)p->x + first_row * p->x_stride;
         block.a_stride = p->x_stride / item;
     }
-    if (p->weight.packed) {
-        block.panel = (const char *)p->weight.data + panel * p->weight.in * MHA_PANEL_BYTES;
+    if (p->weight.format != NULL) {
+        block.panel = (const char *)p->weight.data + panel * p->weight.in * format->row_bytes;
     } else if (reads_in_place(p) && columns_left >= width) {
         block.panel = (const char *)p->weight.data + first_column * item;
         block.panel_stride = p->weight.in_stride / item;
     } else {
         char *scratch = mha_piece(&job->scratch, worker->number);
-        mha_pack_panel(p->dtype, &p->weight, first_column, scratch, &worker->checkpoint);
+        format->pack(&p->weight, first_column, scratch, &worker->checkpoint);
         block.panel = scratch;
     }
-    job->kernels->matmul(&block);
+    job->kernels->matmul->multiply(&block);
 }
 
 /* Task: one block of rows and one panel of one of the weights. */

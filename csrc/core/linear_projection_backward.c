@@ -120,7 +120,7 @@ static void look_for_nan(void *context, int64_t task, mha_worker *worker) {
     if (mha_stop_after(&worker->checkpoint, rows * width)) {
         return;
     }
-    if (!mha_kernels_for(p->dtype)->all_finite(numbers, rows * width)) {
+    if (!mha_kernels_for(p->dtype)->elementwise->all_finite(numbers, rows * width)) {
         job->found = true;
     }
 }
@@ -139,7 +139,7 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
                            MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out))) {
             return;
         }
-        if (mha_kernels_for(p->dtype)->all_zero(
+        if (mha_kernels_for(p->dtype)->elementwise->all_zero(
                 (const char *)g->grad_output + row * g->grad_output_stride, p->weight.out)) {
             memset(to, 0, width);
         } else {
@@ -188,7 +188,7 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
         void *ones;
         MHA_TRY(bytes_of_ones(g, &bytes));
         MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &ones));
-        mha_kernels_for(g->projection->dtype)->fill(ones, 1, rows_of(g));
+        mha_kernels_for(g->projection->dtype)->elementwise->fill(ones, 1, rows_of(g));
         const mha_linear_projection product = of_bias(g, ones);
         MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
     }

@@ -5,13 +5,11 @@
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
 
-/* Columns of one panel: MHA_PANEL_BYTES of them. */
-int64_t mha_panel_columns(mha_dtype dtype);
-
-/* Writes columns first_column.. of a strided weight as one panel (in, panel columns), padded with
- * zeros to the full width. */
-void mha_pack_panel(mha_dtype dtype, const mha_weight *weight, int64_t first_column, void *panel,
-                    mha_checkpoint *checkpoint);
+/* The format of the kernel set in use, the panels of a weight with so many columns, and the bytes
+ * of one of them. */
+const mha_panel_format *mha_panels_of(mha_dtype dtype);
+int64_t mha_panel_count(const mha_panel_format *format, int64_t out);
+mha_status mha_panel_size(const mha_panel_format *format, int64_t in, size_t *bytes) MHA_MUST_CHECK;
 
 /* A matrix (rows, depth) that lies as (depth, rows) is first copied to blocks of rows, each of them
  * (depth, rows of the block) with mha_packed_rows_stride elements between its rows. As it lies, a

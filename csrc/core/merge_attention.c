@@ -45,7 +45,7 @@ static void merge_rows(void *context, int64_t task, mha_worker *worker) {
         .lse = merge->lse,
         .shares = mha_piece(&job->shares, worker->number),
     };
-    job->kernels->merge(&block);
+    job->kernels->few_queries->merge(&block);
 }
 
 mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,

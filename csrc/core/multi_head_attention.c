@@ -46,13 +46,13 @@ static mha_status plan_matrix(const mha_multi_head_attention *layer, int64_t bat
 
 /* The same, but in the workspace each head's rows on their own, (num_heads, batch..., length, d),
  * where the projection can write them so: rows of all heads are pages apart, and attention, which
- * reads those of one head again and again, took 1.1 to 1.2 times as long (docs/kernels.md). */
+ * reads those of one head again and again, took 1.1 to 1.2 times as long (docs/journal.md). */
 static mha_status plan_projected(const mha_multi_head_attention *layer, int64_t batch,
                                  int64_t length, int64_t width, int64_t num_heads, void *kept,
                                  matrix *m) {
     const int64_t head_columns = width / num_heads;
     MHA_TRY(plan_matrix(layer, batch, length, width, num_heads, kept, m));
-    if (kept == NULL && head_columns % mha_panel_columns(layer->attention.dtype) == 0) {
+    if (kept == NULL && head_columns % mha_panels_of(layer->attention.dtype)->columns == 0) {
         m->row_bytes = m->head_bytes;
         m->head_bytes = batch * length * m->row_bytes;
     }
@@ -165,9 +165,9 @@ static void gate_row(const mha_multi_head_attention *layer, int64_t row) {
     const int64_t head_bytes = columns * (int64_t)mha_dtype_size(dtype);
     for (int64_t head = 0; head < heads; head++) {
         const int64_t at = (row * heads + head) * head_bytes;
-        mha_kernels_for(dtype)->multiply((char *)layer->kept.merged + at,
-                                         (const char *)layer->kept.attended + at,
-                                         mha_gate_of(&layer->attention, head), columns);
+        mha_kernels_for(dtype)->elementwise->multiply(
+            (char *)layer->kept.merged + at, (const char *)layer->kept.attended + at,
+            mha_gate_of(&layer->attention, head), columns);
     }
 }
 

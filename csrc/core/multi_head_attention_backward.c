@@ -212,7 +212,7 @@ static mha_status for_rows(rows_job *job, mha_task_function function, mha_execut
 static void differentiate_gate(void *context, int64_t head, mha_worker *worker) {
     const rows_job *job = context;
     const mha_multi_head_attention *l = job->w->layer;
-    const mha_kernels *kernels = mha_kernels_for(l->attention.dtype);
+    const mha_elementwise_kernels *kernels = mha_kernels_for(l->attention.dtype)->elementwise;
     const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
     const int64_t columns = job->width / l->num_heads;
     mha_compensated_sum sum = {0, 0};
@@ -232,7 +232,7 @@ static void differentiate_gate(void *context, int64_t head, mha_worker *worker) 
 static void gate_rows(void *context, int64_t task, mha_worker *worker) {
     const rows_job *job = context;
     const mha_multi_head_attention *l = job->w->layer;
-    const mha_kernels *kernels = mha_kernels_for(l->attention.dtype);
+    const mha_elementwise_kernels *kernels = mha_kernels_for(l->attention.dtype)->elementwise;
     const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
     const int64_t columns = job->width / l->num_heads;
     const int64_t first = task * job->rows_of_a_task;
@@ -267,7 +267,7 @@ static mha_status differentiate_gates(const way_back *w, mha_execution *executio
 static void add_rows(void *context, int64_t task, mha_worker *worker) {
     const rows_job *job = context;
     const mha_dtype dtype = job->w->layer->attention.dtype;
-    const mha_kernels *kernels = mha_kernels_for(dtype);
+    const mha_elementwise_kernels *kernels = mha_kernels_for(dtype)->elementwise;
     const int64_t item = (int64_t)mha_dtype_size(dtype);
     const int64_t first = task * job->rows_of_a_task;
     const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);

@@ -25,7 +25,7 @@ typedef struct head_copy {
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
  * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
 static int64_t first_query_of(const attention_job *job, int64_t query_len, int64_t query_block) {
-    const int64_t lanes = job->kernels->query_lanes;
+    const int64_t lanes = job->kernels->attention->query_lanes;
     const int64_t vectors = mha_divide_up(query_len, lanes);
     const int64_t whole = vectors / job->query_blocks, rest = vectors % job->query_blocks;
     const int64_t first = whole * query_block + mha_smaller(query_block, rest);
@@ -88,7 +88,7 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
     }
-    job->kernels->attention(blocks, count, mha_piece(&job->scratch, worker->number));
+    job->kernels->attention->forward(blocks, count, mha_piece(&job->scratch, worker->number));
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the
@@ -107,7 +107,7 @@ static int joint_blocks_of(const attention_job *job, int num_threads) {
 }
 
 /* The kernel's scratch, and the copy of a head's keys and values, where their rows lie apart and
- * enough queries read them to repay it (docs/kernels.md); at most MOST_COPIED bytes. */
+ * enough queries read them to repay it (docs/journal.md); at most MOST_COPIED bytes. */
 static void plan_scratch(attention_job *job) {
     enum { MOST_COPIED = 2 << 20, FEWEST = 512 };
     const mha_attention *a = job->attention;
@@ -115,7 +115,7 @@ static void plan_scratch(attention_job *job) {
     const double column = (double)mha_extent(&a->key, 2) * (double)mha_dtype_size(a->dtype);
     const double bytes = column * ((double)head_dim + (double)value_head_dim);
     job->scratch_size =
-        job->kernels->attention_scratch_size(head_dim, value_head_dim, job->joint_blocks);
+        job->kernels->attention->scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
         a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
@@ -136,7 +136,8 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
-    job->query_blocks = mha_divide_up(mha_extent(&attention->query, 2), job->kernels->query_block);
+    job->query_blocks =
+        mha_divide_up(mha_extent(&attention->query, 2), job->kernels->attention->query_block);
     job->joint_blocks = joint_blocks_of(job, num_threads);
     job->tasks_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
     if (__builtin_mul_overflow(job->batch_heads, job->tasks_of_a_head, num_tasks)) {

@@ -95,7 +95,7 @@ static mha_attention_backward_block block_of(const gradient_job *job, int64_t ba
 static void run_block(const gradient_job *job, mha_attention_backward_block *block,
                       mha_worker *worker) {
     block->attention.checkpoint = &worker->checkpoint;
-    job->kernels->attention_backward(block, mha_piece(&job->scratch, worker->number));
+    job->kernels->attention->backward(block, mha_piece(&job->scratch, worker->number));
 }
 
 static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first_query,
@@ -240,8 +240,7 @@ static void differentiate_block(const gradient_job *job, const key_chunk *c, int
     block.adds_to_query = c->number > 0;
     block.grad_query =
         rows_of(job, &g->grad_query, c->batch, head, first, &block.grad_query_stride);
-    block.grad_additive_w =
-        rows_of(job, &g->grad_additive_w, c->batch, head, first, &block.grad_additive_w_stride);
+    block.grad_w_v = rows_of(job, &g->grad_w_v, c->batch, head, first, &block.grad_w_v_stride);
     if (!job->bias_has_own_pass) {
         want_bias(job, c->batch, head, first, &block);
     }
@@ -364,7 +363,7 @@ static void plan_scratch(gradient_job *job) {
                        has_rows_apart(&g->grad_key, a->dtype) ||
                        has_rows_apart(&g->grad_value, a->dtype);
     job->copies_keys = apart && bytes <= MOST_COPIED && job->group * job->query_blocks > 1;
-    job->scratch_size = job->kernels->attention_backward_scratch_size(head_dim, value_head_dim);
+    job->scratch_size = job->kernels->attention->backward_scratch_size(head_dim, value_head_dim);
     if (job->copies_keys) {
         job->keys_size = (size_t)(column * (double)head_dim);
         job->values_size = (size_t)(column * (double)value_head_dim);
@@ -440,8 +439,7 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
 static bool wants_more_than_bias(const gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
-           g->grad_additive_w.data != NULL ||
-           (g->grad_bias.data != NULL && !job->bias_has_own_pass);
+           g->grad_w_v.data != NULL || (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 
 static mha_status take_memory(gradient_job *job, mha_execution *execution) {

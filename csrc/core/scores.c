@@ -41,7 +41,7 @@ double mha_gate_of(const mha_attention *attention, int64_t head) {
     if (attention->head_gate == NULL) {
         return 1;
     }
-    return mha_kernels_for(attention->dtype)->read(attention->head_gate, head);
+    return mha_kernels_for(attention->dtype)->elementwise->read(attention->head_gate, head);
 }
 
 mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head) {
@@ -50,8 +50,9 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
     const int axes = attention->batch_axes;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
     mha_scores scores = {
-        .additive_w = attention->additive_w,
-        .scale = attention->additive_w == NULL ? options->scale : 1, /* additive scores have none */
+        .function = attention->score_function,
+        .w_v = attention->w_v,
+        .scale = attention->score_function == MHA_ADDITIVE ? 1 : options->scale,
         .softcap = options->softcap,
         .uniform_empty_rows = options->uniform_empty_rows,
         .dropout = {options->dropout_threshold, options->dropout_seed, head, batch},

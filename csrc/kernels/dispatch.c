@@ -6,11 +6,6 @@
 #include "kernels.h"
 #include "mha/runtime.h"
 
-typedef struct kernel_set {
-    const char *name;
-    const mha_kernels *of[MHA_NUM_DTYPES];
-} kernel_set;
-
 #define DECLARE_KERNELS(isa)                                                                       \
     extern const mha_kernels mha_kernels_float32_##isa, mha_kernels_float64_##isa
 #define KERNEL_SET(isa)                                                                            \
@@ -29,7 +24,7 @@ DECLARE_KERNELS(neon);
 #endif
 
 /* Slowest first. */
-static const kernel_set kernel_sets[] = {
+static const mha_kernel_set kernel_sets[] = {
     KERNEL_SET(baseline),
 #if defined(__x86_64__)
     KERNEL_SET(avx2),
@@ -40,10 +35,10 @@ static const kernel_set kernel_sets[] = {
 };
 enum { NUM_KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
 
-static _Atomic(const kernel_set *) chosen;
+static _Atomic(const mha_kernel_set *) chosen;
 
 /* __builtin_cpu_supports asks both CPUID and the operating system (XGETBV). */
-static int can_run(const kernel_set *set) {
+static int can_run(const mha_kernel_set *set) {
 #if defined(__x86_64__)
     if (strcmp(set->name, "avx2") == 0) {
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -64,8 +59,10 @@ const char *mha_available_instruction_set(int index) {
     return NULL;
 }
 
+void mha_use_kernel_set(const mha_kernel_set *set) { atomic_store(&chosen, set); }
+
 mha_status mha_choose_kernels(const char *name) {
-    const kernel_set *best = NULL;
+    const mha_kernel_set *best = NULL;
     for (int i = 0; i < NUM_KERNEL_SETS; i++) {
         if (can_run(&kernel_sets[i]) && (name == NULL || strcmp(name, kernel_sets[i].name) == 0)) {
             best = &kernel_sets[i];
@@ -74,13 +71,13 @@ mha_status mha_choose_kernels(const char *name) {
     if (best == NULL) {
         return MHA_INVALID_ARGUMENT;
     }
-    atomic_store(&chosen, best);
+    mha_use_kernel_set(best);
     return MHA_OK;
 }
 
 /* A C program that never chose gets the best set, or the one in MHA_ISA where that can run. */
-static const kernel_set *current(void) {
-    const kernel_set *set = atomic_load(&chosen);
+static const mha_kernel_set *current(void) {
+    const mha_kernel_set *set = atomic_load(&chosen);
     if (set == NULL) {
         if (mha_choose_kernels(getenv("MHA_ISA")) != MHA_OK && mha_choose_kernels(NULL) != MHA_OK) {
             return &kernel_sets[0];

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "mha/attention.h"
 #include "mha/execution.h"
 #include "mha/tensor.h"
 
@@ -25,9 +26,6 @@ enum { MHA_QUERY_CHAIN = MHA_MAX_QUERY_BLOCK };
 /* The most blocks of queries that walk the keys of a head together. */
 enum { MHA_MAX_JOINT_BLOCKS = 4 };
 
-/* A packed weight panel: this many bytes of columns for each row. */
-enum { MHA_PANEL_BYTES = 128 };
-
 /* The most columns of a head: so no scratch size overflows. */
 #define MHA_MOST_COLUMNS ((int64_t)1 << 40)
 
@@ -41,9 +39,10 @@ typedef struct mha_dropout {
  * (core/scores.c), and read by both forward kernels, the join of chunks and the gradients. Strides
  * of bias count elements. */
 typedef struct mha_scores {
-    const void *additive_w; /* (head_dim,) or NULL: scores are w . tanh(query + key) */
-    double scale, softcap;  /* scale 1 of additive scores; softcap 0: none */
-    const uint8_t *mask;    /* of query 0 and key 0, or NULL */
+    mha_score_function function;
+    const void *w_v;       /* of additive scores: (head_dim,) */
+    double scale, softcap; /* scale 1 of additive scores; softcap 0: none */
+    const uint8_t *mask;   /* of query 0 and key 0, or NULL */
     int64_t mask_query_stride, mask_key_stride;
     const void *bias; /* of query 0 and key 0, or NULL */
     int64_t bias_query_stride, bias_key_stride;
@@ -80,7 +79,7 @@ typedef struct mha_attention_block {
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
  * `attention` has the output, origin and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
- * of MHA_KEY_CHAIN. grad_query and grad_additive_w are written, or added to where
+ * of MHA_KEY_CHAIN. grad_query and grad_w_v are written, or added to where
  * adds_to_query; the others are added to. */
 typedef struct mha_attention_backward_block {
     mha_attention_block attention;
@@ -92,8 +91,8 @@ typedef struct mha_attention_backward_block {
     const void *grad_lse; /* (query_len,) or NULL */
     void *grad_query;     /* (query_len, head_dim) */
     int64_t grad_query_stride;
-    void *grad_additive_w; /* (query_len, head_dim): each query's part of grad additive_w */
-    int64_t grad_additive_w_stride;
+    void *grad_w_v; /* (query_len, head_dim): each query's part of grad w_v */
+    int64_t grad_w_v_stride;
     void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim), as key lies */
     int64_t grad_key_stride, grad_value_stride;
     void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */
@@ -171,21 +170,41 @@ typedef struct mha_compensated_sum {
     double sum, lost;
 } mha_compensated_sum;
 
-typedef struct mha_kernels {
+typedef struct mha_attention_kernels {
     int64_t query_block; /* the most queries of one call */
     int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
-    size_t (*attention_scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
+    size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
     /* `count` blocks of one head: a block of keys is read once for all of them. */
-    void (*attention)(const mha_attention_block *blocks, int count, void *scratch);
-    size_t (*attention_backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
-    void (*attention_backward)(const mha_attention_backward_block *block, void *scratch);
-    size_t (*few_queries_scratch_size)(int64_t head_dim, int64_t value_head_dim);
-    void (*few_queries)(const mha_few_queries_block *block, void *scratch);
+    void (*forward)(const mha_attention_block *blocks, int count, void *scratch);
+    size_t (*backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
+    void (*backward)(const mha_attention_backward_block *block, void *scratch);
+} mha_attention_kernels;
+
+typedef struct mha_few_queries_kernels {
+    size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim);
+    void (*forward)(const mha_few_queries_block *block, void *scratch);
     /* Whether the output is finite. */
-    bool (*join_few_queries)(const mha_few_queries_join *join);
-    void (*matmul)(const mha_matmul_block *block);
+    bool (*join)(const mha_few_queries_join *join);
     void (*merge)(const mha_merge_block *block);
-    /* Loops over numbers: elementwise.inc. */
+} mha_few_queries_kernels;
+
+/* How weights are packed: the format of one kernel set and element type. */
+struct mha_panel_format {
+    int64_t columns;   /* of a panel */
+    int64_t row_bytes; /* that a panel takes for each row of the weight */
+    bool is_plain;     /* its rows are numbers side by side, as those of a weight may be */
+    /* Columns first_column.. of a strided weight as one panel, zeros behind the last. */
+    void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,
+                 mha_checkpoint *checkpoint);
+};
+
+typedef struct mha_matmul_kernels {
+    mha_panel_format panels; /* what multiply reads */
+    void (*multiply)(const mha_matmul_block *block);
+} mha_matmul_kernels;
+
+/* Loops over numbers: elementwise.inc. */
+typedef struct mha_elementwise_kernels {
     double (*read)(const void *numbers, int64_t at);
     void (*write)(void *numbers, int64_t at, double number);
     void (*fill)(void *to, double number, int64_t count);
@@ -194,12 +213,32 @@ typedef struct mha_kernels {
     void (*add_products)(const void *a, const void *b, int64_t count, mha_compensated_sum *sum);
     bool (*all_finite)(const void *numbers, int64_t count);
     bool (*all_zero)(const void *numbers, int64_t count);
-    /* Elementwise, for the tests: exp2 for x <= 0 (0 where it would be denormal), natural log,
-     * tanh. */
+} mha_elementwise_kernels;
+
+/* For the tests: exp2 for x <= 0 (0 where it would be denormal), natural log, tanh. */
+typedef struct mha_math_kernels {
     void (*exp2)(const void *x, void *y, int64_t count);
     void (*log)(const void *x, void *y, int64_t count);
     void (*tanh)(const void *x, void *y, int64_t count);
+} mha_math_kernels;
+
+/* All of one element type and kernel set. A set that is better at one operation alone has a table
+ * of its own for that, and the others' addresses: all of them are constants. */
+typedef struct mha_kernels {
+    const mha_attention_kernels *attention;
+    const mha_few_queries_kernels *few_queries;
+    const mha_matmul_kernels *matmul;
+    const mha_elementwise_kernels *elementwise;
+    const mha_math_kernels *math;
 } mha_kernels;
+
+typedef struct mha_kernel_set {
+    const char *name;
+    const mha_kernels *of[MHA_NUM_DTYPES];
+} mha_kernel_set;
+
+/* Every call from now on uses this set: mha_choose_kernels has asked whether it can run. */
+void mha_use_kernel_set(const mha_kernel_set *set);
 
 /* The kernels in use, chosen at the first call. */
 const mha_kernels *mha_kernels_for(mha_dtype dtype);

@@ -34,7 +34,7 @@ void mha_clear_results(attention_results *results);
 /* The output, or a tuple of it, the weights and lse, as far as they are there; takes them over. */
 PyObject *mha_pack_results(attention_results *results);
 
-/* Every field of the core's struct, without additive_w and head_gate. */
+/* Every field of the core's struct, of dot products, without head_gate. */
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
                                   const mha_attention_options *options);
 

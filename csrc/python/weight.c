@@ -8,8 +8,8 @@ static const char CAPSULE_NAME[] = "mha.packed_weight";
 /* What a capsule holds; freed with it. */
 typedef struct packed_weight {
     mha_dtype dtype;
-    int64_t in, out;
     void *panels;
+    mha_weight weight; /* in the panels */
 } packed_weight;
 
 static void free_packed(PyObject *capsule) {
@@ -52,21 +52,21 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     if (real == NULL) {
         goto cleanup;
     }
-    packed->in = PyArray_DIM(real, 0);
-    packed->out = PyArray_DIM(real, 1);
-    if (mha_packed_weight_size(packed->dtype, packed->in, packed->out, &bytes) != MHA_OK ||
+    mha_weight_packing packing = {.dtype = packed->dtype,
+                                  .weight = {.data = PyArray_DATA(real),
+                                             .in = PyArray_DIM(real, 0),
+                                             .out = PyArray_DIM(real, 1),
+                                             .in_stride = PyArray_STRIDE(real, 0),
+                                             .out_stride = PyArray_STRIDE(real, 1)}};
+    if (mha_packed_weight_size(packed->dtype, packing.weight.in, packing.weight.out, &bytes) !=
+            MHA_OK ||
         posix_memalign(&packed->panels, MHA_WORKSPACE_ALIGNMENT, bytes > 0 ? bytes : 1) != 0) {
         packed->panels = NULL;
         PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
         goto cleanup;
     }
-    const mha_weight_packing packing = {.dtype = packed->dtype,
-                                        .weight = {.data = PyArray_DATA(real),
-                                                   .in = packed->in,
-                                                   .out = packed->out,
-                                                   .in_stride = PyArray_STRIDE(real, 0),
-                                                   .out_stride = PyArray_STRIDE(real, 1)},
-                                        .packed = packed->panels};
+    packing.packed = packed->panels;
+    packed->weight = mha_packed_weight(&packing);
     if (mha_call_run(NULL, pack, &packing, num_threads) < 0) {
         goto cleanup;
     }
@@ -108,10 +108,15 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
         PyErr_Format(PyExc_TypeError, "%s: packed in another element type", name);
         return -1;
     }
+    if (!mha_weight_fits(&packed->weight, dtype)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got one packed for other kernels, wanted it packed anew", name);
+        return -1;
+    }
     Py_INCREF(capsule);
     weight->owner = capsule;
-    weight->in = packed->in;
-    weight->out = packed->out;
+    weight->in = packed->weight.in;
+    weight->out = packed->weight.out;
     return check_in(weight, in, in_meaning, name);
 }
 
@@ -144,9 +149,7 @@ mha_weight mha_point_weight(const converted_weight *converted) {
     mha_weight weight = {.in = converted->in, .out = converted->out};
     if (PyCapsule_CheckExact(converted->owner)) {
         const packed_weight *packed = PyCapsule_GetPointer(converted->owner, CAPSULE_NAME);
-        weight.packed = true;
-        weight.data = packed->panels;
-        return weight;
+        return packed->weight;
     }
     PyArrayObject *array = (PyArrayObject *)converted->owner;
     weight.data = PyArray_DATA(array);

@@ -18,7 +18,7 @@ static double ulp_of(double value, mha_dtype dtype) {
 /* The floats from `first` down to -126 by their bits, in steps of `step`. */
 static double worst_exp2_error(float first, uint32_t step) {
     static float x[BATCH], y[BATCH];
-    const mha_kernels *kernels = mha_kernels_for(MHA_FLOAT32);
+    const mha_math_kernels *kernels = mha_kernels_for(MHA_FLOAT32)->math;
     const float least = -126;
     uint32_t bits, last;
     double worst = 0;
@@ -53,7 +53,7 @@ static void test_exp2_float32(void) {
 
     const float edges[] = {0, -0.0f, -126, -126.0001f, -1000, -INFINITY, NAN};
     float results[7];
-    mha_kernels_for(MHA_FLOAT32)->exp2(edges, results, 7);
+    mha_kernels_for(MHA_FLOAT32)->math->exp2(edges, results, 7);
     CHECK(results[0] == 1 && results[1] == 1 && results[2] == FLT_MIN);
     CHECK(results[3] == 0 && results[4] == 0 && results[5] == 0 && isnan(results[6]));
 }
@@ -83,7 +83,7 @@ static double worst_error(mha_dtype dtype, elementwise *function, long double (*
 
 static void test_functions(void) {
     for (mha_dtype dtype = MHA_FLOAT32; dtype <= MHA_FLOAT64; dtype++) {
-        const mha_kernels *kernels = mha_kernels_for(dtype);
+        const mha_math_kernels *kernels = mha_kernels_for(dtype)->math;
         const double exp2_error = worst_error(dtype, kernels->exp2, exp2l, -125, 0);
         double log_error = worst_error(dtype, kernels->log, logl, 1.5, 1e6);
         double tanh_error = worst_error(dtype, kernels->tanh, tanhl, -25, 25);
@@ -97,7 +97,7 @@ static void test_functions(void) {
     }
     const float edges[] = {0, INFINITY, -INFINITY, NAN, 1e30f};
     float results[5];
-    mha_kernels_for(MHA_FLOAT32)->tanh(edges, results, 5);
+    mha_kernels_for(MHA_FLOAT32)->math->tanh(edges, results, 5);
     CHECK(results[0] == 0 && results[1] == 1 && results[2] == -1 && isnan(results[3]));
     CHECK(results[4] == 1);
 }

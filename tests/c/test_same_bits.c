@@ -102,7 +102,8 @@ static uint64_t hash_attention(uint64_t hash, const problem *p, mha_dtype dtype,
         .output = tensor_of(numbers.out[0], HEADS, p->query_len, p->value_head_dim, dtype),
         .origin = numbers.out[4],
         .denominator = numbers.out[5],
-        .additive_w = p->additive ? numbers.w : NULL,
+        .score_function = p->additive ? MHA_ADDITIVE : MHA_DOT_PRODUCT,
+        .w_v = numbers.w,
         .options = &options};
     size_t bytes;
     CHECK_OK(mha_scaled_dot_product_attention_workspace(&attention, num_threads, &bytes));

@@ -59,8 +59,7 @@ static void check_projection(mha_dtype dtype, int64_t rows, int64_t in, int64_t 
     const mha_weight_packing packing = {dtype, projection.weight, packed};
     mha_execution three_threads = {.num_threads = 3};
     CHECK_OK(mha_pack_weight(&packing, &three_threads));
-    projection.weight.data = packed;
-    projection.weight.packed = true;
+    projection.weight = mha_packed_weight(&packing);
     projection.output = second;
     project(&projection, 3);
     CHECK(memcmp(first, second, (size_t)(rows * out * item)) == 0);

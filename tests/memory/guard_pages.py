@@ -10,8 +10,12 @@ import ctypes
 import mmap
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parent.parent))
+from option_cases import SCORES
 
 import mha
 
@@ -166,10 +170,8 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
     if not is_additive:
         if sometimes():
             options["window"] = case.choose((3, None), (None, 2), (70, 5), (0, 0))
-        if sometimes(0.2):
-            options["softcap"] = 5.0
-        if sometimes(0.2):
-            options["scale"] = 0.3
+        if sometimes(0.4):
+            options |= case.choose(*SCORES)
     if sometimes(0.2):
         options["empty_rows"] = "uniform"
     if sometimes(0.2):

@@ -33,6 +33,9 @@ typedef struct mha_attention_options {
     uint64_t dropout_seed;
 } mha_attention_options;
 
+/* What makes a score of a query and a key: query . key * scale, or w_v . tanh(query + key). */
+typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_function;
+
 /* query  (batch..., heads, query_len, head_dim)          last axis contiguous
  * key    (batch..., kv_heads, key_len, head_dim)         last axis contiguous
  * value  (batch..., kv_heads, key_len, value_head_dim)   last axis contiguous
@@ -41,7 +44,7 @@ typedef struct mha_attention_options {
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)
  * origin, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
  * scores and divided its exponentials by, for the gradients
- * additive_w, if given: contiguous (head_dim,): scores become w . tanh(query + key)
+ * w_v, of additive scores: contiguous (head_dim,)
  * head_gate,  if given: contiguous (heads,): multiplies each head's output. */
 typedef struct mha_attention {
     mha_dtype dtype;
@@ -50,7 +53,8 @@ typedef struct mha_attention {
     void *weights;
     void *lse;
     void *origin, *denominator;
-    const void *additive_w;
+    mha_score_function score_function;
+    const void *w_v;
     const void *head_gate;
     const mha_attention_options *options;
 } mha_attention;
@@ -69,12 +73,12 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
  * grad_query, grad_key, grad_value  shaped as query, key, value, last axes contiguous; written
  * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; written
  *             where there are scores
- * grad_additive_w  shaped as query: what each query adds to the gradient; written */
+ * grad_w_v  shaped as query: what each query adds to the gradient; written */
 typedef struct mha_attention_gradients {
     const mha_attention *attention;
     mha_tensor grad_output;
     const void *grad_lse;
-    mha_tensor grad_query, grad_key, grad_value, grad_bias, grad_additive_w;
+    mha_tensor grad_query, grad_key, grad_value, grad_bias, grad_w_v;
 } mha_attention_gradients;
 
 mha_status
@@ -83,15 +87,19 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) MHA_MUST_CHECK;
 
-/* A weight matrix (in, out): either strided as it lies, or packed by mha_pack_weight. */
+/* How a kernel set packs the weights of one element type. */
+typedef struct mha_panel_format mha_panel_format;
+
+/* A weight matrix (in, out): either strided as it lies, or packed by mha_pack_weight in the format
+ * of the kernel set that was in use then. */
 typedef struct mha_weight {
     const void *data;
     int64_t in, out;
-    int64_t in_stride, out_stride; /* bytes; unused when packed */
-    bool packed;
+    int64_t in_stride, out_stride;  /* bytes; unused when packed */
+    const mha_panel_format *format; /* NULL: not packed */
 } mha_weight;
 
-/* Bytes that packing writes, and the packing itself: panels of 128 bytes of columns. */
+/* Bytes that packing writes, under the kernel set in use. */
 mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out,
                                   size_t *bytes) MHA_MUST_CHECK;
 
@@ -103,6 +111,13 @@ typedef struct mha_weight_packing {
 
 mha_status mha_pack_weight(const mha_weight_packing *packing,
                            mha_execution *execution) MHA_MUST_CHECK;
+
+/* The packed weight, for calls in this element type under the same kernel set; others refuse it
+ * with MHA_INVALID_ARGUMENT. */
+mha_weight mha_packed_weight(const mha_weight_packing *packing);
+
+/* Whether a call in this element type would take the weight: every weight that is not packed. */
+bool mha_weight_fits(const mha_weight *weight, mha_dtype dtype);
 
 /* output (rows, out) = x (rows, in) @ weight (in, out) + bias (out,) or NULL.
  * x and output have contiguous last axes; row strides are in bytes. With x_transposed x lies as

@@ -9,6 +9,7 @@ texts here.
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
@@ -203,7 +204,9 @@ def takes_options(names: tuple[str, ...],
         del shown.__annotations__["options"]
         shown.__annotations__ |= {name: AttentionKeywords.__annotations__[name] for name in names}
         if function.__doc__ is not None:
-            function.__doc__ = function.__doc__.replace("    {options}\n", _paragraphs(names))
+            function.__doc__ = re.sub(  # Python 3.13 takes the indentation away
+                r"^( *)\{options\}\n", lambda found: _paragraphs(names, found[1]), function.__doc__,
+                flags=re.MULTILINE)
         return function
 
     return described
@@ -216,11 +219,11 @@ def _parameter(name: str) -> inspect.Parameter:
                              annotation=AnnotationText(annotation))
 
 
-def _paragraphs(names: tuple[str, ...]) -> str:
+def _paragraphs(names: tuple[str, ...], indent: str) -> str:
     """As the parameters of a docstring."""
     lines = []
     for name in names:
         option = OPTIONS[name]
-        lines.append(f"    {name} : {option.type}\n")
-        lines += [f"        {line}\n" for line in textwrap.wrap(option.meaning, 92)]
+        lines.append(f"{indent}{name} : {option.type}\n")
+        lines += [f"{indent}    {line}\n" for line in textwrap.wrap(option.meaning, 92)]
     return "".join(lines)

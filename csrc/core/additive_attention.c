@@ -2,6 +2,8 @@
  * projections to the hidden width, then the attention step with those scores. */
 #include "mha/attention.h"
 
+#include "run.h"
+
 /* Points a (batch..., heads, len, any) tensor at its projected rows (batch..., heads, len, hidden).
  */
 static void set_hidden(mha_dtype dtype, int64_t hidden, void *projected, mha_tensor *tensor) {
@@ -33,23 +35,6 @@ static void hidden_projections(const mha_additive_attention *additive, void *pro
                                                &additive->W_q, NULL, projected_query);
     projections[1] = mha_contiguous_projection(dtype, additive->key, additive->key_rows,
                                                &additive->W_k, NULL, projected_key);
-}
-
-mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
-                                            size_t *bytes) {
-    const mha_attention attention = attention_of(additive, NULL, NULL);
-    mha_linear_projection projections[2];
-    size_t size, scratch, projection_scratch;
-    hidden_projections(additive, NULL, NULL, projections);
-    MHA_TRY(mha_linear_projection_workspace(projections, 2, num_threads, &projection_scratch));
-    MHA_TRY(mha_scaled_dot_product_attention_workspace(&attention, num_threads, &scratch));
-    scratch = projection_scratch > scratch ? projection_scratch : scratch;
-    *bytes = 0;
-    MHA_TRY(projected_size(additive, additive->query_rows, &size));
-    MHA_TRY(mha_workspace_reserve(bytes, additive->kept_query == NULL ? size : 0, 1));
-    MHA_TRY(projected_size(additive, additive->key_rows, &size));
-    MHA_TRY(mha_workspace_reserve(bytes, additive->kept_key == NULL ? size : 0, 1));
-    return mha_workspace_reserve(bytes, scratch, 1);
 }
 
 /* Room for projected rows: what is kept, or a piece of the workspace. */
@@ -164,30 +149,6 @@ static void projected_gradients(const additive_way_back *w, mha_linear_projectio
     to[OF_W_V] = hidden_gradients(&projections[0], w->w_v_by_query, NULL, NULL, g->grad_w_v);
 }
 
-mha_status
-mha_additive_attention_backward_workspace(const mha_additive_attention_gradients *gradients,
-                                          int num_threads, size_t *bytes) {
-    additive_way_back w;
-    mha_linear_projection projections[2];
-    mha_linear_projection_gradients projected[NUM_PROJECTED];
-    size_t scratch, needed; /* of one step at a time */
-    MHA_TRY(plan_way_back(gradients, &w));
-    w.grad_query = w.wants_query ? gradients->additive->kept_query : NULL; /* any address */
-    w.grad_key = w.wants_key ? gradients->additive->kept_key : NULL;
-    w.w_v_by_query = gradients->grad_w_v != NULL ? gradients->additive->kept_query : NULL;
-    const mha_attention_gradients attention = attention_gradients(&w);
-    MHA_TRY(mha_scaled_dot_product_attention_backward_workspace(&attention, num_threads, &scratch));
-    projected_gradients(&w, projections, projected);
-    for (int i = 0; i < NUM_PROJECTED; i++) {
-        MHA_TRY(mha_linear_projection_backward_workspace(&projected[i], num_threads, &needed));
-        scratch = needed > scratch ? needed : scratch;
-    }
-    *bytes = 0;
-    MHA_TRY(mha_workspace_reserve(bytes, w.query_size, 2));
-    MHA_TRY(mha_workspace_reserve(bytes, w.key_size, 1));
-    return mha_workspace_reserve(bytes, scratch, 1);
-}
-
 static mha_status take_if(bool is_wanted, mha_workspace *workspace, size_t bytes, void **piece) {
     *piece = NULL;
     return is_wanted ? mha_workspace_take(workspace, bytes, piece) : MHA_OK;
@@ -223,3 +184,7 @@ mha_status mha_additive_attention_backward(const mha_additive_attention_gradient
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(additive_attention, mha_additive_attention, mha_additive_attention_forward)
+MHA_DEFINE_WORKSPACE(additive_attention_backward, mha_additive_attention_gradients,
+                     mha_additive_attention_backward)

@@ -5,7 +5,7 @@
 #include "few_queries.h"
 
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "attention_rows.h"
 
 enum { FEWEST_KEYS_OF_A_CHUNK = 512 };
@@ -222,19 +222,6 @@ static void join_chunks(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-mha_status mha_few_queries_workspace(const mha_attention *attention, int num_threads,
-                                     size_t *bytes) {
-    few_job job;
-    int64_t num_tasks;
-    int threads;
-    *bytes = 0;
-    MHA_TRY(plan(attention, &job));
-    MHA_TRY(count_tasks(&job, num_threads, &num_tasks, &threads));
-    MHA_TRY(mha_workspace_reserve(bytes, job.part_size, (size_t)num_tasks));
-    MHA_TRY(mha_workspace_reserve(bytes, job.block_scratch_size, 1));
-    return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads);
-}
-
 static mha_status run_tasks(few_job *job, mha_execution *execution) {
     int64_t num_tasks;
     int threads;
@@ -246,10 +233,10 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
                                       &job->scratch));
     MHA_TRY(
         mha_workspace_take(&execution->workspace, job->block_scratch_size, &job->block_scratch));
-    MHA_TRY(mha_pool_run(num_tasks, threads, attend_chunk, job, &execution->cancel));
+    MHA_TRY(mha_run_tasks(execution, num_tasks, threads, attend_chunk, job));
     const int64_t row_blocks = job->key_heads * job->row_blocks;
     /* A few numbers for each row: less work than waking another thread. */
-    return mha_pool_run(row_blocks, 1, join_chunks, job, &execution->cancel);
+    return mha_run_tasks(execution, row_blocks, 1, join_chunks, job);
 }
 
 mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {

@@ -8,8 +8,6 @@
  * alone, because the two kernels differ in their last bits. */
 bool mha_has_few_queries(const mha_attention *attention);
 
-mha_status mha_few_queries_workspace(const mha_attention *attention, int num_threads,
-                                     size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_few_queries_forward(const mha_attention *attention,
                                    mha_execution *execution) MHA_MUST_CHECK;
 

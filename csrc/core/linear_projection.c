@@ -3,7 +3,7 @@
  * it, else panel by panel into the worker's own scratch; where few rows would not repay that, a
  * full panel is read as it lies. */
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "matmul.h"
 
 /* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
@@ -121,11 +121,11 @@ static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
     return MHA_OK;
 }
 
-/* The projections with their weights packed into a workspace, or without addresses. */
+/* The projections with their weights packed into the workspace, where that repays. */
 static mha_status with_packed_weights(const mha_linear_projection *projections, int count,
-                                      mha_workspace *workspace, size_t *bytes,
+                                      mha_workspace *workspace, bool *any,
                                       mha_linear_projection *with_packed, packing_job *job) {
-    *bytes = 0;
+    *any = false;
     job->projections = projections;
     for (int i = 0; i < count; i++) {
         size_t size;
@@ -136,10 +136,8 @@ static mha_status with_packed_weights(const mha_linear_projection *projections, 
         if (size == 0) {
             continue;
         }
-        MHA_TRY(mha_workspace_reserve(bytes, size, 1));
-        if (workspace != NULL) {
-            MHA_TRY(mha_workspace_take(workspace, size, &piece));
-        }
+        MHA_TRY(mha_workspace_take(workspace, size, &piece));
+        *any = true;
         job->packed[i] = piece;
         with_packed[i].weight.data = piece;
         with_packed[i].weight.format = mha_panels_of(projections[i].dtype);
@@ -161,22 +159,6 @@ static void pack_task(void *context, int64_t task, mha_worker *worker) {
                      job->packed[i] + task * p[i].weight.in * format->row_bytes,
                      &worker->checkpoint);
     }
-}
-
-mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
-                                           int num_threads, size_t *bytes) {
-    mha_linear_projection with_packed[MHA_MOST_PROJECTIONS];
-    packing_job packing;
-    projection_job job;
-    MHA_TRY(with_packed_weights(projections, count, NULL, bytes, with_packed, &packing));
-    MHA_TRY(plan(with_packed, count, &job));
-    if (projections[0].x_transposed) {
-        const mha_transposed_rows x = transposed_rows_of(&with_packed[0]);
-        size_t size;
-        MHA_TRY(mha_packed_rows_size(&x, &size));
-        MHA_TRY(mha_workspace_reserve(bytes, size, 1));
-    }
-    return mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads_for(&job, num_threads));
 }
 
 /* The output's element (row, column). */
@@ -256,30 +238,29 @@ static mha_status pack_rows(projection_job *job, int num_threads, mha_execution 
     job->x_rows = transposed_rows_of(&job->projections[0]);
     MHA_TRY(mha_packed_rows_size(&job->x_rows, &size));
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->x_rows.blocks));
-    return mha_pool_run(mha_divide_up(job->x_rows.depth, (int64_t)MHA_DEPTH_CHAIN), num_threads,
-                        pack_rows_task, job, &execution->cancel);
+    return mha_run_tasks(execution, mha_divide_up(job->x_rows.depth, (int64_t)MHA_DEPTH_CHAIN),
+                         num_threads, pack_rows_task, job);
 }
 
 static mha_status run_steps(const mha_linear_projection *projections, int count,
                             mha_execution *execution) {
-    mha_linear_projection with_packed[MHA_MOST_PROJECTIONS];
+    mha_linear_projection with_packed[MHA_MOST_PROJECTIONS] = {{.rows = 0}};
     packing_job packing;
     projection_job job;
-    size_t all;
-    MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &all, with_packed,
+    bool any_packed;
+    MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &any_packed, with_packed,
                                 &packing));
     MHA_TRY(plan(with_packed, count, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
-    if (all > 0) {
-        MHA_TRY(mha_pool_run(job.panels, num_threads, pack_task, &packing, &execution->cancel));
+    if (any_packed) {
+        MHA_TRY(mha_run_tasks(execution, job.panels, num_threads, pack_task, &packing));
     }
     if (projections[0].x_transposed) {
         MHA_TRY(pack_rows(&job, num_threads, execution));
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
                                       &job.scratch));
-    return mha_pool_run(job.panels * job.row_blocks, num_threads, run_task, &job,
-                        &execution->cancel);
+    return mha_run_tasks(execution, job.panels * job.row_blocks, num_threads, run_task, &job);
 }
 
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,
@@ -288,4 +269,12 @@ mha_status mha_linear_projection_forward(const mha_linear_projection *projection
     const mha_status status = run_steps(projections, count, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
+}
+
+mha_status mha_linear_projection_workspace(const mha_linear_projection *projections, int count,
+                                           int num_threads, size_t *bytes) {
+    mha_execution measuring = mha_measuring_execution(num_threads);
+    MHA_TRY(mha_linear_projection_forward(projections, count, &measuring));
+    *bytes = measuring.workspace.most;
+    return MHA_OK;
 }

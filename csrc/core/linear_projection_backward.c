@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "matmul.h"
 
 /* The output of the forward pass: what grad_output is shaped as. */
@@ -49,47 +49,9 @@ static mha_linear_projection of_bias(const mha_linear_projection_gradients *g, c
     return mha_contiguous_projection(g->projection->dtype, ones, 1, &matrix, NULL, g->grad_bias);
 }
 
-static mha_status bytes_of_ones(const mha_linear_projection_gradients *g, size_t *bytes) {
-    *bytes = 0;
-    return g->grad_bias == NULL ? MHA_OK
-                                : mha_multiply_sizes((size_t)rows_of(g),
-                                                     mha_dtype_size(g->projection->dtype), bytes);
-}
-
-/* A copy of x for pass 2 once more; no other use needs memory. */
-static mha_status bytes_of_seen_rows(const mha_linear_projection_gradients *g, size_t *bytes) {
-    const size_t item = mha_dtype_size(g->projection->dtype);
-    *bytes = 0;
-    if (g->grad_weight == NULL || !g->leaves_out_unseen) {
-        return MHA_OK;
-    }
-    MHA_TRY(mha_multiply_sizes((size_t)g->projection->weight.in, item, bytes));
-    return mha_multiply_sizes(*bytes, (size_t)rows_of(g), bytes);
-}
-
-static mha_status at_least(const mha_linear_projection *product, bool is_wanted, int num_threads,
-                           size_t *bytes) {
-    size_t needed;
-    if (is_wanted) {
-        MHA_TRY(mha_linear_projection_workspace(product, 1, num_threads, &needed));
-        *bytes = needed > *bytes ? needed : *bytes;
-    }
-    return MHA_OK;
-}
-
-mha_status mha_linear_projection_backward_workspace(const mha_linear_projection_gradients *g,
-                                                    int num_threads, size_t *bytes) {
-    const mha_linear_projection x = of_x(g), weight = of_weight(g), bias = of_bias(g, NULL);
-    size_t scratch = 0, ones, seen_rows; /* scratch is of one product at a time */
-    MHA_TRY(at_least(&x, g->grad_x != NULL, num_threads, &scratch));
-    MHA_TRY(at_least(&weight, g->grad_weight != NULL, num_threads, &scratch));
-    MHA_TRY(at_least(&bias, g->grad_bias != NULL, num_threads, &scratch));
-    MHA_TRY(bytes_of_ones(g, &ones));
-    MHA_TRY(bytes_of_seen_rows(g, &seen_rows));
-    *bytes = 0;
-    MHA_TRY(mha_workspace_reserve(bytes, ones, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, seen_rows, 1));
-    return mha_workspace_reserve(bytes, scratch, 1);
+static mha_status bytes_of_x(const mha_linear_projection *p, size_t *bytes) {
+    MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), bytes));
+    return mha_multiply_sizes(*bytes, (size_t)p->rows, bytes);
 }
 
 /* Tasks over the rows of a matrix. */
@@ -106,7 +68,7 @@ static mha_status for_rows(row_job *job, mha_task_function task, int64_t width,
     const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
     const int threads =
         mha_threads_for(tasks, (double)job->rows * (double)width, execution->num_threads);
-    return mha_pool_run(tasks, threads, task, job, &execution->cancel);
+    return mha_run_tasks(execution, tasks, threads, task, job);
 }
 
 /* Whether grad weight has a number that is not finite. */
@@ -157,10 +119,10 @@ static mha_status leave_out_unseen(const mha_linear_projection_gradients *g,
     row_job job = {.gradients = g, .rows = p->weight.in};
     size_t bytes;
     MHA_TRY(for_rows(&job, look_for_nan, p->weight.out, execution));
-    if (!job.found || p->x_transposed) {
+    if ((!job.found && !execution->workspace.measures) || p->x_transposed) {
         return MHA_OK;
     }
-    MHA_TRY(bytes_of_seen_rows(g, &bytes));
+    MHA_TRY(bytes_of_x(p, &bytes));
     MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &job.to));
     job.rows = p->rows;
     MHA_TRY(for_rows(&job, copy_seen_rows, p->weight.in, execution));
@@ -186,9 +148,12 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
     if (g->grad_bias != NULL) {
         size_t bytes;
         void *ones;
-        MHA_TRY(bytes_of_ones(g, &bytes));
+        MHA_TRY(
+            mha_multiply_sizes((size_t)rows_of(g), mha_dtype_size(g->projection->dtype), &bytes));
         MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &ones));
-        mha_kernels_for(g->projection->dtype)->elementwise->fill(ones, 1, rows_of(g));
+        if (!execution->workspace.measures) {
+            mha_kernels_for(g->projection->dtype)->elementwise->fill(ones, 1, rows_of(g));
+        }
         const mha_linear_projection product = of_bias(g, ones);
         MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
     }
@@ -202,3 +167,6 @@ mha_status mha_linear_projection_backward(const mha_linear_projection_gradients 
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(linear_projection_backward, mha_linear_projection_gradients,
+                     mha_linear_projection_backward)

@@ -2,7 +2,7 @@
  * some of the rows. */
 #include "../kernels/kernels.h"
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "attention_rows.h"
 
 typedef struct merge_job {
@@ -48,14 +48,6 @@ static void merge_rows(void *context, int64_t task, mha_worker *worker) {
     job->kernels->few_queries->merge(&block);
 }
 
-mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,
-                                         size_t *bytes) {
-    merge_job job;
-    *bytes = 0;
-    MHA_TRY(plan(merge, num_threads, &job));
-    return mha_workspace_reserve(bytes, job.shares_size, (size_t)job.threads);
-}
-
 mha_status mha_merge_attention_forward(const mha_merge_attention *merge, mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     merge_job job;
@@ -63,7 +55,9 @@ mha_status mha_merge_attention_forward(const mha_merge_attention *merge, mha_exe
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.shares_size, (size_t)job.threads,
                                       &job.shares));
     const mha_status status =
-        mha_pool_run(job.num_tasks, job.threads, merge_rows, &job, &execution->cancel);
+        mha_run_tasks(execution, job.num_tasks, job.threads, merge_rows, &job);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(merge_attention, mha_merge_attention, mha_merge_attention_forward)

@@ -7,7 +7,7 @@
 #include "mha/attention.h"
 
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "attention_rows.h"
 #include "matmul.h"
 
@@ -124,30 +124,6 @@ static mha_linear_projection output_projection(const mha_multi_head_attention *l
                                      &l->W_o, l->b_o, l->output);
 }
 
-mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
-                                              int num_threads, size_t *bytes) {
-    matrices m;
-    size_t scratch, attention_scratch, output_scratch; /* of one step at a time: they share it */
-    mha_linear_projection inputs[3];
-    MHA_TRY(plan_matrices(layer, &m));
-    input_projections(layer, &m, inputs);
-    const mha_linear_projection output = output_projection(layer, &m);
-    const mha_attention attention = attention_of(layer, &m);
-    MHA_TRY(mha_linear_projection_workspace(inputs, 3, num_threads, &scratch));
-    MHA_TRY(mha_linear_projection_workspace(&output, 1, num_threads, &output_scratch));
-    MHA_TRY(
-        mha_scaled_dot_product_attention_workspace(&attention, num_threads, &attention_scratch));
-    scratch = attention_scratch > scratch ? attention_scratch : scratch;
-    scratch = output_scratch > scratch ? output_scratch : scratch;
-
-    *bytes = 0;
-    MHA_TRY(mha_workspace_reserve(bytes, m.query.bytes, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, m.key.bytes, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, m.value.bytes, 1));
-    MHA_TRY(mha_workspace_reserve(bytes, m.merged.bytes, 1));
-    return mha_workspace_reserve(bytes, scratch, 1);
-}
-
 /* A piece of the workspace, unless the caller keeps the matrix. */
 static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
     return m->data == NULL ? mha_workspace_take(workspace, m->bytes, &m->data) : MHA_OK;
@@ -190,7 +166,7 @@ static mha_status gate_heads(const mha_multi_head_attention *layer, int64_t rows
     const int64_t num_tasks = mha_divide_up(rows, job.rows_of_a_task);
     const int threads =
         mha_threads_for(num_tasks, (double)rows * (double)width, execution->num_threads);
-    return mha_pool_run(num_tasks, threads, gate_rows, &job, &execution->cancel);
+    return mha_run_tasks(execution, num_tasks, threads, gate_rows, &job);
 }
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
@@ -234,3 +210,6 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(multi_head_attention, mha_multi_head_attention,
+                     mha_multi_head_attention_forward)

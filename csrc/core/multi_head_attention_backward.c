@@ -5,7 +5,7 @@
  *
  * Gradients between the steps live in the workspace, C-contiguous (batch..., length, heads * d). */
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "attention_rows.h"
 #include "mha/attention.h"
 
@@ -203,8 +203,8 @@ static mha_status for_rows(rows_job *job, mha_task_function function, mha_execut
     job->rows_of_a_task = mha_rows_of_a_task(job->width);
     const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
     const double numbers = (double)job->rows * (double)job->width;
-    return mha_pool_run(tasks, mha_threads_for(tasks, numbers, execution->num_threads), function,
-                        job, &execution->cancel);
+    return mha_run_tasks(execution, tasks, mha_threads_for(tasks, numbers, execution->num_threads),
+                         function, job);
 }
 
 /* Step 4 backwards, gates: grad head_gate = sum over tokens and columns of grad merged * attended.
@@ -255,9 +255,9 @@ static mha_status differentiate_gates(const way_back *w, mha_execution *executio
         const double numbers = (double)job.rows * (double)job.width;
         job.from = w->grad_merged;
         job.to = w->gradients->grad_head_gate;
-        MHA_TRY(mha_pool_run(l->num_heads,
-                             mha_threads_for(l->num_heads, numbers, execution->num_threads),
-                             differentiate_gate, &job, &execution->cancel));
+        MHA_TRY(mha_run_tasks(execution, l->num_heads,
+                              mha_threads_for(l->num_heads, numbers, execution->num_threads),
+                              differentiate_gate, &job));
     }
     job.to = w->grad_merged;
     return l->attention.head_gate == NULL ? MHA_OK : for_rows(&job, gate_rows, execution);
@@ -303,24 +303,7 @@ static mha_status project_back(const way_back *w, input *in, mha_execution *exec
     return MHA_OK;
 }
 
-static mha_status input_workspace(const way_back *w, const input *in, int num_threads,
-                                  size_t *most) {
-    size_t bytes, scratch;
-    if (!is_wanted(in)) {
-        return MHA_OK;
-    }
-    const mha_linear_projection projection = input_projection(w, in);
-    mha_linear_projection_gradients gradients = input_gradients(w, in, &projection);
-    gradients.grad_x = in->sum != NULL ? in->sum : in->grad_x; /* any address: it is wanted */
-    MHA_TRY(mha_linear_projection_backward_workspace(&gradients, num_threads, &scratch));
-    bytes = 0;
-    MHA_TRY(mha_workspace_reserve(&bytes, in->sum_size, 1));
-    MHA_TRY(mha_workspace_reserve(&bytes, scratch, 1));
-    *most = bytes > *most ? bytes : *most;
-    return MHA_OK;
-}
-
-/* Where gradients between the steps will lie; any address while only sizes are wanted. */
+/* Where gradients between the steps will lie. */
 static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
     input *const inputs[] = {&w->query, &w->key, &w->value};
     if (w->goes_on) {
@@ -333,34 +316,6 @@ static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
         }
     }
     return MHA_OK;
-}
-
-mha_status mha_multi_head_attention_backward_workspace(const mha_multi_head_attention_gradients *g,
-                                                       int num_threads, size_t *bytes) {
-    way_back w;
-    size_t scratch = 0, needed; /* of one step at a time */
-    MHA_TRY(plan(g, &w));
-    input *const inputs[] = {&w.query, &w.key, &w.value};
-    *bytes = 0;
-    MHA_TRY(mha_workspace_reserve(bytes, w.merged_size, 1));
-    w.grad_merged = w.goes_on ? w.layer->kept.merged : NULL;
-    for (int i = 0; i < 3; i++) {
-        inputs[i]->grad_projected = is_wanted(inputs[i]) ? inputs[i]->projected : NULL;
-        MHA_TRY(mha_workspace_reserve(bytes, inputs[i]->projected_size, 1));
-        MHA_TRY(input_workspace(&w, inputs[i], num_threads, &scratch));
-    }
-    const mha_linear_projection projection = output_projection(&w);
-    const mha_linear_projection_gradients of_output = output_gradients(&w, &projection);
-    MHA_TRY(mha_linear_projection_backward_workspace(&of_output, num_threads, &needed));
-    scratch = needed > scratch ? needed : scratch;
-    if (w.goes_on) {
-        const mha_attention attention = attention_of(&w);
-        const mha_attention_gradients of_attention = attention_gradients(&w, &attention);
-        MHA_TRY(mha_scaled_dot_product_attention_backward_workspace(&of_attention, num_threads,
-                                                                    &needed));
-        scratch = needed > scratch ? needed : scratch;
-    }
-    return mha_workspace_reserve(bytes, scratch, 1);
 }
 
 static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_execution *execution) {
@@ -404,3 +359,6 @@ mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_grad
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(multi_head_attention_backward, mha_multi_head_attention_gradients,
+                     mha_multi_head_attention_backward)

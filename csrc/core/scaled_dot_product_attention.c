@@ -1,7 +1,7 @@
 /* Step 3 of the figure: softmax(query key^T * scale) value. A task is one head and one block of
  * queries; the kernel walks its keys. Memory beyond the output does not grow with the length. */
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "attention_rows.h"
 #include "few_queries.h"
 
@@ -156,27 +156,6 @@ static bool nothing_to_compute(const mha_attention *attention) {
             attention->lse == NULL && attention->origin == NULL);
 }
 
-mha_status mha_scaled_dot_product_attention_workspace(const mha_attention *attention,
-                                                      int num_threads, size_t *bytes) {
-    attention_job job;
-    int64_t num_tasks;
-    int threads;
-    *bytes = 0;
-    if (nothing_to_compute(attention)) {
-        return MHA_OK;
-    }
-    if (mha_has_few_queries(attention)) {
-        return mha_few_queries_workspace(attention, num_threads, bytes);
-    }
-    MHA_TRY(plan(attention, num_threads, &job, &num_tasks, &threads));
-    MHA_TRY(mha_workspace_reserve(bytes, job.scratch_size, (size_t)threads));
-    if (job.copies_heads) {
-        MHA_TRY(mha_workspace_reserve(bytes, job.keys_size, (size_t)threads));
-        MHA_TRY(mha_workspace_reserve(bytes, job.values_size, (size_t)threads));
-    }
-    return MHA_OK;
-}
-
 static mha_status take_memory(attention_job *job, int threads, mha_workspace *workspace) {
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
@@ -184,7 +163,7 @@ static mha_status take_memory(attention_job *job, int threads, mha_workspace *wo
         MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, (size_t)threads, &job->keys));
         MHA_TRY(
             mha_workspace_take_pieces(workspace, job->values_size, (size_t)threads, &job->values));
-        for (int worker = 0; worker < threads; worker++) {
+        for (int worker = 0; worker < threads && !workspace->measures; worker++) {
             copy_of(job, worker)->batch_kv_head = -1;
         }
     }
@@ -206,7 +185,10 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(take_memory(&job, threads, &execution->workspace));
     const mha_status status =
-        mha_pool_run(num_tasks, threads, attend_query_blocks, &job, &execution->cancel);
+        mha_run_tasks(execution, num_tasks, threads, attend_query_blocks, &job);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(scaled_dot_product_attention, mha_attention,
+                     mha_scaled_dot_product_attention_forward)

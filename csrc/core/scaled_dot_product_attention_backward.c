@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "../threads/partition.h"
-#include "../threads/pool.h"
+#include "run.h"
 #include "../threads/system.h"
 #include "attention_rows.h"
 #include "few_queries.h"
@@ -413,29 +413,6 @@ static bool nothing_to_compute(const mha_attention_gradients *gradients) {
            mha_has_no_rows(&gradients->attention->key);
 }
 
-mha_status
-mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradients *gradients,
-                                                    int num_threads, size_t *bytes) {
-    gradient_job job;
-    int64_t query_blocks;
-    size_t counters;
-    *bytes = 0;
-    if (nothing_to_compute(gradients)) {
-        return MHA_OK;
-    }
-    MHA_TRY(plan(gradients, &job));
-    MHA_TRY(count_query_blocks(&job, &query_blocks));
-    MHA_TRY(mha_multiply_sizes(sizeof *job.done, (size_t)query_blocks, &counters));
-    MHA_TRY(mha_workspace_reserve(bytes, counters, 1));
-    const size_t threads = (size_t)threads_of(&job, INT64_MAX, num_threads);
-    MHA_TRY(mha_workspace_reserve(bytes, job.scratch_size, threads));
-    if (job.copies_keys) {
-        MHA_TRY(mha_workspace_reserve(bytes, job.keys_size, 2 * threads));
-        MHA_TRY(mha_workspace_reserve(bytes, job.values_size, 2 * threads));
-    }
-    return MHA_OK;
-}
-
 static bool wants_more_than_bias(const gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
@@ -452,7 +429,7 @@ static mha_status take_memory(gradient_job *job, mha_execution *execution) {
     MHA_TRY(mha_multiply_sizes(sizeof *job->done, (size_t)query_blocks, &all));
     MHA_TRY(mha_workspace_take(workspace, all, &piece));
     job->done = piece;
-    for (int64_t i = 0; i < query_blocks; i++) {
+    for (int64_t i = 0; i < query_blocks && !workspace->measures; i++) {
         atomic_init(&job->done[i], 0);
     }
     MHA_TRY(mha_workspace_take_pieces(workspace, job->scratch_size, threads, &job->scratch));
@@ -468,15 +445,15 @@ static mha_status run_passes(gradient_job *job, mha_execution *execution) {
     MHA_TRY(take_memory(job, execution));
     MHA_TRY(count_tasks(job, &tasks));
     if (wants_more_than_bias(job)) {
-        MHA_TRY(mha_pool_run(tasks, threads_of(job, tasks, execution->num_threads),
-                             differentiate_chunk, job, &execution->cancel));
+        MHA_TRY(mha_run_tasks(execution, tasks, threads_of(job, tasks, execution->num_threads),
+                              differentiate_chunk, job));
     }
     if (!job->bias_has_own_pass) {
         return MHA_OK;
     }
     tasks = count_bias_tasks(job);
-    return mha_pool_run(tasks, threads_of(job, tasks, execution->num_threads), differentiate_bias,
-                        job, &execution->cancel);
+    return mha_run_tasks(execution, tasks, threads_of(job, tasks, execution->num_threads),
+                         differentiate_bias, job);
 }
 
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
@@ -491,3 +468,6 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
+
+MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_backward, mha_attention_gradients,
+                     mha_scaled_dot_product_attention_backward)

@@ -43,6 +43,17 @@ void mha_workspace_end(mha_workspace *workspace) {
     workspace->size = workspace->used = 0;
 }
 
+mha_execution mha_measuring_execution(int num_threads) {
+    const mha_execution execution = {.num_threads = num_threads, .workspace = {.measures = true}};
+    return execution;
+}
+
+static mha_status count_pieces(mha_workspace *workspace, size_t bytes) {
+    MHA_TRY(mha_add_sizes(workspace->used, bytes, &workspace->used));
+    workspace->most = workspace->used > workspace->most ? workspace->used : workspace->most;
+    return MHA_OK;
+}
+
 mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **piece) {
     mha_pieces pieces;
     MHA_TRY(mha_workspace_take_pieces(workspace, bytes, 1, &pieces));
@@ -55,6 +66,10 @@ mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, siz
     size_t all;
     MHA_TRY(size_of_piece(bytes, &pieces->apart));
     MHA_TRY(mha_multiply_sizes(pieces->apart, count, &all));
+    if (workspace->measures) {
+        pieces->first = (char *)workspace; /* an address, never followed */
+        return count_pieces(workspace, all);
+    }
     if (all > workspace->size - workspace->used) {
         return MHA_OUT_OF_MEMORY;
     }
@@ -68,13 +83,8 @@ mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, siz
 }
 
 void mha_workspace_give_back(mha_workspace *workspace, size_t used_before) {
-    poison(workspace->base + used_before, workspace->used - used_before);
+    if (!workspace->measures) {
+        poison(workspace->base + used_before, workspace->used - used_before);
+    }
     workspace->used = used_before;
-}
-
-mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) {
-    size_t size, all;
-    MHA_TRY(size_of_piece(bytes, &size));
-    MHA_TRY(mha_multiply_sizes(size, count, &all));
-    return mha_add_sizes(*total, all, total);
 }

@@ -223,8 +223,10 @@ static void test_sizes(void) {
     CHECK(mha_count_elements(huge, 2, &count) == MHA_SIZE_OVERFLOW);
     CHECK(mha_count_elements(empty, 3, &count) == MHA_OK && count == 0);
     CHECK(mha_packed_weight_size(MHA_FLOAT32, INT64_MAX, INT64_MAX, &bytes) == MHA_SIZE_OVERFLOW);
-    bytes = SIZE_MAX - 10;
-    CHECK(mha_workspace_reserve(&bytes, 64, 1) == MHA_SIZE_OVERFLOW);
+    mha_workspace counting = {.measures = true};
+    void *piece;
+    CHECK_OK(mha_workspace_take(&counting, SIZE_MAX - 1000, &piece));
+    CHECK(mha_workspace_take(&counting, 2000, &piece) == MHA_SIZE_OVERFLOW);
     CHECK(mha_choose_kernels("abacus") == MHA_INVALID_ARGUMENT);
 }
 

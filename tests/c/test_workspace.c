@@ -20,11 +20,14 @@ enum { FEWEST = 1, MOST = 200, COUNT = 3 };
 
 static void test_pieces(void) {
     for (size_t bytes = FEWEST; bytes <= MOST; bytes++) {
-        size_t size = 0;
         void *first;
         mha_pieces pieces;
-        CHECK_OK(mha_workspace_reserve(&size, bytes, 1));
-        CHECK_OK(mha_workspace_reserve(&size, bytes, COUNT));
+        mha_execution measuring = mha_measuring_execution(1);
+        CHECK_OK(mha_workspace_take(&measuring.workspace, bytes, &first));
+        CHECK_OK(mha_workspace_take_pieces(&measuring.workspace, bytes, COUNT, &pieces));
+        mha_workspace_give_back(&measuring.workspace, 0);
+        CHECK(measuring.workspace.used == 0);
+        const size_t size = measuring.workspace.most;
         mha_execution execution = execution_of(size, 1);
         mha_workspace *workspace = &execution.workspace;
         char *base = workspace->base;

@@ -56,7 +56,8 @@ static inline bool mha_stop_after(mha_checkpoint *checkpoint, int64_t work) {
 typedef struct mha_workspace {
     char *base;
     size_t size;
-    size_t used;
+    size_t used, most; /* now, and at most so far */
+    bool measures;     /* nothing is handed out: how much it would be is counted */
 } mha_workspace;
 
 enum { MHA_WORKSPACE_ALIGNMENT = 64 };
@@ -91,8 +92,9 @@ mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, siz
 /* Gives back all pieces that were taken since `used` was `used_before`. */
 void mha_workspace_give_back(mha_workspace *workspace, size_t used_before);
 
-/* Adds what `count` pieces of `bytes` each take to a workspace size. */
-mha_status mha_workspace_reserve(size_t *total, size_t bytes, size_t count) MHA_MUST_CHECK;
+/* What a call runs in to find out the size of its workspace: its steps plan and take their pieces
+ * as ever, but no task runs and no memory is touched. workspace.most is then the size. */
+mha_execution mha_measuring_execution(int num_threads);
 
 MHA_API_END
 

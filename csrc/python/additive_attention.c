@@ -184,25 +184,12 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(additive_attention_workspace, mha_additive_attention)
 MHA_CORE_RUN(additive_attention_forward, mha_additive_attention)
 
-MHA_PY_FUNCTION(additive_attention) {
-    static const module_function function = {
-        .name = "additive_attention",
-        .forms = FORMS,
-        .count = NUM_ARGUMENTS,
-        .by_position = OPTIONS + 1,
-        .options = OPTIONS,
-        .convert = convert,
-        .point = point,
-        .workspace = core_additive_attention_workspace,
-        .forward = core_additive_attention_forward,
-        .problem = offsetof(additive_call, additive),
-        .results = results,
-        .clear = clear,
-    };
-    additive_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
+                    .point = point, .workspace = core_additive_attention_workspace,
+                    .forward = core_additive_attention_forward,
+                    .problem = offsetof(additive_call, additive), .results = results,
+                    .clear = clear)
 
 enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_W_Q, GRAD_W_K, GRAD_W_V, NUM_GRADIENTS };
 static const char *const GRADIENTS[] = {"query", "key", "value", "W_q", "W_k", "w_v"};
@@ -286,22 +273,9 @@ static PyObject *results_backward(void *given) {
 MHA_CORE_WORKSPACE(additive_attention_backward_workspace, mha_additive_attention_gradients)
 MHA_CORE_RUN(additive_attention_backward, mha_additive_attention_gradients)
 
-MHA_PY_FUNCTION(additive_attention_backward) {
-    static const module_function function = {
-        .name = "additive_attention_backward",
-        .forms = MHA_BACKWARD_FORMS,
-        .count = MHA_NUM_BACKWARD_ARGUMENTS,
-        .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
-        .options = NO_OPTIONS,
-        .convert = convert_backward,
-        .point = point_backward,
-        .workspace = core_additive_attention_backward_workspace,
-        .forward = core_additive_attention_backward,
-        .problem = offsetof(additive_backward_call, problem),
-        .results = results_backward,
-        .clear = clear_backward,
-    };
-    additive_backward_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(additive_attention_backward, additive_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .point = point_backward,
+                    .workspace = core_additive_attention_backward_workspace,
+                    .forward = core_additive_attention_backward,
+                    .problem = offsetof(additive_backward_call, problem),
+                    .results = results_backward, .clear = clear_backward)

@@ -33,6 +33,15 @@ typedef struct module_function {
 PyObject *mha_run_function(const module_function *function, void *call, PyObject *const *given,
                            Py_ssize_t given_count, PyObject *keywords);
 
+/* Defines mha_py_<name>, whose calls are such structs; then the fields of its module_function. */
+#define MHA_MODULE_FUNCTION(name_, call_type, ...)                                                 \
+    MHA_PY_FUNCTION(name_) {                                                                       \
+        static const module_function function = {.name = #name_, __VA_ARGS__};                     \
+        call_type call = {0};                                                                      \
+        (void)module;                                                                              \
+        return mha_run_function(&function, &call, given, count, keywords);                         \
+    }
+
 /* A function of the core over a call's problem: core_<name>. */
 #define MHA_CORE_WORKSPACE(name, type)                                                             \
     static mha_status core_##name(const void *problem, int num_threads, size_t *bytes) {           \

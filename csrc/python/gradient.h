@@ -9,6 +9,9 @@
  * None), and the set of the names that are wanted. */
 enum { MHA_KEPT, MHA_GRAD_OUTPUT, MHA_GRAD_LSE, MHA_WANTED, MHA_NUM_BACKWARD_ARGUMENTS };
 extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
+#define MHA_BACKWARD_ARGUMENTS                                                                     \
+    .forms = MHA_BACKWARD_FORMS, .count = MHA_NUM_BACKWARD_ARGUMENTS,                              \
+    .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS
 
 /* The gradient of a result of this shape, in the element type; its last axis contiguous, or
  * `contiguous` as a whole. NULL with an exception. */

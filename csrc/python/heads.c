@@ -69,20 +69,10 @@ static bool nothing_to_compute(void *given) {
     return false;
 }
 
-MHA_PY_FUNCTION(split_heads) {
-    static const module_function function = {.name = "split_heads",
-                                             .forms = FORMS,
-                                             .count = NUM_SPLIT_ARGUMENTS,
-                                             .by_position = NUM_SPLIT_ARGUMENTS,
-                                             .options = NO_OPTIONS,
-                                             .convert = convert_split,
-                                             .point = nothing_to_compute,
-                                             .results = results,
-                                             .clear = clear};
-    heads_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(split_heads, heads_call, .forms = FORMS, .count = NUM_SPLIT_ARGUMENTS,
+                    .by_position = NUM_SPLIT_ARGUMENTS, .options = NO_OPTIONS,
+                    .convert = convert_split, .point = nothing_to_compute, .results = results,
+                    .clear = clear)
 
 /* Whether elements are 4 or 8 bytes that mean the same wherever they lie. */
 static bool moves_as_real(PyArrayObject *x) {
@@ -154,19 +144,8 @@ static bool point_merge(void *given) {
 
 MHA_CORE_RUN(merge_heads_forward, mha_merge_heads)
 
-MHA_PY_FUNCTION(merge_heads) {
-    static const module_function function = {.name = "merge_heads",
-                                             .forms = FORMS,
-                                             .count = NUM_MERGE_ARGUMENTS,
-                                             .by_position = NUM_MERGE_ARGUMENTS,
-                                             .options = NO_OPTIONS,
-                                             .convert = convert_merge,
-                                             .point = point_merge,
-                                             .forward = core_merge_heads_forward,
-                                             .problem = offsetof(heads_call, merge),
-                                             .results = results,
-                                             .clear = clear};
-    heads_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(merge_heads, heads_call, .forms = FORMS, .count = NUM_MERGE_ARGUMENTS,
+                    .by_position = NUM_MERGE_ARGUMENTS, .options = NO_OPTIONS,
+                    .convert = convert_merge, .point = point_merge,
+                    .forward = core_merge_heads_forward, .problem = offsetof(heads_call, merge),
+                    .results = results, .clear = clear)

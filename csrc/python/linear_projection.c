@@ -130,23 +130,11 @@ static mha_status forward(const void *projection, mha_execution *execution) {
     return mha_linear_projection_forward(projection, 1, execution);
 }
 
-MHA_PY_FUNCTION(linear) {
-    static const module_function function = {.name = "linear",
-                                             .forms = FORMS,
-                                             .count = NUM_ARGUMENTS,
-                                             .by_position = KEEP,
-                                             .options = NO_OPTIONS,
-                                             .convert = convert,
-                                             .point = point,
-                                             .workspace = workspace_of,
-                                             .forward = forward,
-                                             .problem = offsetof(linear_call, projection),
-                                             .results = results,
-                                             .clear = clear};
-    linear_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = KEEP, .options = NO_OPTIONS, .convert = convert, .point = point,
+                    .workspace = workspace_of, .forward = forward,
+                    .problem = offsetof(linear_call, projection), .results = results,
+                    .clear = clear)
 
 enum { GRAD_X, GRAD_WEIGHT, GRAD_BIAS, NUM_GRADIENTS };
 static const char *const GRADIENTS[] = {"x", "weight", "bias"};
@@ -209,20 +197,9 @@ static PyObject *results_backward(void *given) {
 MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
 MHA_CORE_RUN(linear_projection_backward, mha_linear_projection_gradients)
 
-MHA_PY_FUNCTION(linear_backward) {
-    static const module_function function = {.name = "linear_backward",
-                                             .forms = MHA_BACKWARD_FORMS,
-                                             .count = MHA_NUM_BACKWARD_ARGUMENTS,
-                                             .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
-                                             .options = NO_OPTIONS,
-                                             .convert = convert_backward,
-                                             .point = point_backward,
-                                             .workspace = core_linear_projection_backward_workspace,
-                                             .forward = core_linear_projection_backward,
-                                             .problem = offsetof(linear_backward_call, problem),
-                                             .results = results_backward,
-                                             .clear = clear_backward};
-    linear_backward_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .point = point_backward,
+                    .workspace = core_linear_projection_backward_workspace,
+                    .forward = core_linear_projection_backward,
+                    .problem = offsetof(linear_backward_call, problem), .results = results_backward,
+                    .clear = clear_backward)

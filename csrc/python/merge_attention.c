@@ -203,20 +203,8 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(merge_attention_workspace, mha_merge_attention)
 MHA_CORE_RUN(merge_attention_forward, mha_merge_attention)
 
-MHA_PY_FUNCTION(merge_attention) {
-    static const module_function function = {.name = "merge_attention",
-                                             .forms = FORMS,
-                                             .count = NUM_ARGUMENTS,
-                                             .by_position = NUM_ARGUMENTS,
-                                             .options = NO_OPTIONS,
-                                             .convert = convert,
-                                             .point = point,
-                                             .workspace = core_merge_attention_workspace,
-                                             .forward = core_merge_attention_forward,
-                                             .problem = offsetof(parts, merge),
-                                             .results = results,
-                                             .clear = clear};
-    parts p = {0};
-    (void)module;
-    return mha_run_function(&function, &p, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(merge_attention, parts, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = NUM_ARGUMENTS, .options = NO_OPTIONS, .convert = convert,
+                    .point = point, .workspace = core_merge_attention_workspace,
+                    .forward = core_merge_attention_forward, .problem = offsetof(parts, merge),
+                    .results = results, .clear = clear)

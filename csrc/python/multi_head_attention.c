@@ -391,22 +391,8 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(multi_head_attention_workspace, mha_multi_head_attention)
 MHA_CORE_RUN(multi_head_attention_forward, mha_multi_head_attention)
 
-MHA_PY_FUNCTION(multi_head_attention) {
-    static const module_function function = {
-        .name = "multi_head_attention",
-        .forms = FORMS,
-        .count = NUM_ARGUMENTS,
-        .by_position = OPTIONS + 1,
-        .options = OPTIONS,
-        .convert = convert,
-        .point = point,
-        .workspace = core_multi_head_attention_workspace,
-        .forward = core_multi_head_attention_forward,
-        .problem = offsetof(layer_call, layer),
-        .results = results,
-        .clear = clear,
-    };
-    layer_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(multi_head_attention, layer_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
+                    .point = point, .workspace = core_multi_head_attention_workspace,
+                    .forward = core_multi_head_attention_forward,
+                    .problem = offsetof(layer_call, layer), .results = results, .clear = clear)

@@ -146,22 +146,9 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(multi_head_attention_backward_workspace, mha_multi_head_attention_gradients)
 MHA_CORE_RUN(multi_head_attention_backward, mha_multi_head_attention_gradients)
 
-MHA_PY_FUNCTION(multi_head_attention_backward) {
-    static const module_function function = {
-        .name = "multi_head_attention_backward",
-        .forms = MHA_BACKWARD_FORMS,
-        .count = MHA_NUM_BACKWARD_ARGUMENTS,
-        .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
-        .options = NO_OPTIONS,
-        .convert = convert,
-        .point = point,
-        .workspace = core_multi_head_attention_backward_workspace,
-        .forward = core_multi_head_attention_backward,
-        .problem = offsetof(layer_backward_call, problem),
-        .results = results,
-        .clear = clear,
-    };
-    layer_backward_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(multi_head_attention_backward, layer_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert, .point = point,
+                    .workspace = core_multi_head_attention_backward_workspace,
+                    .forward = core_multi_head_attention_backward,
+                    .problem = offsetof(layer_backward_call, problem), .results = results,
+                    .clear = clear)

@@ -182,22 +182,10 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(scaled_dot_product_attention_workspace, mha_attention)
 MHA_CORE_RUN(scaled_dot_product_attention_forward, mha_attention)
 
-MHA_PY_FUNCTION(scaled_dot_product_attention) {
-    static const module_function function = {
-        .name = "scaled_dot_product_attention",
-        .forms = FORMS,
-        .count = NUM_ARGUMENTS,
-        .by_position = OPTIONS + 1,
-        .options = OPTIONS,
-        .convert = convert,
-        .point = point,
-        .workspace = core_scaled_dot_product_attention_workspace,
-        .forward = core_scaled_dot_product_attention_forward,
-        .problem = offsetof(attention_call, attention),
-        .results = results,
-        .clear = clear,
-    };
-    attention_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, .forms = FORMS,
+                    .count = NUM_ARGUMENTS, .by_position = OPTIONS + 1, .options = OPTIONS,
+                    .convert = convert, .point = point,
+                    .workspace = core_scaled_dot_product_attention_workspace,
+                    .forward = core_scaled_dot_product_attention_forward,
+                    .problem = offsetof(attention_call, attention), .results = results,
+                    .clear = clear)

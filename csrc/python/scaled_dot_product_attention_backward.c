@@ -83,22 +83,9 @@ static PyObject *results(void *given) {
 MHA_CORE_WORKSPACE(scaled_dot_product_attention_backward_workspace, mha_attention_gradients)
 MHA_CORE_RUN(scaled_dot_product_attention_backward, mha_attention_gradients)
 
-MHA_PY_FUNCTION(scaled_dot_product_attention_backward) {
-    static const module_function function = {
-        .name = "scaled_dot_product_attention_backward",
-        .forms = MHA_BACKWARD_FORMS,
-        .count = MHA_NUM_BACKWARD_ARGUMENTS,
-        .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
-        .options = NO_OPTIONS,
-        .convert = convert,
-        .point = point,
-        .workspace = core_scaled_dot_product_attention_backward_workspace,
-        .forward = core_scaled_dot_product_attention_backward,
-        .problem = offsetof(attention_backward_call, problem),
-        .results = results,
-        .clear = clear,
-    };
-    attention_backward_call call = {0};
-    (void)module;
-    return mha_run_function(&function, &call, given, count, keywords);
-}
+MHA_MODULE_FUNCTION(scaled_dot_product_attention_backward, attention_backward_call,
+                    MHA_BACKWARD_ARGUMENTS, .convert = convert, .point = point,
+                    .workspace = core_scaled_dot_product_attention_backward_workspace,
+                    .forward = core_scaled_dot_product_attention_backward,
+                    .problem = offsetof(attention_backward_call, problem), .results = results,
+                    .clear = clear)

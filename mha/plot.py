@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import plot_labels, plot_layout, plot_text
+from mha.arguments import check_kind
 from mha.plot_layout import Layout, matplotlib_module
 
 if TYPE_CHECKING:
@@ -227,8 +228,7 @@ def _numbers(array, name):
     except ValueError:
         raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
                          ) from None
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted real numbers")
+    check_kind(array, name, "biuf", "real numbers")
     return array.astype(float)
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.compat._layers import checked_dropout, checked_heads, checked_size
+from mha.arguments import as_real_dtype, as_size, check_kind
+from mha.compat._layers import checked_dropout, checked_heads
+from mha.options import RandomSource
 
 __all__ = ["IncompatibleKeys", "MultiheadAttention", "scaled_dot_product_attention"]
-
-RandomSource = int | np.random.Generator | None
 
 
 def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike,
@@ -146,8 +146,8 @@ class MultiheadAttention:
                  vdim: int | None = None, batch_first: bool = False, device: Any = None,
                  dtype: DTypeLike | Any = None, *, rng: RandomSource = None) -> None:
         self.num_heads, self.embed_dim = checked_heads(num_heads, embed_dim, "embed_dim")
-        self.kdim = self.embed_dim if kdim is None else checked_size(kdim, "kdim")
-        self.vdim = self.embed_dim if vdim is None else checked_size(vdim, "vdim")
+        self.kdim = as_size(kdim, "kdim", self.embed_dim)
+        self.vdim = as_size(vdim, "vdim", self.embed_dim)
         self.dropout = checked_dropout(dropout)
         self.head_dim = self.embed_dim // self.num_heads
         self.add_zero_attn = add_zero_attn
@@ -236,8 +236,7 @@ class MultiheadAttention:
         loaded = {}
         for name in wanted.keys() - missing:
             array = _as_array(state_dict[name])
-            if array.dtype.kind not in "iuf":
-                raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+            check_kind(array, name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
             loaded[name] = self._own(array)
@@ -394,8 +393,7 @@ class MultiheadAttention:
 
     def _input(self, array, name):
         array = _as_array(array)
-        if array.dtype.kind not in "iuf":
-            raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+        check_kind(array, name, "iuf", self.dtype)
         return array.astype(self.dtype, copy=False)
 
     def _check_shapes(self, query, key, value):
@@ -429,19 +427,16 @@ def _as_array(array: Any) -> NDArray[Any]:
     return np.asarray(array.detach() if hasattr(array, "detach") else array)
 
 
-def _parameter_dtype(dtype):
+def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
+    """NumPy's dtype, of NumPy's or PyTorch's; float32 for None."""
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
-    dtype = np.dtype(np.float32 if dtype is None else dtype)
-    if dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype: got {dtype}, wanted float32 or float64")
-    return dtype
+    return as_real_dtype(np.float32 if dtype is None else dtype)
 
 
 def _is_bool(mask, name):
     """True for a bool mask, False for an additive one."""
-    if mask.dtype.kind not in "bf":
-        raise TypeError(f"{name}: got an array of {mask.dtype}, wanted bool or float")
+    check_kind(mask, name, "bf", "bool or float")
     return mask.dtype.kind == "b"
 
 

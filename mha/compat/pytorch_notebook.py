@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 import mha
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_mask
+from mha.options import RandomSource
 
 __all__ = ["MultiHeadAttention", "create_causal_mask", "create_sentence_example",
            "scaled_dot_product_attention", "visualize_attention", "visualize_multihead_attention",
@@ -67,7 +68,7 @@ class MultiHeadAttention:
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         self.num_heads, self.d_model = checked_heads(num_heads, d_model, "d_model")
         self.d_k = self.d_model // self.num_heads
         self.dropout = checked_dropout(dropout)

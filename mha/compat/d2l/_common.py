@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_size
+from mha.arguments import as_size
+from mha.compat._layers import Linear, checked_dropout, checked_heads
 from mha.compat.d2l._helpers import check_three_axes, key_lengths
+from mha.options import RandomSource
 
 
 class ScoredAttention:
@@ -21,7 +23,7 @@ class ScoredAttention:
     attention_weights (batch, num_queries, num_keys), before dropout; None before the first call.
     """
 
-    def __init__(self, dropout: float, rng: Any = None) -> None:
+    def __init__(self, dropout: float, rng: RandomSource = None) -> None:
         self.dropout = checked_dropout(dropout)
         self.attention_weights: Any = None
         self._rng = np.random.default_rng(rng)
@@ -58,9 +60,9 @@ class AdditiveAttention(ScoredAttention):
     W_q, W_k and w_v are Linear, sized at the first call; w_v.weight is (1, num_hiddens).
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
-        num_hiddens = checked_size(num_hiddens, "num_hiddens")
+        num_hiddens = as_size(num_hiddens, "num_hiddens")
         self.W_k = Linear(num_hiddens, rng=self._rng)
         self.W_q = Linear(num_hiddens, rng=self._rng)
         self.w_v = Linear(1, rng=self._rng)

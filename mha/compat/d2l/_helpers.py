@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha import plot_layout
+from mha.arguments import check_kind
 
 __all__ = ["add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
            "show_heatmaps", "tensor"]
@@ -103,8 +104,7 @@ def key_lengths(valid_lens: ArrayLike | None, batch: int, num_queries: int,
     if valid_lens is None:
         return None
     lengths = np.asarray(valid_lens)
-    if lengths.dtype.kind not in "iuf":
-        raise TypeError(f"valid_lens: got an array of {lengths.dtype}, wanted integers")
+    check_kind(lengths, "valid_lens", "iuf", "integers")
     if lengths.shape not in ((batch,), (batch, num_queries)):
         raise ValueError(f"valid_lens: got shape {lengths.shape}, wanted ({batch},) or"
                          f" ({batch}, {num_queries})")

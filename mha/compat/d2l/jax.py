@@ -34,6 +34,7 @@ from mha.compat.d2l._helpers import (
     show_heatmaps,
     tensor,
 )
+from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
            "add_to_class", "check_shape", "get_key", "masked_softmax", "nn", "normal", "ones",
@@ -117,7 +118,7 @@ class Dense(Linear):
     (2, 4)
     """
 
-    def __init__(self, features: int, use_bias: bool = True, *, rng: Any = None) -> None:
+    def __init__(self, features: int, use_bias: bool = True, *, rng: RandomSource = None) -> None:
         if getattr(_running, "depth", 0):
             raise RuntimeError("Dense: made in a call, where it would have other weights each"
                                " time; make it in setup(self), as self.name = nn.Dense(...)")
@@ -135,7 +136,7 @@ class DotProductAttention(Module, _common.DotProductAttention):
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
 
-    def __init__(self, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -153,7 +154,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, dropout, rng)
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -186,7 +187,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         rng = np.random.default_rng(rng)
         super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,9 @@ import mha
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_mask
 from mha.options import RandomSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["MultiHeadAttention", "create_causal_mask", "create_sentence_example",
            "scaled_dot_product_attention", "visualize_attention", "visualize_multihead_attention",
@@ -157,14 +160,14 @@ def create_sentence_example(seed: int | None = None) -> NDArray[Any]:
     return embeddings
 
 
-def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Any:
+def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Figure:
     """The first item of (batch, query_len, key_len) as an annotated heat map: its figure."""
     return mha.plot.attention(np.asarray(attention_weights)[0], annotate=True, cmap="YlOrRd",
                               title=title)
 
 
 def visualize_multihead_attention(attention_weights: ArrayLike,
-                                  num_heads_to_show: int = 4) -> Any:
+                                  num_heads_to_show: int = 4) -> Figure:
     """The first heads of the first item of (batch, num_heads, query_len, key_len), in two rows."""
     weights = np.asarray(attention_weights)
     heads = _first_heads(weights, num_heads_to_show)
@@ -173,7 +176,7 @@ def visualize_multihead_attention(attention_weights: ArrayLike,
 
 
 def visualize_sentence_attention(attention_weights: ArrayLike, words: Sequence[str],
-                                 num_heads_to_show: int = 4) -> Any:
+                                 num_heads_to_show: int = 4) -> Figure:
     """The same in one row, annotated and labelled with the words of the sentence."""
     weights = np.asarray(attention_weights)
     heads = _first_heads(weights, num_heads_to_show)

@@ -15,7 +15,7 @@ import functools
 import inspect
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAtten
            "reshape", "show_heatmaps", "tensor"]
 
 OutputAndWeights = tuple[NDArray[Any], NDArray[Any]]
+Variables = Mapping[str, dict[str, Any]]  # {"params": {"W_q": {"kernel": ...}, ...}}
 
 
 def get_key() -> int:
@@ -73,7 +74,8 @@ class Module:
         """What a call computes; a subclass says it."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
-    def init_with_output(self, key: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+    def init_with_output(self, key: Any, *arguments: Any,
+                         **options: Any) -> tuple[Any, Variables]:
         """(what a call returns, the parameters that key drew for it).
 
         key is an int, or anything else that `numpy.random.default_rng` takes.
@@ -84,11 +86,12 @@ class Module:
         returned = self(*arguments, **options)
         return returned, {"params": _parameters(self)}
 
-    def init(self, key: Any, *arguments: Any, **options: Any) -> Any:
+    def init(self, key: Any, *arguments: Any, **options: Any) -> Variables:
         """The parameters that key draws for the sizes of the arguments."""
         return self.init_with_output(key, *arguments, **options)[1]
 
-    def apply(self, variables: Any, *arguments: Any, rngs: Any = None, **options: Any) -> Any:
+    def apply(self, variables: Variables, *arguments: Any, rngs: Mapping[str, Any] | None = None,
+              **options: Any) -> Any:
         """What a call with these parameters returns; rngs={"dropout": key} draws its dropout."""
         _load(self, variables["params"])
         if rngs is not None:
@@ -242,7 +245,7 @@ def _forget_parameters(module: Module, generator: np.random.Generator) -> None:
             _forget_parameters(part, generator)
 
 
-def _draw_dropout_from(module: Any, generator: np.random.Generator) -> None:
+def _draw_dropout_from(module: Module, generator: np.random.Generator) -> None:
     for part in (module, *vars(module).values()):
         if isinstance(part, _common.ScoredAttention):
             part._rng = generator

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,7 +73,7 @@ class Module:
 
     training = True
 
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> Self:
         """Dropout on, or off with mode=False. Returns the module."""
         self.training = bool(mode)
         for part in vars(self).values():
@@ -81,7 +81,7 @@ class Module:
                 part.train(mode)
         return self
 
-    def eval(self) -> Any:
+    def eval(self) -> Self:
         """Dropout off. Returns the module."""
         return self.train(False)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import plot_labels, plot_layout, plot_text
-from mha.arguments import check_kind
+from mha.arguments import as_size, check_kind
 from mha.plot_layout import Layout, LayoutKeywords, matplotlib_module
 
 if TYPE_CHECKING:
@@ -310,9 +310,7 @@ def _small(shape: tuple[int, ...]) -> bool:
 def _columns(columns: int | None, panels: int, query_len: int, key_len: int) -> int:
     if columns is None:
         return plot_layout.columns_for(panels, query_len, key_len)
-    if columns < 1:
-        raise ValueError(f"columns: got {columns}, wanted at least 1")
-    return min(columns, panels)
+    return min(as_size(columns, "columns"), panels)
 
 
 class _Drawing:

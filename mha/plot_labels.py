@@ -7,7 +7,10 @@ import math
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.font_manager import FontEntry
 
 LONGEST = 40          # columns; a longer label is cut
 LABELS_AT_MOST = 60   # of a longer axis every second (third, ...) label is shown
@@ -147,7 +150,7 @@ def _new_fonts() -> Iterator[tuple[str, str]]:
             yield family, path
 
 
-def _rank(font: Any) -> tuple[Any, ...]:
+def _rank(font: "FontEntry") -> tuple[int, bool, bool, str]:
     """Sorts fonts: large families first, upright and regular before bold and italic."""
     place = next((i for i, family in enumerate(LARGE_FAMILIES) if font.name.startswith(family)),
                  len(LARGE_FAMILIES))

@@ -6,7 +6,8 @@ cells are square. Here the labels are measured, and the page is made around them
 
 import io
 import math
-from typing import TYPE_CHECKING, Any, TypedDict
+from types import ModuleType
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ BAR = 1.2                             # a colour bar, its numbers and its label
 REPEATED_AT_MOST = 16                 # more panels than these have labels on the outer ones only
 
 
-def matplotlib_module() -> Any:
+def matplotlib_module() -> ModuleType:
     """matplotlib, or an ImportError that says what to do."""
     try:
         import matplotlib.colors

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
+from mha.arguments import as_size
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_mask
 from mha.options import RandomSource
@@ -189,9 +190,7 @@ def _first_heads(weights: NDArray[Any], num_heads_to_show: int) -> list[int]:
     if weights.ndim != 4:
         raise ValueError(f"attention_weights: got shape {weights.shape}, wanted (batch, num_heads,"
                          " query_len, key_len)")
-    if num_heads_to_show < 1:
-        raise ValueError(f"num_heads_to_show: got {num_heads_to_show}, wanted at least 1")
-    return list(range(min(num_heads_to_show, weights.shape[1])))
+    return list(range(min(as_size(num_heads_to_show, "num_heads_to_show"), weights.shape[1])))
 
 
 def _visible(mask: ArrayLike | None) -> NDArray[Any] | None:

@@ -25,6 +25,13 @@ def as_array(array: Any, name: str) -> NDArray[Any]:
                      f" make one: {error}") from error
 
 
+def check_kind(array: NDArray[Any], name: str, kinds: str, wanted: object) -> None:
+    """TypeError unless the array's dtype is of one of these kinds: b, i, u, f as NumPy names
+    bool, int, uint and float."""
+    if array.dtype.kind not in kinds:
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted {wanted}")
+
+
 def as_bool(value: Any, name: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted True or False")
@@ -38,6 +45,24 @@ def as_int(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
+
+
+def as_size(value: Any, name: str, default: int | None = None, *, least: int = 1) -> int:
+    """An int of at least `least`; None stands for the default where there is one."""
+    if value is None and default is not None:
+        return default
+    size = as_int(value, name)
+    if size < least:
+        raise ValueError(f"{name}: got {size}, wanted at least {least}")
+    return size
+
+
+def as_seed(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int in [0, 2**64)")
+    if not 0 <= int(value) < 2**64:
+        raise ValueError(f"{name}: got {value}, wanted an int in [0, 2**64)")
+    return int(value)
 
 
 def as_ints(values: Any, name: str) -> list[int]:

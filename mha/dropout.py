@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha import _core
-from mha.arguments import no_memory
+from mha.arguments import as_seed, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.options import AttentionOptions
+from mha.options import AttentionOptions, RandomSource
 
 __all__ = ["dropout_mask"]
 
@@ -58,7 +58,7 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) ->
         raise TypeError(f"shape: got {shape!r}, wanted a tuple of ints") from None
     if any(size >= 2**63 for size in sizes):  # the core counts in int64
         raise no_memory("shape", sizes)
-    return _core.dropout_mask(sizes, p, _checked_seed(seed, "seed"))
+    return _core.dropout_mask(sizes, p, as_seed(seed, "seed"))
 
 
 class drawn:  # noqa: N801  (used as a function, `with drawn(options) as drawn_options`)
@@ -74,7 +74,7 @@ class drawn:  # noqa: N801  (used as a function, `with drawn(options) as drawn_o
             return
         self._draw(options.dropout, options.rng)
 
-    def _draw(self, dropout: Any, rng: Any) -> None:
+    def _draw(self, dropout: Any, rng: RandomSource) -> None:
         if isinstance(dropout, (int, float, np.number)) and dropout == 0:
             check_rng(rng)
             self.options = self.options._replace(rng=None)
@@ -92,7 +92,7 @@ class drawn:  # noqa: N801  (used as a function, `with drawn(options) as drawn_o
             self.source.state = self.state
 
 
-def seed_from(rng: Any) -> int:
+def seed_from(rng: RandomSource) -> int:
     """The 64-bit seed of one call: None draws fresh entropy, an int is the seed, and a NumPy
     Generator (or anything `numpy.random.default_rng` takes) gives one uint64."""
     check_rng(rng)
@@ -103,22 +103,13 @@ def seed_from(rng: Any) -> int:
     return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))
 
 
-def check_rng(rng: Any) -> None:
+def check_rng(rng: object) -> None:
     """Raise unless rng is None, an int that is a seed, or a source of random numbers."""
     if rng is None:
         return
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
-        _checked_seed(rng, "rng")
+        as_seed(rng, "rng")
     elif not isinstance(
             rng, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)):
         raise TypeError(
             f"rng: got {type(rng).__name__}, wanted None, an int or a numpy.random.Generator")
-
-
-def _checked_seed(seed: Any, name: str) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"{name}: got {type(seed).__name__}, wanted an int in [0, 2**64)")
-    if not 0 <= int(seed) < 2**64:
-        raise ValueError(f"{name}: got {seed}, wanted an int in [0, 2**64)")
-    return int(seed)
-

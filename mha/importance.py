@@ -22,7 +22,7 @@ from typing import Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_int, no_memory
+from mha.arguments import as_array, as_bool, as_int, check_kind, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["ablation", "confidence", "entropy", "gradient", "rollout", "variance"]
@@ -306,8 +306,7 @@ def _check_iterable(arrays: Any, name: str) -> None:
 
 def _floats(array: ArrayLike, name: str) -> NDArray[np.float64]:
     given = as_array(array, name)
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"{name}: got an array of {given.dtype}, wanted floats")
+    check_kind(given, name, "iuf", "floats")
     return given.astype(np.float64)
 
 
@@ -322,8 +321,7 @@ def _mean_of_rows(weights: ArrayLike, lengths: ArrayLike | None,
     if lengths is None:
         return of_rows(array).mean(axis=(0, 2))
     real = as_array(lengths, "lengths")
-    if real.dtype.kind not in "iu":
-        raise TypeError(f"lengths: got an array of {real.dtype}, wanted ints")
+    check_kind(real, "lengths", "iu", "ints")
     if real.shape != (len(array),):
         raise ValueError(f"lengths: got shape {real.shape}, wanted ({len(array)},)")
     if real.min() < 1 or real.max() > min(array.shape[2:]):

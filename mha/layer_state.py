@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mha import _core
-from mha.arguments import as_bool, as_int, as_probability, as_real_dtype, no_memory
+from mha.arguments import (
+    as_bool,
+    as_probability,
+    as_real_dtype,
+    as_size,
+    check_kind,
+    no_memory,
+)
 from mha.dropout import check_rng
 from mha.options import LAYER, AttentionOptions, LayerKeywords, RandomSource, some_options
 
@@ -111,36 +118,26 @@ def checked_settings(
         query_dim: int | None, key_dim: int | None, value_dim: int | None,
         output_dim: int | None, dtype: DTypeLike) -> LayerSettings:
     """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
-    embed_dim = _size(embed_dim, "embed_dim")
-    num_heads = _size(num_heads, "num_heads")
-    num_kv_heads = _size(num_kv_heads, "num_kv_heads", num_heads)
+    embed_dim = as_size(embed_dim, "embed_dim")
+    num_heads = as_size(num_heads, "num_heads")
+    num_kv_heads = as_size(num_kv_heads, "num_kv_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"num_kv_heads: got {num_kv_heads}, wanted a divisor of num_heads"
                          f" ({num_heads})")
     if head_dim is None and embed_dim % num_heads:
         raise ValueError(f"embed_dim: got {embed_dim}, wanted a multiple of num_heads"
                          f" ({num_heads}); or give head_dim")
-    head_dim = _size(head_dim, "head_dim", embed_dim // num_heads)
-    key_dim = _size(key_dim, "key_dim", embed_dim)
+    head_dim = as_size(head_dim, "head_dim", embed_dim // num_heads)
+    key_dim = as_size(key_dim, "key_dim", embed_dim)
     return LayerSettings(
         embed_dim, num_heads, num_kv_heads, head_dim,
-        _size(value_head_dim, "value_head_dim", head_dim),
-        _size(query_dim, "query_dim", embed_dim), key_dim,
-        _size(value_dim, "value_dim", key_dim), _size(output_dim, "output_dim", embed_dim),
+        as_size(value_head_dim, "value_head_dim", head_dim),
+        as_size(query_dim, "query_dim", embed_dim), key_dim,
+        as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
         as_probability(dropout, "dropout"), as_bool(use_bias, "use_bias"), as_real_dtype(dtype))
 
 
-def _size(value: Any, name: str, default: int | None = None) -> int:
-    if value is None and default is not None:
-        return default
-    size = as_int(value, name)
-    if size < 1:
-        raise ValueError(f"{name}: got {size}, wanted at least 1")
-    return size
-
-
-def xavier_uniform(settings: LayerSettings,
-                   rng: int | np.random.Generator | None) -> dict[str, NDArray[Any]]:
+def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDArray[Any]]:
     """Weights uniform in +-sqrt(6 / (in + out)), biases zero."""
     check_rng(rng)
     generator = np.random.default_rng(rng)
@@ -197,8 +194,7 @@ def check_not_frozen(state: LayerState, name: str) -> None:
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array as the layer's parameter of this name, in its type."""
     wanted = settings.shapes()[name]
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted {settings.dtype}")
+    check_kind(array, name, "iuf", settings.dtype)
     if array.shape != wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
     return array.astype(settings.dtype, copy=False)

@@ -12,7 +12,7 @@ from typing import Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_int, no_memory
+from mha.arguments import as_array, as_int, as_size, check_kind, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
 from mha.options import Window
 
@@ -64,8 +64,8 @@ def sliding_window(query_len: int, key_len: int | None = None, *, window: Window
     """
     if unknown:
         raise unknown_keyword(sliding_window, unknown)
-    query_len = _size(query_len, "query_len")
-    key_len = query_len if key_len is None else _size(key_len, "key_len")
+    query_len = as_size(query_len, "query_len", least=0)
+    key_len = as_size(key_len, "key_len", query_len, least=0)
     if query_offset is None:
         query_offset = key_len - query_len
     left, right = _sides(window)
@@ -82,14 +82,14 @@ def sliding_window(query_len: int, key_len: int | None = None, *, window: Window
     return visible
 
 
-def _sides(window: Any) -> tuple[int | None, int | None]:
+def _sides(window: Window | None) -> Window:
     if window is None:
         return None, None
     if not isinstance(window, (tuple, list)):
         raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
     if len(window) != 2:
         raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
-    left, right = (None if side is None else _size(side, "window") for side in window)
+    left, right = (None if side is None else as_size(side, "window", least=0) for side in window)
     return left, right
 
 
@@ -111,10 +111,10 @@ def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDAr
     """
     if unknown:
         raise unknown_keyword(from_lengths, unknown)
-    key_len = _size(key_len, "key_len")
+    key_len = as_size(key_len, "key_len", least=0)
     lengths = as_array(key_lengths, "key_lengths")
-    if lengths.dtype.kind not in "iu" and lengths.size:
-        raise TypeError(f"key_lengths: got an array of {lengths.dtype}, wanted integers")
+    if lengths.size:
+        check_kind(lengths, "key_lengths", "iu", "integers")
     if lengths.ndim not in (1, 2):
         raise ValueError(
             f"key_lengths: got shape {lengths.shape}, wanted (batch,) or (batch, query_len)")
@@ -171,19 +171,11 @@ def from_blocked(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
 
 def _numbers(mask: ArrayLike) -> NDArray[Any]:
     mask = as_array(mask, "mask")
-    if mask.dtype.kind not in "biuf":
-        raise TypeError(f"mask: got an array of {mask.dtype}, wanted bool, integers or floats")
+    check_kind(mask, "mask", "biuf", "bool, integers or floats")
     if mask.dtype.kind == "f" and not np.isin(mask, (0, 1)).all():
         raise ValueError("mask: got floats other than 0 and 1, wanted only these; an additive mask"
                          " goes to bias=")
     return mask
-
-
-def _size(value: Any, name: str) -> int:
-    size = as_int(value, name)
-    if size < 0:
-        raise ValueError(f"{name}: got {size}, wanted at least 0")
-    return size
 
 
 def _clipped(position: int) -> int:

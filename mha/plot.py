@@ -8,17 +8,21 @@ needs nothing. Labels that have no room are thinned out or turned; NaN is grey a
 import math
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import plot_labels, plot_layout, plot_text
-from mha.plot_layout import Layout, matplotlib_module
+from mha.arguments import as_size, check_kind
+from mha.plot_layout import Layout, LayoutKeywords, matplotlib_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 __all__ = ["attention", "heads", "importance", "mask", "text"]
 
@@ -28,11 +32,13 @@ HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
                    " layer(x, return_weights=True)")
 ANNOTATED_AT_MOST = 8   # rows and columns of a matrix that shows its numbers by default
 
+Number = TypeVar("Number", np.bool_, np.float64)
+
 
 def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
           key_labels: Sequence[object] | None = None, *, batch: int = 0,
           heads: Sequence[int] | None = None, columns: int | None = None,
-          annotate: bool | None = None, vmax: float | None = None, cmap: Any = COLOURS,
+          annotate: bool | None = None, vmax: float | None = None, cmap: "str | Colormap" = COLOURS,
           title: str | None = None,
           axes: "Sequence[Axes] | NDArray[Any] | None" = None) -> "Figure":
     """One heat map a head, on one scale from 0 to the largest weight shown, with one colour bar.
@@ -57,25 +63,26 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     drawing = _Drawing(shape, query_labels, key_labels, annotate, _scale_end(maps, vmax), cmap,
                        title)
     layout = None
+    panels: list[Axes]
     if axes is None:
         columns = _columns(columns, len(maps), query_len, key_len)
         layout = drawing.layout(maps, -(-len(maps) // columns), columns, panel_titles=True)
         layout.name_axes("key", "query")
-        figure, panels = layout.figure, layout.axes.ravel()
+        figure, panels = layout.figure, layout.axes.ravel().tolist()
         for unused in panels[len(maps):]:
             unused.remove()
     else:
         matplotlib_module()
-        panels = np.ravel(np.asarray(axes, object))
+        panels = np.ravel(np.asarray(axes, object)).tolist()
         if len(panels) < len(maps):
             raise ValueError(f"axes: got {len(panels)}, wanted one for each of {len(maps)} heads")
-        figure = panels[0].figure
+        figure = _figure_of(panels[0])
         if title:
             figure.suptitle(drawing.fonts.drawable(title), fontsize=11,
                             fontfamily=drawing.fonts.families)
 
     _check_sums(maps)
-    panels = list(panels[:len(maps)])
+    panels = panels[:len(maps)]
     for place, (panel, matrix, head) in enumerate(zip(panels, maps, head_indices)):
         image = drawing.draw(panel, matrix, layout)
         panel.set_title(f"head {head}", fontsize=10, pad=4)
@@ -84,14 +91,14 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
         else:
             left, bottom = layout.has_labels(place, len(maps))
             panel.tick_params(labelleft=left, labelbottom=bottom)
-    drawing.colour_bar(image, panels, layout, np.isnan(maps).any())
+    drawing.colour_bar(image, panels, layout, bool(np.isnan(maps).any()))
     return figure
 
 
 def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
               key_labels: Sequence[object] | None = None, *, ax: "Axes | None" = None,
-              annotate: bool | None = None, vmax: float | None = None, cmap: Any = COLOURS,
-              title: str | None = None) -> "Figure":
+              annotate: bool | None = None, vmax: float | None = None,
+              cmap: "str | Colormap" = COLOURS, title: str | None = None) -> "Figure":
     """One heat map of one matrix of weights (query_len, key_len), with its numbers when small.
 
     Axes of size 1 before the last two are dropped. The other arguments are those of `heads`; ax:
@@ -110,7 +117,7 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
 
 def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
          key_labels: Sequence[object] | None = None, *, ax: "Axes | None" = None,
-         cmap: Any = None, title: str | None = None) -> "Figure":
+         cmap: "str | Colormap | None" = None, title: str | None = None) -> "Figure":
     """One mask (query_len, key_len), bool, True = attend, in two colours with a legend.
 
     Axes of size 1 before the last two are dropped. cmap: a colour map whose two ends stand for
@@ -131,14 +138,15 @@ def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
     image = drawing.draw(axes, matrix, layout)
     _grid_lines(axes, matrix.shape)
     axes.set(xlabel="key", ylabel="query")
-    patches = [matplotlib.patches.Patch(facecolor=image.cmap(image.norm(end)), label=label)
-               for end, label in ((1.0, "attend"), (0.0, "blocked"))]
+    colours = image.to_rgba(np.array([1.0, 0.0]))
+    patches = [matplotlib.patches.Patch(facecolor=colour, label=label)
+               for colour, label in zip(colours, ("attend", "blocked"))]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.8,
                 frameon=False, fontsize=9)
-    return axes.figure
+    return _figure_of(axes)
 
 
-def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = COLOURS,
+def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: "str | Colormap" = COLOURS,
                label: str = "importance", title: str | None = None,
                ax: "Axes | None" = None) -> "Figure":
     """How much each head matters: bars for one layer, a map of layers and heads for several.
@@ -167,7 +175,8 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: Any = C
     return drawing.one(array, ax, "head", "layer")
 
 
-def _bars(scores, ax, cmap, label, title):
+def _bars(scores: NDArray[np.float64], ax: "Axes | None", cmap: "str | Colormap", label: str,
+          title: str | None) -> "Figure":
     """The scores (heads,) of one layer as bars, with NaN in words."""
     # The label is as wide as the numbers beside the bars may be.
     drawing = _Drawing((1, len(scores)), ["-0.0000"], None, False, 1.0, cmap, title, label=label)
@@ -175,16 +184,16 @@ def _bars(scores, ax, cmap, label, title):
                                panel=(min(max(0.3 * len(scores), 3), 10), 3.0))
     ax.bar(range(len(scores)), scores, color=matplotlib_module().colormaps.get_cmap(cmap)(0.6))
     ax.axhline(0, color="black", linewidth=0.8)
-    for head in np.flatnonzero(np.isnan(scores)):
+    for head in np.flatnonzero(np.isnan(scores)).tolist():
         ax.text(head, 0, " NaN", rotation=90, ha="center", va="bottom", fontsize=8,
                 color="dimgrey")
     drawing.tick(ax.xaxis, None, len(scores), drawing.cells(ax, layout)[0])
     ax.set(xlabel="head", xlim=(-0.6, len(scores) - 0.4))
     ax.tick_params(axis="y", labelsize=8)
-    ax.yaxis.get_major_formatter().set_powerlimits((-3, 4))
+    ax.ticklabel_format(axis="y", scilimits=(-3, 4))
     ax.yaxis.get_offset_text().set_fontsize(8)
     ax.set_ylabel(drawing.label, fontfamily=drawing.fonts.families)
-    return ax.figure
+    return _figure_of(ax)
 
 
 def text(weights: ArrayLike, query_words: Sequence[object],
@@ -203,10 +212,11 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     sat  ░░ 40  ▒▒ 60
     """
     matrix = _one_matrix(_weights(weights), "weights")
-    queries, keys = plot_labels.checked(query_words, key_words, len(matrix), matrix.shape[1],
-                                        called="words")
-    if keys is None:
-        raise ValueError(f"key_words: got none, wanted {matrix.shape[1]} words, one a key")
+    query_len, key_len = matrix.shape
+    queries = plot_labels.words_of(query_words, query_len, "query_words")
+    if key_words is None and key_len != query_len:
+        raise ValueError(f"key_words: got none, wanted {key_len} words, one a key")
+    keys = queries if key_words is None else plot_labels.words_of(key_words, key_len, "key_words")
     if width is None:
         width = max(shutil.get_terminal_size().columns, plot_text.NARROWEST)
     if width < plot_text.NARROWEST:
@@ -216,7 +226,7 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     return plot_text.heat_map(matrix, queries, keys, vmax, width)
 
 
-def _numbers(array, name):
+def _numbers(array: ArrayLike, name: str) -> NDArray[np.float64]:
     """array in float64; a tuple of arrays, as calls return, is a TypeError."""
     if isinstance(array, tuple) and any(getattr(item, "ndim", 0) > 1 for item in array):
         raise TypeError(f"{name}: got a tuple of {len(array)} arrays, wanted one array; of what a"
@@ -227,12 +237,11 @@ def _numbers(array, name):
     except ValueError:
         raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
                          ) from None
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted real numbers")
+    check_kind(array, name, "biuf", "real numbers")
     return array.astype(float)
 
 
-def _weights(weights):
+def _weights(weights: ArrayLike) -> NDArray[np.float64]:
     """weights in float64; numbers below 0, as outputs and scores have, are a ValueError."""
     array = _numbers(weights, "weights")
     if (array < -1e-6).any():
@@ -241,7 +250,7 @@ def _weights(weights):
     return array
 
 
-def _check_sums(maps):
+def _check_sums(maps: NDArray[np.float64]) -> None:
     """ValueError where no row can be weights, dropout of a half included: outputs are positive
     where the values are."""
     sums = maps.sum(axis=-1)
@@ -251,7 +260,7 @@ def _check_sums(maps):
                          f" {HOW_TO_GET_THEM}")
 
 
-def _one_matrix(array, name):
+def _one_matrix(array: NDArray[Number], name: str) -> NDArray[Number]:
     """(1, ..., 1, query_len, key_len) -> (query_len, key_len)."""
     if array.ndim < 2 or math.prod(array.shape[:-2]) != 1 or 0 in array.shape:
         raise ValueError(f"{name}: got shape {array.shape}, wanted one matrix (query_len, key_len)"
@@ -259,7 +268,8 @@ def _one_matrix(array, name):
     return array.reshape(array.shape[-2:])
 
 
-def _chosen_heads(weights, batch, chosen):
+def _chosen_heads(weights: ArrayLike, batch: int,
+                  chosen: Sequence[int] | None) -> tuple[NDArray[np.float64], list[int]]:
     """The maps to draw (heads, query_len, key_len), and the index of each."""
     array = _weights(weights)
     if array.ndim not in (2, 3, 4) or 0 in array.shape:
@@ -277,7 +287,7 @@ def _chosen_heads(weights, batch, chosen):
     return array[indices], [head % len(array) for head in indices]
 
 
-def _scale_end(maps, vmax):
+def _scale_end(maps: NDArray[np.float64], vmax: float | None) -> float:
     """vmax, or the largest weight shown; 1 where all of them are 0."""
     if vmax is None:
         finite = maps[np.isfinite(maps)]
@@ -288,41 +298,50 @@ def _scale_end(maps, vmax):
     return vmax
 
 
-def _small(shape):
+def _figure_of(axes: "Axes") -> "Figure":
+    """The figure; of axes in a SubFigure that one, as whoever gave them knows."""
+    return cast("Figure", axes.figure)
+
+
+def _small(shape: tuple[int, ...]) -> bool:
     return max(shape) <= ANNOTATED_AT_MOST
 
 
-def _columns(columns, panels, query_len, key_len):
+def _columns(columns: int | None, panels: int, query_len: int, key_len: int) -> int:
     if columns is None:
         return plot_layout.columns_for(panels, query_len, key_len)
-    if columns < 1:
-        raise ValueError(f"columns: got {columns}, wanted at least 1")
-    return min(columns, panels)
+    return min(as_size(columns, "columns"), panels)
 
 
 class _Drawing:
     """How the matrices of one picture are drawn: their labels, scale and colours."""
 
-    def __init__(self, shape, query_labels, key_labels, annotate, vmax, cmap, title, *,
-                 vmin=0.0, digits=".2f", label="attention weight"):
+    def __init__(self, shape: tuple[int, int], query_labels: Sequence[object] | None,
+                 key_labels: Sequence[object] | None, annotate: bool, vmax: float,
+                 cmap: "str | Colormap", title: str | None, *, vmin: float = 0.0,
+                 digits: str = ".2f", label: str = "attention weight") -> None:
         matplotlib = matplotlib_module()
         labels = plot_labels.checked(query_labels, key_labels, *shape)
         self.fonts = plot_labels.Fonts([title or "", label,
                                         *(word for words in labels for word in words or ())])
-        self.labels = [words and [self.fonts.drawable(plot_labels.cut(word, plot_labels.LONGEST))
-                                  for word in words] for words in labels]
+        self.query_labels, self.key_labels = (words and [
+            self.fonts.drawable(plot_labels.cut(word, plot_labels.LONGEST)) for word in words]
+            for words in labels)
         self.shape, self.annotate, self.title = shape, annotate, title
         self.label = self.fonts.drawable(label)
         self.vmin, self.vmax, self.digits = vmin, vmax, digits
         self.cmap = matplotlib.colormaps.get_cmap(cmap).with_extremes(bad=NAN_COLOUR)
 
-    def layout(self, matrices, rows, columns, **options):
+    def layout(self, matrices: NDArray[np.float64], rows: int, columns: int,
+               **options: Unpack[LayoutKeywords]) -> Layout:
         """A new page for them, its cells as large as the numbers in them need."""
         cell = plot_layout.cell_for(matrices if self.annotate else None, self.digits)
-        return Layout(rows, columns, self.shape, cell, *self.labels, self.fonts,
-                      title=self.title, tall=self.fonts.width([self.label], 10) + 0.1, **options)
+        return Layout(rows, columns, self.shape, cell, self.query_labels, self.key_labels,
+                      self.fonts, title=self.title,
+                      tall=self.fonts.width([self.label], 10) + 0.1, **options)
 
-    def place(self, matrix, ax, **options):
+    def place(self, matrix: NDArray[np.float64], ax: "Axes | None",
+              **options: Unpack[LayoutKeywords]) -> "tuple[Layout | None, Axes]":
         """(layout, axes): new ones, or None and the given ax, with the title."""
         if ax is None:
             layout = self.layout(matrix, 1, 1, **options)
@@ -331,22 +350,24 @@ class _Drawing:
             ax.set_title(self.fonts.drawable(self.title), fontfamily=self.fonts.families)
         return None, ax
 
-    def one(self, matrix, ax, x, y):
+    def one(self, matrix: NDArray[np.float64], ax: "Axes | None", x: str, y: str) -> "Figure":
         """A figure of one matrix, with its colour bar."""
         layout, ax = self.place(matrix, ax)
         image = self.draw(ax, matrix, layout)
         ax.set(xlabel=x, ylabel=y)
-        self.colour_bar(image, ax, layout, np.isnan(matrix).any())
-        return ax.figure
+        self.colour_bar(image, ax, layout, bool(np.isnan(matrix).any()))
+        return _figure_of(ax)
 
-    def draw(self, ax, matrix, layout):
+    def draw(self, ax: "Axes", matrix: NDArray[np.float64],
+             layout: Layout | None) -> "AxesImage":
         """One matrix into one axes, with its labels and numbers."""
-        aspect = "auto" if layout or plot_layout.stretched(self.shape) else "equal"
+        fills = layout is not None or plot_layout.stretched(self.shape)
+        aspect: Literal["auto", "equal"] = "auto" if fills else "equal"
         image = ax.imshow(matrix, vmin=self.vmin, vmax=self.vmax, cmap=self.cmap,
                           interpolation="nearest", aspect=aspect)
         width, height = self.cells(ax, layout)
-        self.tick(ax.yaxis, self.labels[0], self.shape[0], height)
-        self.tick(ax.xaxis, self.labels[1], self.shape[1], width)
+        self.tick(ax.yaxis, self.query_labels, self.shape[0], height)
+        self.tick(ax.xaxis, self.key_labels, self.shape[1], width)
         if self.annotate:
             self._write_numbers(ax, image, matrix, min(width, height))
         else:
@@ -355,7 +376,7 @@ class _Drawing:
                        linewidth=0.7)
         return image
 
-    def cells(self, ax, layout):
+    def cells(self, ax: "Axes", layout: Layout | None) -> tuple[float, float]:
         """The (width, height) of a cell, in inches."""
         query_len, key_len = self.shape
         if layout is not None:
@@ -364,7 +385,8 @@ class _Drawing:
         width, height = ax.bbox.width / dpi / key_len, ax.bbox.height / dpi / query_len
         return (width, height) if plot_layout.stretched(self.shape) else (min(width, height),) * 2
 
-    def tick(self, axis, labels, length, cell):
+    def tick(self, axis: "XAxis | YAxis", labels: list[str] | None, length: int,
+             cell: float) -> None:
         """The labels that have room beside the cells, or their numbers."""
         ticks = plot_labels.Ticks(labels, length, cell, self.fonts,
                                   horizontal=axis.axis_name == "x")
@@ -372,7 +394,8 @@ class _Drawing:
                        rotation=90 if ticks.upright else 0, parse_math=False,
                        fontfamily=self.fonts.families)
 
-    def colour_bar(self, image, panels, layout, any_nan):
+    def colour_bar(self, image: "AxesImage", panels: "Axes | list[Axes]", layout: Layout | None,
+                   any_nan: bool) -> None:
         """The colour bar, with a patch for NaN below it where there is any."""
         if layout is None:
             bar = image.figure.colorbar(image, ax=panels, fraction=0.05, aspect=30)
@@ -381,23 +404,25 @@ class _Drawing:
         bar.set_label(self.label, fontsize=9, fontfamily=self.fonts.families)
         bar.ax.tick_params(labelsize=8)
         bar.ax.yaxis.get_offset_text().set_fontsize(8)
-        bar.formatter.set_powerlimits((-3, 4))
+        bar.ax.ticklabel_format(axis="y", scilimits=(-3, 4))
         if any_nan:
             patch = matplotlib_module().patches.Patch(facecolor=NAN_COLOUR, label="NaN")
             bar.ax.legend(handles=[patch], loc="upper left", bbox_to_anchor=(0, 0), fontsize=8,
                           borderaxespad=1, borderpad=0, handlelength=1.6, frameon=False)
 
-    def _write_numbers(self, ax, image, matrix, cell):
+    def _write_numbers(self, ax: "Axes", image: "AxesImage", matrix: NDArray[np.float64],
+                       cell: float) -> None:
         room = cell / plot_layout.cell_for(matrix, self.digits)
         size = max(3, plot_layout.NUMBER_SIZE * min(1, room))
+        colours = image.to_rgba(matrix)
         for (query, key), weight in np.ndenumerate(matrix):
-            red, green, blue, _ = image.cmap(image.norm(weight))
+            red, green, blue, _ = colours[query, key]
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
             ax.text(key, query, f"{weight:{self.digits}}", ha="center", va="center",
                     fontsize=size, color="white" if dark else "black")
 
 
-def _grid_lines(ax, shape):
+def _grid_lines(ax: "Axes", shape: tuple[int, int]) -> None:
     """Thin white lines between the cells of a small mask."""
     if max(shape) <= 40:
         for query in range(1, shape[0]):

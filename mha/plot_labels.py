@@ -7,7 +7,10 @@ import math
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.font_manager import FontEntry
 
 LONGEST = 40          # columns; a longer label is cut
 LABELS_AT_MOST = 60   # of a longer axis every second (third, ...) label is shown
@@ -22,22 +25,21 @@ WITHOUT_LETTERS = ("Last Resort", "LastResort", "Adobe Blank", "Fallback SIL")
 
 
 def checked(query_labels: Sequence[object] | None, key_labels: Sequence[object] | None,
-            query_len: int, key_len: int, called: str = "labels") -> list[list[str] | None]:
+            query_len: int, key_len: int) -> tuple[list[str] | None, list[str] | None]:
     """Both as lists of printable words of the right number, or None. Keys default to queries."""
     if key_labels is None and query_labels is not None and query_len == key_len:
         key_labels = query_labels
-    both: list[list[str] | None] = []
-    for name, labels, length in (("query_" + called, query_labels, query_len),
-                                 ("key_" + called, key_labels, key_len)):
-        words = None
-        if labels is not None:
-            words = ["".join(c if c.isprintable() else " " for c in str(label))
-                     for label in labels]
-            if len(words) != length:
-                raise ValueError(f"{name}: got {len(words)}, wanted {length}, one a row or column"
-                                 " of the weights")
-        both.append(words)
-    return both
+    return (None if query_labels is None else words_of(query_labels, query_len, "query_labels"),
+            None if key_labels is None else words_of(key_labels, key_len, "key_labels"))
+
+
+def words_of(labels: Sequence[object], length: int, name: str) -> list[str]:
+    """The labels as printable words, of which there must be so many."""
+    words = ["".join(c if c.isprintable() else " " for c in str(label)) for label in labels]
+    if len(words) != length:
+        raise ValueError(f"{name}: got {len(words)}, wanted {length}, one a row or column of the"
+                         " weights")
+    return words
 
 
 def columns_of(word: str) -> int:
@@ -148,7 +150,7 @@ def _new_fonts() -> Iterator[tuple[str, str]]:
             yield family, path
 
 
-def _rank(font: Any) -> tuple[Any, ...]:
+def _rank(font: "FontEntry") -> tuple[int, bool, bool, str]:
     """Sorts fonts: large families first, upright and regular before bold and italic."""
     place = next((i for i, family in enumerate(LARGE_FAMILIES) if font.name.startswith(family)),
                  len(LARGE_FAMILIES))

@@ -6,11 +6,17 @@ cells are square. Here the labels are measured, and the page is made around them
 
 import io
 import math
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha.plot_labels import Fonts, Ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PAGE_WIDTH, PAGE_HEIGHT = 16.0, 20.0  # that many panels share; they shrink as far as SMALLEST
 LARGEST, SMALLEST = 8.0, 1.0          # the longer side of a panel
@@ -20,7 +26,7 @@ BAR = 1.2                             # a colour bar, its numbers and its label
 REPEATED_AT_MOST = 16                 # more panels than these have labels on the outer ones only
 
 
-def matplotlib_module() -> Any:
+def matplotlib_module() -> ModuleType:
     """matplotlib, or an ImportError that says what to do."""
     try:
         import matplotlib.colors
@@ -32,7 +38,7 @@ def matplotlib_module() -> Any:
     return matplotlib
 
 
-def figure_class() -> Any:
+def figure_class() -> "type[Figure]":
     """matplotlib's Figure, which a notebook can draw though pyplot does not know of it.
 
     A figure made by pyplot would be drawn twice: by pyplot and as the cell's value.
@@ -40,7 +46,7 @@ def figure_class() -> Any:
     return type("Figure", (matplotlib_module().figure.Figure,), {"_repr_png_": _as_png})
 
 
-def _as_png(figure):
+def _as_png(figure: "Figure") -> bytes:
     png = io.BytesIO()
     figure.savefig(png, format="png", bbox_inches="tight")
     return png.getvalue()
@@ -55,6 +61,14 @@ def columns_for(panels: int, query_len: int, key_len: int) -> int:
     wanted = math.sqrt(1.5 * panels)
     return min(range(math.isqrt(panels), 2 * math.isqrt(panels) + 1),
                key=lambda columns: (-panels % columns, abs(columns - wanted)))
+
+
+class LayoutKeywords(TypedDict, total=False):
+    """The options of a Layout that depend on what is drawn."""
+
+    beside: float
+    panel: tuple[float, float]
+    panel_titles: bool
 
 
 class Layout:
@@ -151,7 +165,7 @@ class Layout:
         self.figure.supylabel(y, y=(bottom + grid_height / 2) / height, x=0.1 / width, ha="left",
                               fontsize=10)
 
-    def bar_axes(self, below: float = 0.0) -> Any:
+    def bar_axes(self, below: float = 0.0) -> "Axes":
         """Axes for the colour bar, at most half a foot high, with some room left below it."""
         left, bottom, grid_width, grid_height, width, height = self._inches
         tall = max(grid_height, self._tall)
@@ -183,7 +197,7 @@ def stretched(shape: tuple[int, int]) -> bool:
     return max(shape) > 8 * min(shape)
 
 
-def cell_for(numbers: np.ndarray | None, digits: str) -> float:
+def cell_for(numbers: NDArray[np.float64] | None, digits: str) -> float:
     """The side of a cell, with room for the longest of the numbers written into it."""
     if numbers is None:
         return CELL

@@ -1,7 +1,10 @@
 """A heat map as text, no wider than it is told: `mha.plot.text`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mha.plot_labels import columns_of, cut
 
@@ -9,7 +12,8 @@ SHADES = " ·░▒▓█"
 NARROWEST = 10  # columns: a number of five digits, a letter of the word, two shades
 
 
-def heat_map(matrix, query_words, key_words, vmax, width) -> str:
+def heat_map(matrix: NDArray[np.float64], query_words: Sequence[str], key_words: Sequence[str],
+             vmax: float, width: int) -> str:
     """The lines of `mha.plot.text`: with words and percentages above each other where they fit."""
     cells = [[_shade(weight, vmax) * 2 + _percent(weight) for weight in row] for row in matrix]
     columns = [max(columns_of(word), *(len(row[key]) for row in cells))
@@ -26,7 +30,8 @@ def heat_map(matrix, query_words, key_words, vmax, width) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _numbered(matrix, query_words, key_words, vmax, width) -> Iterator[str]:
+def _numbered(matrix: NDArray[np.float64], query_words: Sequence[str], key_words: Sequence[str],
+              vmax: float, width: int) -> Iterator[str]:
     """The narrow form: the keys as numbers, three columns each or, where that is too wide, one,
     in several blocks if need be; then which word each number is."""
     key_len = matrix.shape[1]
@@ -66,7 +71,7 @@ def _ruler(keys: range) -> str:
     return ruler
 
 
-def _legend(words, width) -> Iterator[str]:
+def _legend(words: Sequence[str], width: int) -> Iterator[str]:
     """Which word each key is, in as many lines as it takes."""
     line = "keys:"
     for key, word in enumerate(words):
@@ -79,17 +84,17 @@ def _legend(words, width) -> Iterator[str]:
     yield line
 
 
-def _shade(weight, vmax):
+def _shade(weight: float, vmax: float) -> str:
     if math.isnan(weight):
         return "?"
     share = min(max(weight / vmax, 0), 1)
     return SHADES[round(share * (len(SHADES) - 1))]
 
 
-def _percent(weight):
+def _percent(weight: float) -> str:
     return "nan" if math.isnan(weight) else f"{100 * weight:3.0f}"
 
 
-def _pad(word, width, right=False):
+def _pad(word: str, width: int, right: bool = False) -> str:
     space = " " * (width - columns_of(word))
     return space + word if right else word + space

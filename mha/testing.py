@@ -12,14 +12,22 @@ import inspect
 import io
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mha.diagnosis import attempts
-from mha.diagnosis.compare import alike_is_right, check_twin, explain, keeps_copies, run_plain
+from mha.diagnosis.aliases import Tested, TestedClass
+from mha.diagnosis.compare import (
+    Outcome,
+    alike_is_right,
+    check_twin,
+    explain,
+    keeps_copies,
+    run_plain,
+)
 from mha.diagnosis.mask_mistakes import CAUSAL, CAUSAL_FROM_START
 from mha.diagnosis.model import IMPOSSIBLE
 from mha.diagnosis.options import diagnose_options
@@ -31,6 +39,11 @@ from mha.diagnosis.signature import (
     is_function,
     weight_parameters,
 )
+from mha.diagnosis.subject import Subject
+from mha.diagnosis.weights import Opened
+
+Findings: TypeAlias = tuple[list[str], list[str]]  # problems and notes
+Candidate: TypeAlias = tuple[Outcome, Opened]
 
 SLOW = 0.5  # seconds a call: what takes longer is called some twenty times only
 
@@ -101,7 +114,7 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
     return Diagnosis(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
 
-def _diagnose(my_attention):
+def _diagnose(my_attention: Any) -> Findings:
     if not is_function(my_attention) and (function := attempts.alone(my_attention)) is not None:
         return _diagnose_function(function)
     if inspect.isclass(my_attention):
@@ -124,8 +137,9 @@ def _diagnose(my_attention):
     return _diagnose_function(my_attention)
 
 
-def _diagnose_function(function):
-    outcomes, failures = {}, {}
+def _diagnose_function(function: Tested) -> Findings:
+    outcomes: dict[int, Outcome] = {}  # by the number of axes
+    failures: dict[int, str] = {}
     for rank, subject in attempts.function_subjects(function):
         settled = rank in outcomes and (outcomes[rank].right or explain(outcomes[rank], 1))
         if settled:
@@ -158,7 +172,7 @@ def _diagnose_function(function):
     return _finished(chosen, function)
 
 
-def _keep_one_layout(outcomes):
+def _keep_one_layout(outcomes: dict[int, Outcome]) -> None:
     """A layout that is right for some axes explains no others where it makes them wrong."""
     usual = [outcome.subject.layout.note for outcome in outcomes.values() if outcome.right]
     if usual and any(usual):
@@ -166,7 +180,7 @@ def _keep_one_layout(outcomes):
             del outcomes[rank]
 
 
-def _diagnose_layer(make, named, twin):
+def _diagnose_layer(make: attempts.Make, named: object, twin: attempts.Make) -> Findings:
     candidates = _plain_calls(attempts.layer_subjects(make, twin=twin))
     chosen, layer = _best(candidates, 1)
     if not chosen.right and not chosen.settled and layer.arrays:  # does it keep copies of them?
@@ -191,9 +205,10 @@ def _diagnose_layer(make, named, twin):
     return [*layer.problems, *problems], notes
 
 
-def _plain_calls(subjects):
-    """[(Outcome, Opened)] of the subjects that run, up to the first that is right."""
-    candidates, failure = [], None
+def _plain_calls(subjects: Iterable[tuple[Subject, Opened]]) -> list[Candidate]:
+    """Those of the subjects that run, up to the first that is right."""
+    candidates: list[Candidate] = []
+    failure = ""
     for subject, layer in subjects:
         try:
             candidates.append((run_plain(subject), layer))
@@ -210,7 +225,7 @@ def _plain_calls(subjects):
     return candidates
 
 
-def _best(candidates, most):
+def _best(candidates: list[Candidate], most: int) -> Candidate:
     """The right one; else what the fewest mistakes, at most `most`, explain; else the first."""
     for outcome, layer in candidates:
         if outcome.right:
@@ -228,12 +243,12 @@ def _best(candidates, most):
     return likely[0]
 
 
-def _explain_or_describe(outcome, most):
+def _explain_or_describe(outcome: Outcome, most: int) -> None:
     if not explain(outcome, most):
         outcome.problems += differences(outcome)
 
 
-def _finished(outcome, named):
+def _finished(outcome: Outcome, named: object) -> Findings:
     """Problems and notes with everything but the plain call tested, too."""
     subject = outcome.subject
     if not outcome.right:
@@ -256,7 +271,7 @@ def _finished(outcome, named):
     return [*outcome.problems, *subject.faults], outcome.notes
 
 
-def _diagnose_groups(layer_class, problems):
+def _diagnose_groups(layer_class: TestedClass, problems: list[str]) -> None:
     """Fewer key heads than query heads, where a class can be constructed so."""
     make = attempts.of_class(layer_class, kv_heads=2)
     try:
@@ -269,7 +284,8 @@ def _diagnose_groups(layer_class, problems):
         problems += [f"with 2 key heads for 4 query heads: {words}" for words in outcome.problems]
 
 
-def _diagnose_flag(layer_class, name, value, problems, notes):
+def _diagnose_flag(layer_class: TestedClass, name: str, value: bool, problems: list[str],
+                   notes: list[str]) -> None:
     """A causal flag of the constructor, switched over."""
     make = attempts.of_class(layer_class, **{name: value})
     try:

@@ -449,10 +449,16 @@ def test_input_is_cast_to_the_layers_type():
     (TypeError, "embed_dim", {"embed_dim": 8.0, "num_heads": 2}),
     (ValueError, "kdim.*0", {"embed_dim": 8, "num_heads": 2, "kdim": 0}),
     (ValueError, "dropout.*1.0", {"embed_dim": 8, "num_heads": 2, "dropout": 1.0}),
+    (TypeError, "num_heads: got ndarray", {"embed_dim": 8, "num_heads": np.array([2.0])}),
+    (TypeError, "dtype: got 'flaot32'", {"embed_dim": 8, "num_heads": 2, "dtype": "flaot32"}),
     (TypeError, "dtype.*int32", {"embed_dim": 8, "num_heads": 2, "dtype": np.int32})])
 def test_constructor_errors(error, name, arguments):
     with pytest.raises(error, match=name):
         compat.MultiheadAttention(**arguments)
+
+
+def test_no_dropout_may_be_false():
+    assert compat.MultiheadAttention(8, 2, dropout=False).dropout == 0.0
 
 
 @pytest.mark.parametrize(("error", "name", "change"), [

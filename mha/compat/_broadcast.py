@@ -32,3 +32,17 @@ def attention_with_weights(query: NDArray[Any], key: NDArray[Any], value: NDArra
                          for array in (query, key, value))
     return mha.scaled_dot_product_attention(query, key, value, mask=visible, empty_rows="uniform",
                                             return_weights=True)
+
+
+def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
+    """Broadcast the axes before each array's last own_axes against each other, as views."""
+    shapes = [array.shape for array in arrays]
+    if min(array.ndim for array in arrays) < own_axes:
+        raise ValueError(f"query, key, value: got shapes {shapes}, wanted at least {own_axes}"
+                         " dimensions")
+    try:
+        leading = np.broadcast_shapes(*(shape[:-own_axes] for shape in shapes))
+    except ValueError:
+        raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
+                         f" {own_axes} that broadcast") from None
+    return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]

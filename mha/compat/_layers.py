@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
+from mha.arguments import as_probability, as_size, check_kind
+from mha.options import RandomSource
 
 
 class Linear:
@@ -33,14 +34,14 @@ class Linear:
     """
 
     def __init__(self, out_features: int, *, bias: bool = False, in_features: int | None = None,
-                 rng: Any = None) -> None:
-        self.out_features = checked_size(out_features, "out_features")
+                 rng: RandomSource = None) -> None:
+        self.out_features = as_size(out_features, "out_features")
         self._bias = np.zeros(out_features, np.float32) if bias else None
         self.forget(rng)
         if in_features is not None:
-            self._draw(checked_size(in_features, "in_features"))
+            self._draw(as_size(in_features, "in_features"))
 
-    def forget(self, rng: Any = None) -> None:
+    def forget(self, rng: RandomSource = None) -> None:
         """Back to the unsized start; rng draws the next kernel."""
         self._rng = np.random.default_rng(rng)
         self._kernel: NDArray[Any] | None = None
@@ -69,7 +70,7 @@ class Linear:
         return None if self._kernel is None else self._kernel.shape[0]
 
     @property
-    def kernel(self) -> Any:
+    def kernel(self) -> NDArray[Any] | Any:  # Any for None: a caller mostly knows it is sized
         """(in_features, out_features), used as x @ kernel; None before it is sized."""
         return self._kernel
 
@@ -120,42 +121,27 @@ class Linear:
 
 def _parameter(array: NDArray[Any], name: str) -> NDArray[Any]:
     """A contiguous copy in float32, or float64 where it was."""
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float32 or float64")
+    check_kind(array, name, "iuf", "float32 or float64")
     dtype = np.float64 if array.dtype == np.float64 else np.float32
     return np.array(array, dtype=dtype, order="C")
 
 
-def checked_size(size: Any, name: str) -> int:
-    """size as an int of at least 1."""
-    if isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise TypeError(f"{name}: got {type(size).__name__}, wanted an int")
-    if operator.index(size) < 1:
-        raise ValueError(f"{name}: got {size}, wanted at least 1")
-    return operator.index(size)
-
-
 def checked_heads(num_heads: Any, width: Any, width_name: str) -> tuple[int, int]:
     """(num_heads, width), where the heads divide the width."""
-    width = checked_size(width, width_name)
-    num_heads = checked_size(num_heads, "num_heads")
+    width = as_size(width, width_name)
+    num_heads = as_size(num_heads, "num_heads")
     if width % num_heads:
         raise ValueError(f"{width_name}: got {width}, wanted a multiple of num_heads ({num_heads})")
     return num_heads, width
 
 
 def checked_dropout(dropout: Any) -> float:
-    """dropout as a probability in [0, 1)."""
-    if not isinstance(dropout, (int, float, np.integer, np.floating)):
-        raise TypeError(f"dropout: got {type(dropout).__name__}, wanted a number in [0, 1)")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: got {dropout}, wanted a number in [0, 1)")
-    return float(dropout)
+    """dropout as a probability in [0, 1); False is 0, as it is to the frameworks."""
+    return as_probability(int(dropout) if isinstance(dropout, bool) else dropout, "dropout")
 
 
 def checked_mask(mask: ArrayLike) -> NDArray[Any]:
     """mask as an array of at least one axis, whose zeros and other numbers have a meaning."""
     array = np.atleast_1d(mask)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"mask: got an array of {array.dtype}, wanted bool, integers or floats")
+    check_kind(array, "mask", "biuf", "bool, integers or floats")
     return array

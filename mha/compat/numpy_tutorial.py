@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
+from mha.arguments import check_kind
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import checked_heads, checked_mask
 
@@ -26,8 +27,7 @@ def softmax(x: ArrayLike, axis: int | None = -1) -> NDArray[Any]:
     [[0.5, 0.5], [0.5, 0.5]]
     """
     x = np.asarray(x)
-    if x.dtype.kind not in "biuf":
-        raise TypeError(f"x: got an array of {x.dtype}, wanted numbers")
+    check_kind(x, "x", "biuf", "numbers")
     if x.dtype.kind != "f":
         x = x.astype(np.float64)
     if axis is None:
@@ -124,8 +124,7 @@ class MultiHeadAttention:
 
 def _float64(array: ArrayLike, name: str) -> NDArray[Any]:
     array = np.asarray(array)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted numbers")
+    check_kind(array, name, "biuf", "numbers")
     return array.astype(np.float64, copy=False)
 
 

@@ -13,18 +13,20 @@ dropout draws from `rng` and must be below 1, and is_causal without attn_mask is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.compat._layers import checked_dropout, checked_heads, checked_size
+from mha.arguments import as_real_dtype, as_size, check_kind
+from mha.compat._broadcast import broadcast_leading
+from mha.compat._layers import checked_dropout, checked_heads
+from mha.options import AttentionKeywords, LayerKeywords, RandomSource
 
 __all__ = ["IncompatibleKeys", "MultiheadAttention", "scaled_dot_product_attention"]
-
-RandomSource = int | np.random.Generator | None
 
 
 def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike,
@@ -72,7 +74,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     query, key, value = _as_array(query), _as_array(key), _as_array(value)
     if enable_gqa:
         key, value = _with_equal_heads(query, key, value)
-    query, key, value = _broadcast(query, key, value, own_axes=3 if enable_gqa else 2)
+    query, key, value = broadcast_leading(query, key, value, own_axes=3 if enable_gqa else 2)
     only_heads = enable_gqa and query.ndim == 3
     if only_heads:  # in 3-D `mha` takes the first axis for the batch
         query, key, value = query[None], key[None], value[None]
@@ -95,6 +97,13 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+class OutputProjection(SimpleNamespace):
+    """`out_proj` of a layer."""
+
+    weight: NDArray[Any]
+    bias: NDArray[Any] | None
 
 
 class MultiheadAttention:
@@ -143,11 +152,11 @@ class MultiheadAttention:
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
                  add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
-                 vdim: int | None = None, batch_first: bool = False, device: Any = None,
+                 vdim: int | None = None, batch_first: bool = False, device: object = None,
                  dtype: DTypeLike | Any = None, *, rng: RandomSource = None) -> None:
         self.num_heads, self.embed_dim = checked_heads(num_heads, embed_dim, "embed_dim")
-        self.kdim = self.embed_dim if kdim is None else checked_size(kdim, "kdim")
-        self.vdim = self.embed_dim if vdim is None else checked_size(vdim, "vdim")
+        self.kdim = as_size(kdim, "kdim", self.embed_dim)
+        self.vdim = as_size(vdim, "vdim", self.embed_dim)
         self.dropout = checked_dropout(dropout)
         self.head_dim = self.embed_dim // self.num_heads
         self.add_zero_attn = add_zero_attn
@@ -157,11 +166,13 @@ class MultiheadAttention:
         self._generator = np.random.default_rng(rng)
         self._reset_parameters(bias, add_bias_kv)
 
-    def _reset_parameters(self, bias, add_bias_kv):
+    def _reset_parameters(self, bias: bool, add_bias_kv: bool) -> None:
         """PyTorch's start: Xavier (Glorot & Bengio 2010), but out_proj uniform in 1/sqrt(width)."""
         width = self.embed_dim
-        self.in_proj_weight = self.q_proj_weight = None
-        self.k_proj_weight = self.v_proj_weight = None
+        self.in_proj_weight: NDArray[Any] | None = None
+        self.q_proj_weight: NDArray[Any] | None = None
+        self.k_proj_weight: NDArray[Any] | None = None
+        self.v_proj_weight: NDArray[Any] | None = None
         if self.kdim == self.vdim == width:
             self.in_proj_weight = self._xavier_uniform(3 * width, width)
         else:
@@ -169,21 +180,22 @@ class MultiheadAttention:
             self.k_proj_weight = self._xavier_uniform(width, self.kdim)
             self.v_proj_weight = self._xavier_uniform(width, self.vdim)
         self.in_proj_bias = np.zeros(3 * width, self.dtype) if bias else None
-        self.out_proj = SimpleNamespace(
+        self.out_proj = OutputProjection(
             weight=self._uniform((width, width), 1 / math.sqrt(width)),
             bias=np.zeros(width, self.dtype) if bias else None)
-        self.bias_k = self.bias_v = None
+        self.bias_k: NDArray[Any] | None = None
+        self.bias_v: NDArray[Any] | None = None
         if add_bias_kv:
             normal = self._generator.normal(0, 1 / math.sqrt(width), (2, 1, 1, width))
             self.bias_k, self.bias_v = normal.astype(self.dtype)
 
-    def _xavier_uniform(self, rows, columns):
+    def _xavier_uniform(self, rows: int, columns: int) -> NDArray[Any]:
         return self._uniform((rows, columns), math.sqrt(6 / (rows + columns)))
 
-    def _uniform(self, shape, bound):
+    def _uniform(self, shape: tuple[int, int], bound: float) -> NDArray[Any]:
         return self._own(self._generator.uniform(-bound, bound, shape))
 
-    def _own(self, array):
+    def _own(self, array: NDArray[Any]) -> NDArray[Any]:
         """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
         return np.array(array, self.dtype, order="F")
 
@@ -218,7 +230,8 @@ class MultiheadAttention:
         return {name: np.array(parameter, order="C")
                 for name, parameter in parameters.items() if parameter is not None}
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> IncompatibleKeys:
+    def load_state_dict(self, state_dict: Mapping[str, Any],
+                        strict: bool = True) -> IncompatibleKeys:
         """Copy parameters in, from a mapping of arrays or tensors as PyTorch saves them.
 
         Raises ValueError for wrong shapes and, unless strict=False, for missing or unexpected
@@ -236,8 +249,7 @@ class MultiheadAttention:
         loaded = {}
         for name in wanted.keys() - missing:
             array = _as_array(state_dict[name])
-            if array.dtype.kind not in "iuf":
-                raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+            check_kind(array, name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
             loaded[name] = self._own(array)
@@ -303,58 +315,64 @@ class MultiheadAttention:
         hint_is_enough = (is_causal and key_padding_mask is None and not need_weights
                           and not fast_path)
         if hint_is_enough:
-            visibility = {"causal": True, "query_offset": 0}
+            visibility: LayerKeywords = {"causal": True, "query_offset": 0}
         else:
             visibility = self._visibility(masks[0], masks[1], query.shape[:2], key.shape[1],
                                           batched)
         dropout = self.dropout if self.training else 0.0
         seed = int(self._generator.integers(2**64, dtype=np.uint64)) if dropout else 0
-        output, *weights, lse = self._attend(
-            query, key, value, **visibility, dropout=dropout, rng=seed,
-            return_weights=need_weights, return_lse=True)  # lse (batch, num_heads, query_len)
+        output, *asked_for, lse = self._attend(
+            query, key, value, need_weights, **visibility, dropout=dropout, rng=seed)
 
-        weights = weights[0] if need_weights else None
-        if dropout and need_weights:
+        weights = asked_for[0] if need_weights else None
+        if dropout and weights is not None:
             weights = _after_dropout(weights, dropout, seed)
-        if (need_weights or fast_path) and key.shape[1]:
+        if (weights is not None or fast_path) and key.shape[1]:
             empty = lse == -np.inf
             output[empty.any(axis=1)] = np.nan
-            if need_weights:
+            if weights is not None:
                 weights[empty] = np.nan
-        if need_weights and average_attn_weights:
+        if weights is not None and average_attn_weights:
             weights = weights.mean(axis=1)
         if not batched:
-            return output[0], weights[0] if need_weights else None
+            return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.swapaxes(0, 1), weights
 
-    def _attend(self, query, key, value, **options):
-        """The figure; step by step where keys are appended, which comes after the projections."""
+    def _attend(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any],
+                need_weights: bool, **options: Unpack[AttentionKeywords]
+                ) -> tuple[NDArray[Any], ...]:
+        """Output, weights if needed, and lse (batch, num_heads, query_len): the figure; step by
+        step where keys are appended, which comes after the projections."""
         W_q, W_k, W_v = self._projection_weights()
-        b_q, b_k, b_v = (None,) * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3)
+        biases: Sequence[NDArray[Any] | None] = (
+            [None] * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3))
+        b_q, b_k, b_v = biases
         W_o, b_o = self.out_proj.weight.T, self.out_proj.bias
         if not self._appended_keys:
             return mha.multi_head_attention(
                 query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
-                num_heads=self.num_heads, **options)
+                num_heads=self.num_heads, return_weights=need_weights, return_lse=True, **options)
         projected_query = mha.linear(query, W_q, b_q)
         projected_key = self._append(mha.linear(key, W_k, b_k), self.bias_k)
         projected_value = self._append(mha.linear(value, W_v, b_v), self.bias_v)
         attended, *extra = mha.scaled_dot_product_attention(
             *(mha.split_heads(projected, self.num_heads)
-              for projected in (projected_query, projected_key, projected_value)), **options)
+              for projected in (projected_query, projected_key, projected_value)),
+            return_weights=need_weights, return_lse=True, **options)
         return (mha.linear(mha.merge_heads(attended), W_o, b_o), *extra)
 
-    def _projection_weights(self):
+    def _projection_weights(self) -> list[NDArray[Any]]:
         """W_q, W_k, W_v as `mha` takes them: (in, out), views of the parameters."""
         if self.in_proj_weight is not None:
             return [weight.T for weight in np.split(self.in_proj_weight, 3)]
-        return [self.q_proj_weight.T, self.k_proj_weight.T, self.v_proj_weight.T]
+        return [weight.T for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+                if weight is not None]
 
     @property
-    def _appended_keys(self):
+    def _appended_keys(self) -> int:
         return (self.bias_k is not None) + bool(self.add_zero_attn)
 
-    def _append(self, projected, bias):
+    def _append(self, projected: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any]:
         """Append bias_k or bias_v, then zeros, to the keys or values (batch, key_len, dim)."""
         batch, _, width = projected.shape
         parts = [projected]
@@ -364,7 +382,8 @@ class MultiheadAttention:
             parts.append(np.zeros((batch, 1, width)))
         return np.concatenate(parts, axis=1, dtype=self.dtype)
 
-    def _visibility(self, attn_mask, key_padding_mask, query_shape, key_len, batched):
+    def _visibility(self, attn_mask: NDArray[Any] | None, key_padding_mask: NDArray[Any] | None,
+                    query_shape: tuple[int, int], key_len: int, batched: bool) -> LayerKeywords:
         """The options mask= and bias= from PyTorch's two masks, appended keys left visible."""
         batch, query_len = query_shape
         over_scores = []
@@ -377,7 +396,8 @@ class MultiheadAttention:
             _check_shape(key_padding_mask, "key_padding_mask",
                          (batch, key_len) if batched else (key_len,))
             over_scores.append(("key_padding_mask", key_padding_mask.reshape(-1, 1, 1, key_len)))
-        mask, bias = None, None
+        mask: NDArray[Any] | None = None
+        bias: NDArray[Any] | None = None
         for name, given in over_scores:
             widened = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
             if _is_bool(widened, name):
@@ -386,19 +406,18 @@ class MultiheadAttention:
                 bias = widened if bias is None else bias + widened
         return {"mask": mask, "bias": bias}
 
-    def _takes_fast_path(self, dimensions, masks):
+    def _takes_fast_path(self, dimensions: int, masks: list[NDArray[Any] | None]) -> bool:
         return (not self.training and self.batch_first and dimensions == 3
                 and self.num_heads % 2 == 0 and self.in_proj_weight is not None
                 and self.in_proj_bias is not None and not self._appended_keys
                 and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
 
-    def _input(self, array, name):
+    def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
         array = _as_array(array)
-        if array.dtype.kind not in "iuf":
-            raise TypeError(f"{name}: got an array of {array.dtype}, wanted {self.dtype}")
+        check_kind(array, name, "iuf", self.dtype)
         return array.astype(self.dtype, copy=False)
 
-    def _check_shapes(self, query, key, value):
+    def _check_shapes(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> bool:
         """Whether the input is batched, after checking that the three shapes go together."""
         if query.ndim not in (2, 3):
             raise ValueError(f"query: got shape {query.shape}, wanted 2 dimensions (one sequence)"
@@ -429,29 +448,26 @@ def _as_array(array: Any) -> NDArray[Any]:
     return np.asarray(array.detach() if hasattr(array, "detach") else array)
 
 
-def _parameter_dtype(dtype):
+def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
+    """NumPy's dtype, of NumPy's or PyTorch's; float32 for None."""
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
-    dtype = np.dtype(np.float32 if dtype is None else dtype)
-    if dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype: got {dtype}, wanted float32 or float64")
-    return dtype
+    return as_real_dtype(np.float32 if dtype is None else dtype)
 
 
-def _is_bool(mask, name):
+def _is_bool(mask: NDArray[Any], name: str) -> bool:
     """True for a bool mask, False for an additive one."""
-    if mask.dtype.kind not in "bf":
-        raise TypeError(f"{name}: got an array of {mask.dtype}, wanted bool or float")
+    check_kind(mask, name, "bf", "bool or float")
     return mask.dtype.kind == "b"
 
 
-def _check_shape(array, name, *wanted):
+def _check_shape(array: NDArray[Any], name: str, *wanted: tuple[int, ...]) -> None:
     if array.shape not in wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted"
                          f" {' or '.join(str(shape) for shape in wanted)}")
 
 
-def _check_broadcasts(attn_mask, scores_shape):
+def _check_broadcasts(attn_mask: NDArray[Any], scores_shape: tuple[int, ...]) -> None:
     try:
         fits = np.broadcast_shapes(attn_mask.shape, scores_shape) == scores_shape
     except ValueError:
@@ -459,20 +475,6 @@ def _check_broadcasts(attn_mask, scores_shape):
     if not fits:
         raise ValueError(f"attn_mask: got shape {attn_mask.shape}, wanted one that broadcasts to"
                          f" the scores {scores_shape}")
-
-
-def _broadcast(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
-    """Broadcast the axes before each array's last own_axes against each other, as views."""
-    shapes = [array.shape for array in arrays]
-    if min(array.ndim for array in arrays) < own_axes:
-        raise ValueError(f"query, key, value: got shapes {shapes}, wanted at least {own_axes}"
-                         " dimensions")
-    try:
-        leading = np.broadcast_shapes(*(shape[:-own_axes] for shape in shapes))
-    except ValueError:
-        raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
-                         f" {own_axes} that broadcast") from None
-    return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]
 
 
 def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],
@@ -492,7 +494,7 @@ def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],
     return key, value
 
 
-def _after_dropout(weights, p, seed):
+def _after_dropout(weights: NDArray[Any], p: float, seed: int) -> NDArray[Any]:
     """The weights that the values were summed with, from those before dropout."""
     kept_fraction = 1 - math.floor(65536 * p + 0.5) / 65536
     return np.where(mha.dropout_mask(weights.shape, p, seed), weights, 0) / (kept_fraction or 1)

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
+from mha.arguments import as_size
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_mask
+from mha.options import RandomSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["MultiHeadAttention", "create_causal_mask", "create_sentence_example",
            "scaled_dot_product_attention", "visualize_attention", "visualize_multihead_attention",
@@ -67,7 +72,7 @@ class MultiHeadAttention:
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         self.num_heads, self.d_model = checked_heads(num_heads, d_model, "d_model")
         self.d_k = self.d_model // self.num_heads
         self.dropout = checked_dropout(dropout)
@@ -156,14 +161,14 @@ def create_sentence_example(seed: int | None = None) -> NDArray[Any]:
     return embeddings
 
 
-def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Any:
+def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Figure:
     """The first item of (batch, query_len, key_len) as an annotated heat map: its figure."""
     return mha.plot.attention(np.asarray(attention_weights)[0], annotate=True, cmap="YlOrRd",
                               title=title)
 
 
 def visualize_multihead_attention(attention_weights: ArrayLike,
-                                  num_heads_to_show: int = 4) -> Any:
+                                  num_heads_to_show: int = 4) -> Figure:
     """The first heads of the first item of (batch, num_heads, query_len, key_len), in two rows."""
     weights = np.asarray(attention_weights)
     heads = _first_heads(weights, num_heads_to_show)
@@ -172,7 +177,7 @@ def visualize_multihead_attention(attention_weights: ArrayLike,
 
 
 def visualize_sentence_attention(attention_weights: ArrayLike, words: Sequence[str],
-                                 num_heads_to_show: int = 4) -> Any:
+                                 num_heads_to_show: int = 4) -> Figure:
     """The same in one row, annotated and labelled with the words of the sentence."""
     weights = np.asarray(attention_weights)
     heads = _first_heads(weights, num_heads_to_show)
@@ -185,9 +190,7 @@ def _first_heads(weights: NDArray[Any], num_heads_to_show: int) -> list[int]:
     if weights.ndim != 4:
         raise ValueError(f"attention_weights: got shape {weights.shape}, wanted (batch, num_heads,"
                          " query_len, key_len)")
-    if num_heads_to_show < 1:
-        raise ValueError(f"num_heads_to_show: got {num_heads_to_show}, wanted at least 1")
-    return list(range(min(num_heads_to_show, weights.shape[1])))
+    return list(range(min(as_size(num_heads_to_show, "num_heads_to_show"), weights.shape[1])))
 
 
 def _visible(mask: ArrayLike | None) -> NDArray[Any] | None:

@@ -1,5 +1,6 @@
 """What `mha.testing.diagnose` is made of.
 
+aliases.py              the types of what travels between these
 signature.py            how someone else's function or layer is called and constructed, by names
 weights.py              where a layer keeps its weights, by names
 subject.py              the tested callable, and the call of it

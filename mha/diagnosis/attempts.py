@@ -2,11 +2,15 @@
 
 import copy
 import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
+from mha.diagnosis.aliases import Shape, Tested, TestedClass
 from mha.diagnosis.compare import HEAD_DIM, HEADS
 from mha.diagnosis.model import Model
 from mha.diagnosis.signature import (
     CannotTestError,
+    Signature,
     construct,
     parameters_of,
     plain,
@@ -21,18 +25,28 @@ from mha.diagnosis.subject import (
     HEADS_THIRD,
     LEN_FIRST,
     ONE_SEQUENCE,
+    Layout,
     Subject,
 )
 from mha.diagnosis.weights import DICTS, Opened, called_as, has_no_weights, opened
 
+Layer = TypeVar("Layer")
 TWIN = (2, 12)  # heads and head_dim of the second trial
 
 
-def function_subjects(function, heads=HEADS, head_dim=HEAD_DIM):
+class Make(Protocol):
+    """Makes the tested layer, taken apart; fill: whether its weights get other numbers."""
+
+    def __call__(self, heads: int, head_dim: int, fill: bool, /) -> Opened: ...
+
+
+def function_subjects(function: Tested, heads: int = HEADS,
+                      head_dim: int = HEAD_DIM) -> Iterator[tuple[int, Subject]]:
     """Subjects of a function of heads: for each number of axes, as it is and in other layouts."""
     called = signature(function)
-    for axes, layouts in (((BATCH, heads), (AS_IS, HEADS_THIRD)), ((BATCH,), (AS_IS,)),
-                          ((), (AS_IS,))):
+    forms: tuple[tuple[Shape, tuple[Layout, ...]], ...] = (
+        ((BATCH, heads), (AS_IS, HEADS_THIRD)), ((BATCH,), (AS_IS,)), ((), (AS_IS,)))
+    for axes, layouts in forms:
         rank = len(axes) + 2
         for layout in (*layouts, FEATURES_FIRST[rank]):
             subject = Subject(
@@ -44,17 +58,19 @@ def function_subjects(function, heads=HEADS, head_dim=HEAD_DIM):
             yield rank, subject
 
 
-def _head_shapes(axes, head_dim, query_len, key_len, value_dim):
+def _head_shapes(axes: Shape, head_dim: int, query_len: int, key_len: int,
+                 value_dim: int) -> tuple[Shape, Shape, Shape]:
     value_dim = head_dim if value_dim == HEAD_DIM else value_dim
     return ((*axes, query_len, head_dim), (*axes, key_len, head_dim), (*axes, key_len, value_dim))
 
 
-def _twin_of_function(function, rank, layout):
+def _twin_of_function(function: Tested, rank: int, layout: Layout) -> Subject:
     return next(subject for other, subject in function_subjects(function, *TWIN)
                 if other == rank and subject.layout is layout)
 
 
-def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
+def layer_subjects(make: Make, fill: bool = True, heads: int = HEADS, head_dim: int = HEAD_DIM,
+                   twin: Make | None = None) -> Iterator[tuple[Subject, Opened]]:
     """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round.
 
     make(heads, head_dim, fill) gives the Opened; fill: whether its weights get other numbers, which
@@ -74,7 +90,8 @@ def layer_subjects(make, fill=True, heads=HEADS, head_dim=HEAD_DIM, twin=None):
                     yield subject, layer
 
 
-def _layer_subject(layer, called, transposed, arranged, layout):
+def _layer_subject(layer: Opened, called: Signature, transposed: bool, arranged: str,
+                   layout: Layout) -> Subject | None:
     try:
         matrices = layer.matrices(transposed, arranged)
     except ValueError:
@@ -85,37 +102,38 @@ def _layer_subject(layer, called, transposed, arranged, layout):
     if one:
         width = [width[0], width[0] if len(called.roles) == 1 else width[1], width[1]]
     batch = 1 if layout is ONE_SEQUENCE else BATCH
-    subject = Subject(layer.function, called,
-                      Model(True, layer.heads, layer.kv_heads, matrices, one_input=one),
-                      functools.partial(_layer_shapes, batch, width), layout, arrays=layer.arrays)
-    subject.transposed, subject.arranged = transposed, arranged
-    return subject
+    return Subject(layer.function, called,
+                   Model(True, layer.heads, layer.kv_heads, matrices, one_input=one),
+                   functools.partial(_layer_shapes, batch, width), layout,
+                   arrays=layer.arrays, transposed=transposed, arranged=arranged)
 
 
-def _layer_shapes(batch, width, query_len, key_len, _):
+def _layer_shapes(batch: int, width: Sequence[int], query_len: int, key_len: int,
+                  _: int) -> tuple[Shape, Shape, Shape]:
     return ((batch, query_len, width[0]), (batch, key_len, width[1]), (batch, key_len, width[2]))
 
 
-def _twin_of_layer(make, transposed, arranged, layout, fill):
+def _twin_of_layer(make: Make, transposed: bool, arranged: str, layout: Layout,
+                   fill: bool) -> Subject | None:
     layer = make(*TWIN, fill)
     return _layer_subject(layer, signature(layer.function, layer.taken), transposed, arranged,
                           layout)
 
 
-def _once(subject, make):
+def _once(subject: Subject, make: Callable[[], Subject | None]) -> Callable[[], Subject | None]:
     """A function that gives the twin after its plain call, or None; made when first wanted."""
-    made = []
+    made: list[Subject | None] = []
 
-    def twin():
+    def twin() -> Subject | None:
         if not made:
             made.append(None)
             try:
                 other = make()
                 if other is not None:
                     other.constant = subject.constant
-                    other.inputs = other.random_inputs(tuple(
-                        {3: 4, 5: 6, 7: 9, HEAD_DIM: 10}[n] for n in subject.sizes[:2])
-                        + subject.sizes[2:])
+                    query_len, key_len = ({3: 4, 5: 6, 7: 9, HEAD_DIM: 10}[n]
+                                          for n in subject.sizes[:2])
+                    other.inputs = other.random_inputs((query_len, key_len, subject.sizes[2]))
                     other.returned = other.called(other.inputs)
                     made[0] = other
             except (CannotTestError, StopIteration):
@@ -124,35 +142,35 @@ def _once(subject, make):
     return twin
 
 
-def of_class(layer_class, kv_heads=None, **options):
+def of_class(layer_class: TestedClass, kv_heads: int | None = None, **options: object) -> Make:
     """make() of `layer_subjects` for a class."""
-    def make(heads, head_dim, fill):
+    def make(heads: int, head_dim: int, fill: bool) -> Opened:
         layer = construct(layer_class, heads, head_dim, kv_heads, **options)
         return opened(layer, heads, head_dim, fill, heads if says_heads(layer_class) else None)
     return make
 
 
-def of_instance(layer):
+def of_instance(layer: object) -> Make:
     """make() for an instance: copies of it."""
-    def make(heads, head_dim, fill):
+    def make(heads: int, head_dim: int, fill: bool) -> Opened:
         return opened(copied(layer), heads, head_dim, fill)
     return make
 
 
-def of_function(function):
+def of_function(function: Tested) -> Make:
     """make() for a function that takes its weights."""
-    def make(heads, head_dim, _):
+    def make(heads: int, head_dim: int, _: bool) -> Opened:
         return opened(function, heads, head_dim)
     return make
 
 
-def alone(thing):
+def alone(thing: object) -> Tested | None:
     """The function that a class or an instance without weights is, or None."""
     layer = construct(thing, HEADS, HEAD_DIM) if isinstance(thing, type) else thing
     return called_as(copied(layer)) if has_no_weights(layer) else None
 
 
-def copied(layer):
+def copied(layer: Layer) -> Layer:
     try:
         return copy.deepcopy(layer)
     except Exception as error:
@@ -160,21 +178,21 @@ def copied(layer):
                               f" {error}; diagnose its class") from None
 
 
-def splits_heads(function):
+def splits_heads(function: Tested) -> bool:
     """Whether a function without weights is told a number of heads."""
     return any(size_named(name) == "num_heads" for name in parameters_of(function))
 
 
-def without_weights(function):
+def without_weights(function: Tested) -> Make:
     """make() for a function that splits heads, but projects nothing."""
-    def make(heads, head_dim, _):
+    def make(heads: int, head_dim: int, _: bool) -> Opened:
         names = [name for name in parameters_of(function) if size_named(name) == "num_heads"]
         return Opened(functools.partial(function, **{names[0]: heads}), {}, heads, heads, (False,),
                       taken=(names[0],), width=heads * head_dim)
     return make
 
 
-def takes_a_dict(function):
+def takes_a_dict(function: Tested) -> bool:
     """Whether a function takes its weights by name in one argument."""
     return any(plain(name) in DICTS and parameter.default is parameter.empty
                for name, parameter in parameters_of(function).items())

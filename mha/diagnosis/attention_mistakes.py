@@ -5,38 +5,44 @@ A table says what the step does, by the name of the mistake, which is what the u
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs
 
-def swapped(array):
+Number: TypeAlias = float | Array
+
+
+def swapped(array: Array) -> Array:
     """The last two axes swapped: what `key.T` should be."""
     return np.swapaxes(array, -1, -2)
 
 
-def softmax(scores, axis=-1):
+def softmax(scores: Array, axis: int | tuple[int, ...] | None = -1) -> Array:
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
 
-def as_it_is(array, *_):
+def as_it_is(array: Array, *_: object) -> Array:
     return array
 
 
-def _over_sum(numbers):
+def _over_sum(numbers: Array) -> Array:
     return numbers / numbers.sum(axis=-1, keepdims=True)
 
 
-def _unit(array):
+def _unit(array: Array) -> Array:
     return array / np.linalg.norm(array, axis=-1, keepdims=True)
 
 
-def _first(array, axis):
+def _first(array: Array, axis: int) -> Array:
     """The first item along an axis, in the place of all of them."""
     return np.broadcast_to(np.take(array, [0], axis), array.shape)
 
 
-def _rolled(array, step, axis=-2):
+def _rolled(array: Array, step: int, axis: int = -2) -> Array:
     return np.roll(array, step, axis)
 
 
@@ -55,7 +61,7 @@ INPUTS = {  # which of query, key and value comes in as query, as key and as val
     "query, key and value are taken in the order key, value, query": (1, 2, 0),
     "query, key and value are taken in the order value, query, key": (2, 0, 1),
 }
-SCORES = {
+SCORES: dict[str, Callable[[Array, Array], Array]] = {  # from query and key
     "": lambda q, k: q @ swapped(k),
     "the keys are not transposed": lambda q, k: q @ k,
     "the keys are reshaped instead of transposed": lambda q, k:
@@ -103,7 +109,8 @@ SCORES = {
     "the scores miss the query: every query gets the same weights": lambda q, k:
         np.broadcast_to(swapped(k.sum(-1, keepdims=True)), (*q.shape[:-1], k.shape[-2])),
 }
-SCALE = {  # what the scores and the weights are divided by; heads is the number of heads
+# What the scores and the weights are divided by; heads is the number of heads.
+SCALE: dict[str, Callable[[Array, Array, Array, int], tuple[Number, Number]]] = {
     "": lambda q, k, v, heads: (math.sqrt(q.shape[-1]), 1),
     "forgot to divide by sqrt(d_k)": lambda q, k, v, heads: (1, 1),
     "divided by d_k instead of sqrt(d_k) (or twice by sqrt(d_k), which is the same)":
@@ -164,12 +171,12 @@ SCALE = {  # what the scores and the weights are divided by; heads is the number
 }
 
 
-def _hardest(scores):
+def _hardest(scores: Array) -> Array:
     return (scores == scores.max(axis=-1, keepdims=True)).astype(float)
 
 
 ALL_EQUAL = "all weights are equal: the scores are not used"
-SOFTMAX = {
+SOFTMAX: dict[str, Callable[[Array], Array]] = {
     "": softmax,
     "softmax over the wrong axis: over the queries instead of the keys":
         lambda scores: softmax(scores, -2),
@@ -240,7 +247,8 @@ SOFTMAX = {
     "the weights are 1 - softmax": lambda scores: 1 - softmax(scores),
     "the weights are added up along the keys (cumsum)": lambda scores: softmax(scores).cumsum(-1),
 }
-VALUES = {  # from weights, query, key and value (as heads) to what is attended
+# From weights, query, key and value (as heads) to what is attended.
+VALUES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
     "": lambda w, q, k, v: w @ v,
     "the weights are transposed before they meet the values": lambda w, q, k, v: swapped(w) @ v,
     "the weights are summed over the keys' values of the key: weights @ key": lambda w, q, k, v:
@@ -274,7 +282,8 @@ VALUES = {  # from weights, query, key and value (as heads) to what is attended
     "the values are multiplied by their key's own weight only (no sum over the keys)":
         lambda w, q, k, v: np.einsum("...ii,...id->...id", w, v),
 }
-AFTERWARDS = {  # from the output and the inputs to what is returned
+# From the output and the inputs to what is returned.
+AFTERWARDS: dict[str, Callable[[Array, Inputs], Array]] = {
     "": lambda output, inputs: output,
     "the query is added to the output: a residual connection is no part of attention":
         lambda output, inputs: output + inputs[0],
@@ -315,6 +324,6 @@ AFTERWARDS = {  # from the output and the inputs to what is returned
 }
 
 
-def _normalised(output):
+def _normalised(output: Array) -> Array:
     mean, deviation = output.mean(-1, keepdims=True), output.std(-1, keepdims=True)
     return (output - mean) / (deviation + 1e-6)

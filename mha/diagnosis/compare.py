@@ -3,56 +3,57 @@
 import contextlib
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, Mistakes, Sizes
 from mha.diagnosis.attention_mistakes import ALL_EQUAL, SCALE
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.model import HardCoded
 from mha.diagnosis.search import FLOAT16, Search, values_alike
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import BATCH, equal, of_shape
+from mha.diagnosis.subject import BATCH, Constant, Returned, Subject, equal, of_shape
 
 HEAD_DIM, HEADS = 8, 3
 # (query_len, key_len, value_dim): all different, then ever more equal, for code that needs it.
-SIZES = ((5, 7, 6), (5, 7, HEAD_DIM), (7, 7, HEAD_DIM), (HEAD_DIM, HEAD_DIM, HEAD_DIM),
-         (3, 3, HEAD_DIM))
+SIZES: tuple[Sizes, ...] = (
+    (5, 7, 6), (5, 7, HEAD_DIM), (7, 7, HEAD_DIM), (HEAD_DIM, HEAD_DIM, HEAD_DIM), (3, 3, HEAD_DIM))
 
 
 @dataclass(eq=False)
 class Outcome:
     """What the plain call of a subject showed."""
 
-    subject: object
+    subject: Subject
     right: bool = False
     explained: bool = False
-    problems: list[Any] = field(default_factory=list)
-    notes: list[Any] = field(default_factory=list)
-    mine: object = None  # what came instead of the output, of any shape
-    alike: object = None  # what came for values that are all alike
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mine: Array | None = None  # what came instead of the output, of any shape
+    alike: Array | None = None  # what came for values that are all alike
     nothing_seen: bool = False  # a mask that has to be given seems to block everything
     searched: int = 0  # how many mistakes at a time were looked for
 
     @property
-    def settled(self):
+    def settled(self) -> bool:
         return self.right or self.explained or bool(self.problems)
 
 
-def shown(mistakes):
+def shown(mistakes: Mistakes) -> list[str]:
     """The names that the user is told, in the order of the computation."""
     return [str(name) for name in mistakes.values() if name and name != BIAS_STAYS]
 
 
-def run_plain(subject):
+def run_plain(subject: Subject) -> Outcome:
     """Call with ever more equal sizes until it runs; the Outcome so far.
 
     Raises CannotTestError where it runs with none.
     """
-    failure = None
+    failure = ""
     for sizes in SIZES:
-        ran = []
+        ran: list[tuple[Outcome, Constant, Returned]] = []
         for constant in _constants(subject):
             subject.constant = constant
             inputs = subject.random_inputs(sizes)
@@ -62,7 +63,7 @@ def run_plain(subject):
                 failure = failure or str(reason)
                 continue
             subject.sizes, subject.inputs = sizes, inputs
-            subject.failure = failure if failure and sizes != SIZES[0] else ""
+            subject.failure = failure if sizes != SIZES[0] else ""
             outcome = _first_look(subject)
             if not subject.signature.required or outcome.right:
                 return outcome
@@ -78,10 +79,10 @@ def run_plain(subject):
     raise CannotTestError(failure)
 
 
-def _constants(subject):
+def _constants(subject: Subject) -> Iterator[Constant]:
     """What the options without a default can get so that they do nothing, one after the other."""
     wanted = {name: subject.signature.options[name] for name in subject.signature.required}
-    choices = {
+    choices: dict[str, list[object]] = {  # values, and functions of the inputs that give them
         "causal": [False], "weights": [False], "training": [False], "scale": [None, True],
         "lengths": [_full_lengths, None],
         "mask": [None, *(functools.partial(_uniform_mask, value, whole) for whole in (False, True)
@@ -93,26 +94,26 @@ def _constants(subject):
                for name, value in zip(wanted, values)}
 
 
-def _always(value, _):
+def _always(value: object, _: Inputs) -> object:
     return value
 
 
-def _full_lengths(inputs):
+def _full_lengths(inputs: Inputs) -> Array:
     return np.full(inputs[1].shape[0] if inputs[1].ndim > 2 else 1, inputs[1].shape[-2])
 
 
-def _uniform_mask(value, whole, inputs):
+def _uniform_mask(value: float, whole: bool, inputs: Inputs) -> Array:
     """(query_len, key_len), or with the inputs' other axes before: the same everywhere."""
     axes = inputs[0].shape[:-2] if whole else ()
     return np.full((*axes, inputs[0].shape[-2], inputs[1].shape[-2]), value)
 
 
-def _keys(inputs, value):
+def _keys(inputs: Inputs, value: bool) -> Array:
     batch = inputs[1].shape[0] if inputs[1].ndim > 2 else BATCH
     return np.full((batch, inputs[1].shape[-2]), value)
 
 
-def _first_look(subject):
+def _first_look(subject: Subject) -> Outcome:
     """Right, or wrong in a way that needs no search."""
     outcome = Outcome(subject)
     output, weights = subject.expected(subject.inputs)
@@ -137,29 +138,29 @@ def _first_look(subject):
     elif equal(mine, output):
         outcome.right = True
         outcome.notes += _order(returned, output, weights)
-        outcome.problems += _check_weights(returned, output, weights)
+        outcome.problems += check_weights(returned, output, weights)
     return outcome
 
 
-def explain(outcome, most):
+def explain(outcome: Outcome, most: int) -> bool:
     """Search for at most `most` mistakes that explain the outcome; whether they were found."""
     if outcome.settled or outcome.mine is None:
         return True
     while outcome.searched < most:
         outcome.searched += 1
-        if _explain(outcome, outcome.searched):
+        if _explain(outcome, outcome.mine, outcome.searched):
             return True
     return False
 
 
-def _explain(outcome, count):
+def _explain(outcome: Outcome, mine: Array, count: int) -> bool:
     subject = outcome.subject
     if count > 1:
         alike_is_right(outcome)
-    found = Search(subject.model, subject.inputs, outcome.mine, alike=outcome.alike,
-                   sees_all=count > 1 and _corners_seen(outcome)).explanations(count)
+    found = Search(subject.model, subject.inputs, mine, alike=outcome.alike,
+                   sees_all=count > 1 and _corners_seen(subject, mine)).explanations(count)
     if not found:
-        return count == 1 and _imprecise(outcome)
+        return count == 1 and _imprecise(outcome, mine)
     mistakes, number = _confirmed(subject, found)
     subject.model.found = mistakes
     outcome.problems = shown(mistakes) if number is None else [
@@ -169,24 +170,23 @@ def _explain(outcome, count):
     return True
 
 
-def _corners_seen(outcome):
+def _corners_seen(subject: Subject, mine: Array) -> bool:
     """Whether the first query depends on the last value, and the last query on the first."""
-    subject = outcome.subject
-    if len(subject.signature.roles) < 3 or outcome.mine.ndim < 2:
+    if len(subject.signature.roles) < 3 or mine.ndim < 2:
         return False
     moved = []
     for key in (0, -1):
         changed = [x.copy() for x in subject.inputs]
         changed[2][..., key, :] += 1 + np.arange(changed[2].shape[-1]) % 3
         with contextlib.suppress(CannotTestError):
-            after = of_shape(subject.call(changed), outcome.mine.shape)
+            after = of_shape(subject.call(changed), mine.shape)
             row = -1 - key  # the last query for the first key
             moved.append(after is not None and not equal(
-                after[..., row, :], outcome.mine[..., row, :], 1e-7))
+                after[..., row, :], mine[..., row, :], 1e-7))
     return moved == [True, True]
 
 
-def alike_is_right(outcome):
+def alike_is_right(outcome: Outcome) -> bool:
     """Whether values that are all alike come out as they should: then the way from W_v to the
     output is right, and the matrices are read the right way round."""
     subject = outcome.subject
@@ -199,22 +199,23 @@ def alike_is_right(outcome):
     return equal(outcome.alike, subject.expected(inputs, {})[0])
 
 
-def keeps_copies(outcome):
+def keeps_copies(outcome: Outcome) -> bool:
     """Whether the output does not follow a change of some matrix that the layer holds."""
-    subject = outcome.subject
+    subject, mine = outcome.subject, outcome.mine
+    if mine is None:
+        return False
     for array in subject.arrays:
         kept = array.copy()
         if array.ndim > 1 and array.flags.writeable:
             array *= 1 + np.arange(array.shape[-1]) % 3
-            moved = not equal(of_shape(subject.call(subject.inputs), outcome.mine.shape),
-                              outcome.mine)
+            moved = not equal(of_shape(subject.call(subject.inputs), mine.shape), mine)
             array[...] = kept
             if not moved:
                 return True
     return False
 
 
-def _confirmed(subject, found):
+def _confirmed(subject: Subject, found: list[Mistakes]) -> tuple[Mistakes, str | None]:
     """Of several explanations the first that holds for another head_dim, too; and what to say of a
     scale that is the same number for both."""
     twin = subject.twin() if subject.twin is not None else None
@@ -230,22 +231,22 @@ def _confirmed(subject, found):
     return found[0], None
 
 
-def _hard_coded(shown_number):
+def _hard_coded(shown_number: str) -> str:
     return (f"hard-coded scale: the scores are divided by {shown_number} whatever d_k is; divide by"
             " sqrt(d_k)")
 
 
-def _numbers(subject, mistakes):
+def _numbers(subject: Subject, mistakes: Mistakes) -> HardCoded:
     """The scale of an explanation as the number that it is here."""
     scale = mistakes.get("scale", "")
     if isinstance(scale, HardCoded):
         return scale
-    query, key, value = subject.model._heads(subject.inputs, mistakes)
+    query, key, value = subject.model.heads_of(subject.inputs, mistakes)
     before, _ = SCALE[scale](query, key, value, subject.model.heads)
     return HardCoded(float(np.max(before)), query.shape[-1])
 
 
-def _holds(twin, mistakes):
+def _holds(twin: Subject, mistakes: Mistakes) -> bool:
     try:
         inputs = twin.inputs
         output, _ = twin.expected(inputs, mistakes)
@@ -256,7 +257,7 @@ def _holds(twin, mistakes):
     return equal(mine, output, without_rows=rows)
 
 
-def check_twin(outcome):
+def check_twin(outcome: Outcome) -> None:
     """A right outcome must be right for another head_dim, too."""
     subject = outcome.subject
     twin = subject.twin() if subject.twin is not None else None
@@ -278,9 +279,9 @@ def check_twin(outcome):
         ", ".join(shown(found[0])) if found else "is a size written into the code?"))
 
 
-def _imprecise(outcome):
+def _imprecise(outcome: Outcome, mine: Array) -> bool:
     """Say so where the numbers agree but for their last digits."""
-    subject, mine = outcome.subject, outcome.mine
+    subject = outcome.subject
     expected, _ = subject.expected(subject.inputs)
     half = any(dtype == np.float16 for dtype in subject.returned.dtypes) or _half_inside(
         subject, subject.inputs)
@@ -307,21 +308,22 @@ def _imprecise(outcome):
     return True
 
 
-def _half_inside(subject, inputs):
+def _half_inside(subject: Subject, inputs: Inputs) -> bool:
     """Whether some inputs that differ by less than half precision can tell change nothing."""
     moved = [x * (1 + 2e-6) if any(x is y for y in inputs) else x for x in subject.inputs]
     first, second = subject.returned.arrays[0], subject.call(moved)[0]
     return first.shape == second.shape and float(np.mean(first == second)) > 0.5
 
 
-def _order(returned, output, weights):
+def _order(returned: list[Array], output: Array, weights: Array) -> Iterator[str]:
     first_two = [array.shape for array in returned[:2]]
     if first_two == [weights.shape, output.shape] and weights.shape != output.shape:
         yield "returns (weights, output); the usual order is (output, weights)"
 
 
-def returned_weights(returned, output, weights):
-    """The weights among what was returned, laid out as ours, and ours; None, None without any."""
+def returned_weights(returned: list[Array], output: Array,
+                     weights: Array) -> tuple[Array, Array] | None:
+    """The weights among what was returned, laid out as ours, and ours; None without any."""
     others = [array for array in returned if array.shape != output.shape]
     if output.shape == weights.shape and len(returned) > 1:
         others = returned[1:2] if equal(returned[0], output) else returned[:1]
@@ -335,17 +337,17 @@ def returned_weights(returned, output, weights):
         if weights.ndim == 4 and array.shape == (weights.shape[0] * weights.shape[1],
                                                  *weights.shape[2:]):
             return array, weights.reshape(array.shape)
-    return None, None
+    return None
 
 
-def _check_weights(returned, output, weights):
-    mine, wanted = returned_weights(returned, output, weights)
-    if mine is not None and not equal(mine, wanted):
+def check_weights(returned: list[Array], output: Array, weights: Array) -> Iterator[str]:
+    """What is wrong with the weights that came beside a right output."""
+    found = returned_weights(returned, output, weights)
+    if found is not None and not equal(*found):
+        mine, wanted = found
         with np.errstate(all="ignore"):
             exponentials = np.exp(mine - mine.max(axis=-1, keepdims=True))
             softened = exponentials / exponentials.sum(axis=-1, keepdims=True)
         yield ("the output is right, but the returned weights are not the weights used"
                + (": they are the scores before the softmax" if equal(softened, wanted) else ""))
 
-
-check_weights = _check_weights

@@ -4,13 +4,28 @@ A layer's inputs are (batch, len, d_model), its heads (batch, heads, len, d).
 """
 
 import itertools
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from mha import reference
+from mha.diagnosis.aliases import Array
 from mha.diagnosis.attention_mistakes import swapped
 
-PROJECT = {  # which matrix makes query, key and value; None: they stay as they are
+Split: TypeAlias = Callable[[Array, int], Array]  # of (batch, len, d_model) and the heads
+
+
+class Project(Protocol):
+    """The projection of the merged heads: x with the matrix of this name, and its bias alone."""
+
+    def __call__(self, x: Array, name: str) -> Array: ...
+
+    def bias(self, name: str) -> Array: ...
+
+
+# Which matrix makes query, key and value; None: they stay as they are.
+PROJECT: dict[str, tuple[str | None, str | None, str | None]] = {
     "": ("W_q", "W_k", "W_v"),
     "the values are not projected with W_v": ("W_q", "W_k", None),
     "the keys are not projected with W_k": ("W_q", None, "W_v"),
@@ -36,7 +51,7 @@ PROJECT = {  # which matrix makes query, key and value; None: they stay as they 
     "the matrices are in another order: W_v, W_q, W_k": ("W_v", "W_q", "W_k"),
     "the values are projected with W_o": ("W_q", "W_k", "W_o"),
 }
-TRANSPOSED = {  # which matrices are used the other way round
+TRANSPOSED: dict[str, tuple[str, ...]] = {  # which matrices are used the other way round
     "": (),
     **{f"{name} is transposed, unlike the other matrices": (name,)
        for name in ("W_q", "W_k", "W_v", "W_o")},
@@ -44,7 +59,8 @@ TRANSPOSED = {  # which matrices are used the other way round
        for first, second in (("W_q", "W_k"), ("W_k", "W_v"), ("W_q", "W_v"))},
 }
 BIAS_STAYS = "the bias stays in its place"  # where a matrix went elsewhere: no mistake of its own
-BIAS = {  # which bias each of W_q, W_k, W_v and W_o gets, or how many times its own; None: none
+# Which bias each of W_q, W_k, W_v and W_o gets, or how many times its own; None: none.
+BIAS: dict[str, dict[str, str | int | None]] = {
     "": {},
     **{f"the bias {name} is not added": {name: None} for name in ("b_q", "b_k", "b_v", "b_o")},
     "no bias is added": dict.fromkeys(("b_q", "b_k", "b_v", "b_o")),
@@ -57,30 +73,30 @@ BIAS = {  # which bias each of W_q, W_k, W_v and W_o gets, or how many times its
 }
 
 
-def no_transpose(x, heads):
+def no_transpose(x: Array, heads: int) -> Array:
     return x.reshape(x.shape[0], heads, x.shape[1], -1)
 
 
-def interleaved(x, heads):
+def interleaved(x: Array, heads: int) -> Array:
     return x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2)
 
 
-def _first_head(x, heads):
+def _first_head(x: Array, heads: int) -> Array:
     split = reference.split_heads(x, heads)
     return np.broadcast_to(split[:, :1], split.shape)
 
 
-def _batch_lost(x, heads):
+def _batch_lost(x: Array, heads: int) -> Array:
     return x.reshape(heads, x.shape[0], x.shape[1], -1).swapaxes(0, 1)
 
 
-def _transposed_features(x, heads):
+def _transposed_features(x: Array, heads: int) -> Array:
     return swapped(x).reshape(x.shape[0], heads, x.shape[1], -1)
 
 
 WITHOUT_TRANSPOSE = ("reshaped without the transpose: reshape to (batch, len, heads, d), then swap"
                      " the middle axes")
-SPLIT = {  # how query, key and value are split into heads
+SPLIT: dict[str, tuple[Split, ...]] = {  # how query, key and value are split into heads
     "": (reference.split_heads,) * 3,
     f"heads {WITHOUT_TRANSPOSE}": (no_transpose,) * 3,
     "heads interleaved: a head takes every num_heads-th column instead of neighbouring ones":
@@ -99,7 +115,7 @@ SPLIT = {  # how query, key and value are split into heads
         reference.split_heads if place == index else no_transpose for place in range(3))
         for index, role in enumerate(("query", "key", "value"))},
 }
-GROUP = {  # how each key head serves several query heads
+GROUP: dict[str, Callable[[Array, int], Array]] = {  # how a key head serves several query heads
     "": lambda x, group: np.repeat(x, group, axis=-3),
     "grouped heads are interleaved the wrong way: neighbouring query heads share a key head, so"
     " repeat each key head (np.repeat), not the whole list (np.tile)":
@@ -109,20 +125,20 @@ GROUP = {  # how each key head serves several query heads
 }
 
 
-def _tiled(x):
+def _tiled(x: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """One head's output in the place of every head's."""
-    def merge(attended):
+    def merge(attended: Array) -> Array:
         return np.concatenate([x(attended)] * attended.shape[1], axis=-1)
     return merge
 
 
-def _rows(attended, *axes):
+def _rows(attended: Array, *axes: int) -> Array:
     """Reshaped to (batch, len, heads * d) after these axes were put in order."""
     batch, _, length, _ = attended.shape
     return np.ascontiguousarray(attended.transpose(axes or (0, 1, 2, 3))).reshape(batch, length, -1)
 
 
-MERGE = {
+MERGE: dict[str, Callable[[Array], Array]] = {
     "": reference.merge_heads,
     "heads reshaped without the transpose when merging: swap the middle axes, then reshape": _rows,
     "heads interleaved when merging": lambda x: _rows(x, 0, 2, 3, 1),
@@ -155,11 +171,12 @@ MERGE = {
 }
 
 
-def _with(name):
+def _with(name: str) -> Callable[[Array, Project, Array], Array]:
     return lambda merged, project, query: project(merged, name)
 
 
-OUTPUT = {  # from the merged heads, project(x, name) and the query to the output
+# From the merged heads, project(x, name) and the query to the output.
+OUTPUT: dict[str, Callable[[Array, Project, Array], Array]] = {
     "": lambda merged, project, query: project(merged, "W_o"),
     "forgot the output projection W_o": lambda merged, project, query: merged,
     "the output projection W_o is applied twice": lambda merged, project, query:

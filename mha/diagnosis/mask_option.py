@@ -1,26 +1,35 @@
 """A mask that the callable takes as an array: its form, its meaning, and what is wrong."""
 
 import functools
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Shape
 from mha.diagnosis.attention_mistakes import as_it_is
 from mha.diagnosis.mask_mistakes import ADDITIVE, ONE_BLOCKS
+from mha.diagnosis.model import MaskedBy
 from mha.diagnosis.restrictions import IGNORED, Restriction, batch_of, over_heads
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import equal, of_shape
+from mha.diagnosis.subject import Subject, equal, of_shape
 
-_TYPES = (np.copy, lambda mask: mask.astype(int), lambda mask: mask.astype(float),
-          lambda mask: np.where(mask, 0.0, -np.inf), lambda mask: np.where(mask, 0.0, -1e9))
+Convert: TypeAlias = Callable[[Array], Array]   # visibility in another type of mask
+HandOver: TypeAlias = Callable[[Array], Array]  # (query_len or 1, key_len) as the mask wanted
+
+_TYPES: tuple[Convert, ...] = (
+    np.copy, lambda mask: mask.astype(int), lambda mask: mask.astype(float),
+    lambda mask: np.where(mask, 0.0, -np.inf), lambda mask: np.where(mask, 0.0, -1e9))
 
 
-def _forms(subject, inputs, keys_only):
-    """(convert, visible) for every shape and type that a mask may be wanted in."""
+def _forms(subject: Subject, inputs: Inputs, keys_only: bool) -> Iterator[tuple[Shape, Convert]]:
+    """(shape, convert) for every shape and type that a mask may be wanted in."""
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     batch = batch_of(subject, inputs)
     axes = inputs[0].shape[:-2]
     if subject.model.layer and subject.what != "one":
         axes = (batch, subject.model.heads)
+    shapes: list[Shape]
     if keys_only:
         shapes = [(batch, key_len), (batch, 1, key_len), (batch, 1, 1, key_len), (key_len,),
                   (1, key_len), (batch, query_len, key_len), (*axes, query_len, key_len)]
@@ -35,7 +44,7 @@ def _forms(subject, inputs, keys_only):
             yield shape, convert
 
 
-def _pattern(subject, inputs, keys_only):
+def _pattern(inputs: Inputs, keys_only: bool) -> Array:
     """(query_len or 1, key_len): every query attends and blocks some key."""
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     if keys_only:
@@ -44,14 +53,16 @@ def _pattern(subject, inputs, keys_only):
     return attend | np.eye(query_len, key_len, dtype=bool)
 
 
-def test_mask(subject, name, kind, problems, notes):
+def test_mask(subject: Subject, name: str, kind: str, problems: list[str],
+              notes: list[str]) -> None:
     """Which meaning a mask has, and what goes wrong with it."""
-    tried, failure = [], None
+    tried: list[tuple[Restriction, Array]] = []
+    failure = ""
     kinds = (True,) if kind == "key_mask" else (False, True)
     sizes = list(dict.fromkeys((subject.sizes, (7, 7, subject.sizes[2]))))
     for keys_only, size in [(k, s) for k in kinds for s in sizes]:
         inputs = subject.random_inputs(size)
-        attend = _pattern(subject, inputs, keys_only)
+        attend = _pattern(inputs, keys_only)
         plain, _ = subject.expected(inputs)
         for shape, convert in _forms(subject, inputs, keys_only):
             hand_over = functools.partial(_handed, shape, convert)
@@ -66,7 +77,7 @@ def test_mask(subject, name, kind, problems, notes):
             additive = given.dtype.kind == "f" and given.min() < 0
             rights = {"": visible} if additive else {"": visible, "blocks": ~visible}
             found = Restriction(subject, inputs, mine, rights,
-                                _wrong(name, visible, subject, inputs))
+                                _wrong(name, visible, inputs))
             meaning = found.right()
             if meaning is not None and not (additive and not _is_added(
                     subject, inputs, name, hand_over, plain)):
@@ -89,12 +100,13 @@ def test_mask(subject, name, kind, problems, notes):
     _name_mistake(subject, name, tried, problems)
 
 
-def _handed(shape, convert, visible):
+def _handed(shape: Shape, convert: Convert, visible: Array) -> Array:
     """A mask of this shape and type that leaves `visible`, (query_len or 1, key_len)."""
     return convert(np.broadcast_to(visible, shape) if len(shape) > 1 else visible[0])
 
 
-def _first_mask(subject, inputs, attend, shape, convert, keys_only):
+def _first_mask(subject: Subject, inputs: Inputs, attend: Array, shape: Shape, convert: Convert,
+                keys_only: bool) -> tuple[Array, Array]:
     """What is handed over first, and what it leaves visible: masks of keys differ from one batch
     item to the next, where the shape has room for that."""
     batch = batch_of(subject, inputs)
@@ -105,18 +117,20 @@ def _first_mask(subject, inputs, attend, shape, convert, keys_only):
     return convert(given), over_heads(items, subject.model, inputs[0].ndim)
 
 
-def _is_added(subject, inputs, name, hand_over, plain):
+def _is_added(subject: Subject, inputs: Inputs, name: str, hand_over: HandOver,
+              plain: Array) -> bool:
     """Whether any numbers in the mask are added to the scores."""
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     bias = np.random.default_rng(7).normal(size=(1, key_len)) * np.ones((query_len, 1))
     given = hand_over(np.ones((1, key_len), bool)).shape
     added = np.broadcast_to(bias if given[-2:-1] == (query_len,) else bias[:1], given[-2:])
     mine = subject.mine(inputs, plain.shape, **{name: np.broadcast_to(added, given).copy()})
-    mistakes = {**subject.model.found, "mask": (lambda s, b: s + b, as_it_is)}
+    mistakes = {**subject.model.found, "mask": MaskedBy(MaskEntry(lambda s, b: s + b, as_it_is))}
     return equal(mine, subject.expected(inputs, mistakes, bias)[0])
 
 
-def _name_mistake(subject, name, tried, problems):
+def _name_mistake(subject: Subject, name: str, tried: list[tuple[Restriction, Array]],
+                  problems: list[str]) -> None:
     """The known mistake of the first form that has one; ignoring the mask counts last."""
     named = [names for found, _ in tried[:8] if (names := found.mistakes())]
     named.sort(key=lambda names: names == [IGNORED])
@@ -126,18 +140,20 @@ def _name_mistake(subject, name, tried, problems):
                      if words == IGNORED else words + _which(subject, name) for words in named[0]]
         return
     found, given = tried[0]
-    told = found.described(f"{name}", {name: given})
+    told = found.described(name, {name: given})
     if not subject.model.found:
         problems.append("the mask gives neither meaning's result (1 attends, or 1 blocks): " + told)
 
 
-def _which(subject, name):
+def _which(subject: Subject, name: str) -> str:
     """Which of several masks is meant."""
     masks = [other for other, kind in subject.signature.options.items() if "mask" in kind]
     return f" ({name})" if len(masks) > 1 else ""
 
 
-def _meaning_known(subject, inputs, name, attend, hand_over, meaning, problems, notes):
+def _meaning_known(subject: Subject, inputs: Inputs, name: str, attend: Array,
+                   hand_over: HandOver, meaning: str, problems: list[str],
+                   notes: list[str]) -> None:
     given = hand_over(attend)
     flip = meaning == "blocks"
     if flip:
@@ -148,10 +164,10 @@ def _meaning_known(subject, inputs, name, attend, hand_over, meaning, problems, 
         name: hand_over(~visible if flip else visible)}, name)
 
 
-def _wrong(name, attend, subject, inputs):
+def _wrong(name: str, attend: Array, inputs: Inputs) -> dict[str, Array]:
     """Visible pairs that a mistake leaves where `attend` was meant, or its opposite."""
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
-    wrong = {}
+    wrong: dict[str, Array] = {}
     if attend.ndim > 2:  # masks of keys, one a batch item
         for visible, extra in ((attend, ""), (~attend, " (1 blocks)")):
             queries = np.swapaxes(np.resize(visible, (*visible.shape[:-1], query_len)), -1, -2) \
@@ -183,13 +199,15 @@ def _wrong(name, attend, subject, inputs):
     return wrong
 
 
-def _check_blocking(subject, inputs, attend, problems, notes, options, name):
+def _check_blocking(subject: Subject, inputs: Inputs, attend: Array, problems: list[str],
+                    notes: list[str], options: Callable[[Array], dict[str, Array]],
+                    name: str) -> None:
     """With the meaning known: nothing may come from blocked keys, and empty rows have a value."""
     expected = subject.expected(inputs)[0]
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
 
-    def call(visible, value=None, changed=None):
-        given = changed or ([*inputs[:2], value] if value is not None else inputs)
+    def call(visible: Array, value: Array | None = None) -> Array | None:
+        given = inputs if value is None else [*inputs[:2], value]
         return of_shape(subject.call(given, **options(visible)), expected.shape)
 
     mixes_positions = {"split", "merge", "inputs", "values"} & subject.model.found.keys()
@@ -218,7 +236,8 @@ def _check_blocking(subject, inputs, attend, problems, notes, options, name):
     rows = np.zeros(query_len, bool)
     rows[0] = True
     others = mine[..., ~rows, :] if attend.shape[0] > 1 and mine.ndim > 1 else mine[:0]
-    if not mixes_positions and np.isnan(others).any() and np.isfinite(call(attend)).all():
+    if not mixes_positions and np.isnan(others).any() and (
+            again := call(attend)) is not None and np.isfinite(again).all():
         problems.append("one empty row (a query that may see no key) gives NaN in other rows, too")
     elif np.isnan(mine).any():
         notes.append("empty rows give NaN: a query that may see no key divides 0 by 0; ours gives"
@@ -227,12 +246,13 @@ def _check_blocking(subject, inputs, attend, problems, notes, options, name):
         notes.append('empty rows give the mean of all values (here: empty_rows="uniform")')
 
 
-def _check_items(subject, inputs, name, convert, meaning, problems):
+def _check_items(subject: Subject, inputs: Inputs, name: str, convert: Convert, meaning: str,
+                 problems: list[str]) -> None:
     """Masks that differ from batch item to item, in every shape that runs."""
     batch = batch_of(subject, inputs)
     if batch < 2 or subject.model.found:
         return
-    attend = _pattern(subject, inputs, False)
+    attend = _pattern(inputs, False)
     items = np.stack([np.roll(attend, shift, axis=-1) for shift in range(batch)])
     items[..., 0] = True
     wanted = over_heads(items, subject.model, inputs[0].ndim)
@@ -241,6 +261,8 @@ def _check_items(subject, inputs, name, convert, meaning, problems):
     if wanted.ndim == 4:
         shapes.append((batch, subject.model.heads if subject.model.layer else inputs[0].shape[1],
                        *attend.shape))
+    in_all = np.logical_and.reduce(wanted, keepdims=True)
+    in_any = np.logical_or.reduce(wanted, keepdims=True)
     for shape in shapes:
         given = np.broadcast_to(visible[:, None] if len(shape) == 4 else visible, shape)
         try:
@@ -253,8 +275,8 @@ def _check_items(subject, inputs, name, convert, meaning, problems):
         for words, seen in {"": wanted, "every item gets the first item's mask": wanted[:1],
                             "every item gets the last item's mask": wanted[-1:],
                             "the items' masks are in reverse order": wanted[::-1],
-                            "the masks of all items are joined (and)": wanted.all(0, keepdims=True),
-                            "the masks of all items are joined (or)": wanted.any(0, keepdims=True),
+                            "the masks of all items are joined (and)": in_all,
+                            "the masks of all items are joined (or)": in_any,
                             "it is ignored": np.ones_like(wanted)}.items():
             if equal(mine, subject.expected(inputs, visible=seen)[0]):
                 if words:

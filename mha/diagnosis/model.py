@@ -1,11 +1,13 @@
 """The right computation, run with any step of it replaced by a mistake."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes, Visibility
 from mha.diagnosis.attention_mistakes import AFTERWARDS, INPUTS, SCALE, SCORES, SOFTMAX, VALUES
 from mha.diagnosis.layer_mistakes import (
     BIAS,
@@ -19,19 +21,27 @@ from mha.diagnosis.layer_mistakes import (
 )
 from mha.diagnosis.mask_mistakes import MASK, TRIANGLE
 
-ATTENTION_TABLES = {"inputs": INPUTS, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE,
-                    "softmax": SOFTMAX, "values": VALUES, "afterwards": AFTERWARDS}
-LAYER_TABLES = {"inputs": INPUTS, "project": PROJECT, "transposed": TRANSPOSED, "bias": BIAS,
-                "split": SPLIT, "group": GROUP, "scores": SCORES, "scale": SCALE,
-                "triangle": TRIANGLE, "softmax": SOFTMAX, "values": VALUES, "merge": MERGE,
-                "output": OUTPUT, "afterwards": AFTERWARDS}
+Tables: TypeAlias = dict[str, Mapping[str, object]]  # {step: {mistake: what it does}}
+Memory: TypeAlias = dict[tuple[str, ...], Any]  # what was computed, or the error that it raised
+Computed = TypeVar("Computed")
+
+ATTENTION_TABLES: Tables = {
+    "inputs": INPUTS, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE, "softmax": SOFTMAX,
+    "values": VALUES, "afterwards": AFTERWARDS}
+LAYER_TABLES: Tables = {
+    "inputs": INPUTS, "project": PROJECT, "transposed": TRANSPOSED, "bias": BIAS, "split": SPLIT,
+    "group": GROUP, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE, "softmax": SOFTMAX,
+    "values": VALUES, "merge": MERGE, "output": OUTPUT, "afterwards": AFTERWARDS}
 IMPOSSIBLE = (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError)
 
 
 class HardCoded(str):
     """The mistake of a scale that is a number: its name, and the number."""
 
-    def __new__(cls, divisor, head_dim):
+    divisor: float
+    shown: str
+
+    def __new__(cls, divisor: float, head_dim: int) -> Self:
         root = round(divisor ** 2)
         shown = (f"{divisor:.4g}" if root < 2 or abs(divisor ** 2 - root) > 1e-3 * root
                  or math.isqrt(root) ** 2 == root else f"sqrt({root})")
@@ -44,9 +54,23 @@ class HardCoded(str):
 class WeakTriangle(str):
     """The mistake of a causal mask that fills or adds a small number: its name, what it does."""
 
-    def __new__(cls, name, visible, how):
+    visible: Visibility
+    how: MaskEntry
+
+    def __new__(cls, name: str, visible: Visibility, how: MaskEntry) -> Self:
         made = super().__new__(cls, "the causal mask is always on, and " + name)
         made.visible, made.how = visible, how
+        return made
+
+
+class MaskedBy(str):
+    """A mask that acts in a way of its own, by its name in the step "mask"."""
+
+    how: MaskEntry
+
+    def __new__(cls, how: MaskEntry) -> Self:
+        made = super().__new__(cls, "the mask acts in another way")
+        made.how = how
         return made
 
 
@@ -62,11 +86,11 @@ class Model:
     layer: bool
     heads: int
     kv_heads: int
-    matrices: dict[str, Any] = field(default_factory=dict)
+    matrices: dict[str, Array] = field(default_factory=dict)
     one_input: bool = False
-    found: dict[str, Any] = field(default_factory=dict)
+    found: Mistakes = field(default_factory=dict)
 
-    def tables(self):
+    def tables(self) -> Tables:
         """The steps in which this callable can go wrong, with their mistakes."""
         tables = dict(LAYER_TABLES if self.layer else ATTENTION_TABLES)
         if self.one_input:
@@ -82,7 +106,8 @@ class Model:
             tables.pop("output", None)
         return tables
 
-    def run(self, inputs, mistakes=None, visible=None, memory=None):
+    def run(self, inputs: Inputs, mistakes: Mistakes | None = None, visible: Array | None = None,
+            memory: Memory | None = None) -> tuple[Array, Array]:
         """Output and weights with the given mistakes (else those found) put in.
 
         memory: a dict that keeps what several runs with the same inputs have in common.
@@ -90,8 +115,9 @@ class Model:
         mistakes = self.found if mistakes is None else mistakes
         memory = {} if memory is None else memory
         with np.errstate(all="ignore"):
-            heads = _remembered(memory, ("inputs", "project", "transposed", "bias", "split",
-                                         "group"), mistakes, lambda: self._heads(inputs, mistakes))
+            heads = _remembered(
+                memory, ("inputs", "project", "transposed", "bias", "split", "group"), mistakes,
+                lambda: self.heads_of(inputs, mistakes))
             weights = _remembered(
                 memory, ("inputs", "project", "transposed", "bias", "split", "group", "scores",
                          "scale", "triangle", "mask", "softmax"), mistakes,
@@ -103,11 +129,12 @@ class Model:
                     merged, _OutputProjection(self, mistakes), inputs[0])
             return AFTERWARDS[mistakes.get("afterwards", "")](attended, inputs), weights
 
-    def _heads(self, inputs, mistakes):
+    def heads_of(self, inputs: Inputs, mistakes: Mistakes) -> tuple[Array, Array, Array]:
+        """Query, key and value as the scores and the weights meet them."""
         sources = [inputs[i] for i in INPUTS[mistakes.get("inputs", "")]]
         if self.layer:
             names = PROJECT[mistakes.get("project", "")]
-            sources = [x if name is None else self._project(x, name, place, mistakes)
+            sources = [x if name is None else self.project(x, name, place, mistakes)
                        for x, name, place in zip(sources, names, ("W_q", "W_k", "W_v"))]
             splits = SPLIT[mistakes.get("split", "")]
             sources = [split(x, heads) for split, x, heads in
@@ -119,7 +146,7 @@ class Model:
             value = group(value, query.shape[1] // value.shape[1])
         return query, key, value
 
-    def _project(self, x, name, place, mistakes):
+    def project(self, x: Array, name: str, place: str, mistakes: Mistakes) -> Array:
         """x with the matrix `name`, in the place of the matrix `place`."""
         matrix = self.matrices.get(name)
         if matrix is None:
@@ -127,31 +154,33 @@ class Model:
         if place in TRANSPOSED[mistakes.get("transposed", "")]:
             matrix = matrix.T
         own = "b" + (place if mistakes.get("bias") == BIAS_STAYS else name)[1:]
-        bias = BIAS[mistakes.get("bias", "")].get(own, own)
-        times, bias = (1, bias) if bias is None or isinstance(bias, str) else (bias, own)
-        bias = self.matrices.get(bias)
+        instead = BIAS[mistakes.get("bias", "")].get(own, own)
+        times, added = (instead, own) if isinstance(instead, int) else (1, instead)
+        bias = None if added is None else self.matrices.get(added)
         return x @ matrix if bias is None else x @ matrix + times * bias
 
-    def _weights(self, query, key, value, mistakes, visible):
+    def _weights(self, query: Array, key: Array, value: Array, mistakes: Mistakes,
+                 visible: Array | None) -> Array:
         scale = mistakes.get("scale", "")
         before, after = (scale.divisor, 1) if isinstance(scale, HardCoded) else SCALE[scale](
             query, key, value, self.heads)
         scores = SCORES[mistakes.get("scores", "")](query, key) / before
-        masks = []  # (visible, what it does to the scores, and to the weights)
+        masks: list[tuple[Array, MaskEntry]] = []
         triangle, how = _triangle(mistakes)
         if triangle is not None:
-            masks.append((triangle(*scores.shape[-2:]), *how))
+            masks.append((triangle(*scores.shape[-2:]), how))
         if visible is not None:
             mask = mistakes.get("mask", "")
-            masks.append((visible, *(MASK[mask] if isinstance(mask, str) else mask)))
-        for pairs, mask_scores, _ in masks:
-            scores = mask_scores(scores, pairs)
+            masks.append((visible, mask.how if isinstance(mask, MaskedBy) else MASK[mask]))
+        for pairs, how in masks:
+            scores = how.on_scores(scores, pairs)
         weights = SOFTMAX[mistakes.get("softmax", "")](scores) / after
-        for pairs, _, mask_weights in masks:
-            weights = mask_weights(weights, pairs)
+        for pairs, how in masks:
+            weights = how.on_weights(weights, pairs)
         return weights
 
-    def empty_rows(self, mistakes, query_len, key_len, visible=None):
+    def empty_rows(self, mistakes: Mistakes, query_len: int, key_len: int,
+                   visible: Array | None = None) -> Array:
         """Which queries see no key, (query_len,): what they get is not compared."""
         triangle, _ = _triangle(mistakes)
         seen = np.ones((query_len, key_len), bool)
@@ -159,23 +188,24 @@ class Model:
             seen &= triangle(query_len, key_len)
         if visible is not None:
             seen = seen & visible
-        return (~seen.any(axis=-1)).reshape(-1, query_len).any(axis=0)
+        blind = np.asarray(~seen.any(axis=-1))
+        return np.asarray(blind.reshape(-1, query_len).any(axis=0))
 
 
 class _OutputProjection:
     """x @ W_o + b_o with the mistakes; .bias(name) is a bias alone."""
 
-    def __init__(self, model, mistakes):
+    def __init__(self, model: Model, mistakes: Mistakes) -> None:
         self.model, self.mistakes = model, mistakes
 
-    def __call__(self, x, name):
-        return self.model._project(x, name, "W_o", self.mistakes)
+    def __call__(self, x: Array, name: str) -> Array:
+        return self.model.project(x, name, "W_o", self.mistakes)
 
-    def bias(self, name):
+    def bias(self, name: str) -> Array:
         return self.model.matrices[name]
 
 
-def _triangle(mistakes):
+def _triangle(mistakes: Mistakes) -> tuple[Visibility | None, MaskEntry]:
     """What is visible without any mask, a function of the lengths, and how the rest is blocked."""
     name = mistakes.get("triangle", "")
     if isinstance(name, WeakTriangle):
@@ -184,7 +214,8 @@ def _triangle(mistakes):
     return visible, MASK[how]
 
 
-def _remembered(memory, steps, mistakes, compute):
+def _remembered(memory: Memory, steps: tuple[str, ...], mistakes: Mistakes,
+                compute: Callable[[], Computed]) -> Computed:
     """The same mistakes in the same steps give the same intermediate."""
     kind = (steps[-1], *(mistakes.get(step, "") for step in steps))
     if kind not in memory:

@@ -6,20 +6,21 @@ import re
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, MaskEntry
 from mha.diagnosis.attention_mistakes import as_it_is
-from mha.diagnosis.compare import HEAD_DIM, check_weights
+from mha.diagnosis.compare import HEAD_DIM, Outcome, check_weights
 from mha.diagnosis.mask_mistakes import CAUSAL, CAUSAL_FROM_START
 from mha.diagnosis.mask_option import test_mask
-from mha.diagnosis.model import IMPOSSIBLE, HardCoded
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded, MaskedBy
 from mha.diagnosis.restrictions import check_leak, test_causal, test_lengths
 from mha.diagnosis.search import Search
 from mha.diagnosis.signature import CannotTestError, parameters_of
-from mha.diagnosis.subject import equal, of_shape
+from mha.diagnosis.subject import Subject, equal, of_shape
 
 RESTRICTING = ("mask", "key_mask", "causal", "lengths")
 
 
-def diagnose_options(outcome, named):
+def diagnose_options(outcome: Outcome, named: object) -> None:
     """Masks, flags and lengths, returned weights, and large scores."""
     subject, problems, notes = outcome.subject, outcome.problems, outcome.notes
     options = subject.signature.options
@@ -52,7 +53,7 @@ def diagnose_options(outcome, named):
         notes.append("not tested: " + ", ".join(untested))
 
 
-def _judge_always_causal(outcome, named):
+def _judge_always_causal(outcome: Outcome, named: object) -> None:
     """Causal attention without a switch is right for a decoder, which its name may tell."""
     subject = outcome.subject
     triangle = subject.model.found.get("triangle", "")
@@ -71,7 +72,7 @@ def _judge_always_causal(outcome, named):
         check_leak(subject, subject.inputs, {}, outcome.problems, "the causal mask")
 
 
-def _says_causal(named):
+def _says_causal(named: object) -> bool:
     """Whether the name, docstring, parameters or attributes speak of causal attention."""
     made = named if inspect.isclass(named) else type(named)
     words = [getattr(named, "__qualname__", ""), made.__qualname__, getattr(named, "__doc__", ""),
@@ -83,7 +84,7 @@ def _says_causal(named):
                           r"|context_?len|look_?ahead|future", " ".join(map(str, words)).lower()))
 
 
-def _check_large_scores(outcome):
+def _check_large_scores(outcome: Outcome) -> None:
     subject, inputs = outcome.subject, outcome.subject.inputs
     if any("float16" in words for words in outcome.problems):
         return
@@ -98,8 +99,9 @@ def _check_large_scores(outcome):
     mine = of_shape(subject.call(large), output.shape)
     if mine is None:
         return
-    every = rows is None or output.ndim < 2 or output.shape[-2] != len(rows)
-    kept = slice(None) if every else ~rows
+    kept: slice | Array = slice(None)
+    if rows is not None and output.ndim >= 2 and output.shape[-2] == len(rows):
+        kept = ~rows
     finite = mine[..., kept, :] if mine.ndim > 1 else mine
     if np.isfinite(output).all() and not np.isfinite(finite).all():
         outcome.problems.append(
@@ -108,11 +110,11 @@ def _check_large_scores(outcome):
         outcome.problems.append("is wrong at large scores: are they clipped?")
 
 
-def _head_dim(subject):
+def _head_dim(subject: Subject) -> int:
     return Search(subject.model, subject.inputs, subject.inputs[0]).head_dim
 
 
-def _test_scale(subject, name, problems):
+def _test_scale(subject: Subject, name: str, problems: list[str]) -> None:
     """A scale that is handed over replaces or accompanies 1 / sqrt(d_k); a flag switches it off."""
     default = parameters_of(subject.function)[name].default
     inputs, root = subject.inputs, math.sqrt(_head_dim(subject))
@@ -132,20 +134,20 @@ def _test_scale(subject, name, problems):
     problems.append(f"{name}={given}: differs from the reference with that scale")
 
 
-def _test_bias(subject, name, problems):
+def _test_bias(subject: Subject, name: str, problems: list[str]) -> None:
     """Numbers that are added to the scores."""
     inputs, root = subject.inputs, math.sqrt(_head_dim(subject))
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     bias = np.random.default_rng(5).normal(size=(query_len, key_len))
     plain, weights = subject.expected(inputs)
     meanings = {
-        "": (lambda s, b: s + b, as_it_is),
-        f"{name} is ignored: the output does not change": (as_it_is, as_it_is),
+        "": MaskEntry(lambda s, b: s + b, as_it_is),
+        f"{name} is ignored: the output does not change": MaskEntry(as_it_is, as_it_is),
         f"{name} is added before the scores are divided by sqrt(d_k)":
-            (lambda s, b: s + b / root, as_it_is),
-        f"{name} is subtracted from the scores": (lambda s, b: s - b, as_it_is),
-        f"{name} is multiplied by the scores": (lambda s, b: s * b, as_it_is),
-        f"{name} is added after the softmax": (as_it_is, lambda w, b: w + b)}
+            MaskEntry(lambda s, b: s + b / root, as_it_is),
+        f"{name} is subtracted from the scores": MaskEntry(lambda s, b: s - b, as_it_is),
+        f"{name} is multiplied by the scores": MaskEntry(lambda s, b: s * b, as_it_is),
+        f"{name} is added after the softmax": MaskEntry(as_it_is, lambda w, b: w + b)}
     failure = None
     for shape in dict.fromkeys([bias.shape, weights.shape]):
         try:
@@ -156,7 +158,8 @@ def _test_bias(subject, name, problems):
             continue
         for words, entry in meanings.items():
             try:
-                expected = subject.expected(inputs, {**subject.model.found, "mask": entry}, bias)[0]
+                mistakes = {**subject.model.found, "mask": MaskedBy(entry)}
+                expected, _ = subject.expected(inputs, mistakes, bias)
             except IMPOSSIBLE:
                 continue
             if equal(mine, expected):
@@ -167,7 +170,7 @@ def _test_bias(subject, name, problems):
     problems.append(f"{name}: {failure}")
 
 
-def _test_weights(subject, name, problems):
+def _test_weights(subject: Subject, name: str, problems: list[str]) -> None:
     """Asked for its weights the callable gives the same output, and the weights it used."""
     output, weights = subject.expected(subject.inputs)
     returned = subject.call(subject.inputs, **{name: True})

@@ -1,15 +1,21 @@
 """What can be said where no known mistake fits: which properties of attention hold."""
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
-from mha.diagnosis.compare import returned_weights
+from mha.diagnosis.aliases import Array, Inputs
+from mha.diagnosis.compare import Outcome, returned_weights
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import equal
+from mha.diagnosis.subject import Subject, equal
+
+# Whether something holds, or words for how it fails; None where that cannot be seen.
+Answer: TypeAlias = bool | str | None
 
 
-def seen_pairs(subject, inputs, options):
+def seen_pairs(subject: Subject, inputs: Inputs, options: Mapping[str, object]) -> Array | None:
     """Which key reaches which query, (query_len, key_len), found by changing one key's input at a
     time; where the queries come with it, a query always reaches itself. None if shapes differ."""
     taken = len(subject.signature.roles)
@@ -35,7 +41,7 @@ def seen_pairs(subject, inputs, options):
     return seen
 
 
-def differences(outcome):
+def differences(outcome: Outcome) -> list[str]:
     """Words for an outcome that nothing explains: how far off it is, and where."""
     subject, mine = outcome.subject, outcome.mine
     output, weights = subject.expected(subject.inputs)
@@ -52,9 +58,9 @@ def differences(outcome):
     words = [f"differs from the reference by up to {largest:.2g}, and no known mistake explains it"
              + ("; a layer's weights are found by names like W_q, W_k, W_v and W_o"
                 if subject.model.matrices else "")]
-    if (factor := _factor(outcome)) is not None:
+    if (factor := _factor(outcome, mine)) is not None:
         return [f"the output is {factor:.4g} times what it should be"]
-    held = []
+    held: list[str] = []
     for holds, good, bad in _checks(outcome, weights):
         try:
             answer = holds()
@@ -69,7 +75,8 @@ def differences(outcome):
     return words
 
 
-def _checks(outcome, weights):
+def _checks(outcome: Outcome,
+            weights: Array) -> Iterator[tuple[Callable[[], Answer], str, str]]:
     """(check, words where it holds, words where it does not) of what one can see from outside."""
     subject, inputs = outcome.subject, outcome.subject.inputs
     three = len(subject.signature.roles) == 3
@@ -113,20 +120,20 @@ def _checks(outcome, weights):
            " multiplied by")
 
 
-def _factor(outcome):
+def _factor(outcome: Outcome, mine: Array) -> float | None:
     """The number that the whole output is multiplied by, if it is."""
     expected, _ = outcome.subject.expected(outcome.subject.inputs)
-    factor = float((outcome.mine * expected).sum() / (expected * expected).sum())
-    return factor if equal(outcome.mine, factor * expected) else None
+    factor = float((mine * expected).sum() / (expected * expected).sum())
+    return factor if equal(mine, factor * expected) else None
 
 
-def _weights_agree(outcome, weights):
+def _weights_agree(outcome: Outcome, weights: Array) -> Answer:
     output, _ = outcome.subject.expected(outcome.subject.inputs)
-    mine, wanted = returned_weights(outcome.subject.returned.arrays, output, weights)
-    return None if mine is None else equal(mine, wanted)
+    found = returned_weights(outcome.subject.returned.arrays, output, weights)
+    return None if found is None else equal(*found)
 
 
-def items_mix(subject):
+def items_mix(subject: Subject) -> bool:
     """Whether the batch items reach each other, which other layouts may explain."""
     try:
         return subject.inputs[0].shape[0] < 2 or not _only_moves(subject, 0, 0)
@@ -134,11 +141,12 @@ def items_mix(subject):
         return True
 
 
-def _moved(subject, inputs):
+def _moved(subject: Subject, inputs: Inputs) -> Array:
     return subject.call(inputs)[0]
 
 
-def _only_moves(subject, index, axis, which=(0, 1, 2)):
+def _only_moves(subject: Subject, index: int, axis: int,
+                which: tuple[int, ...] = (0, 1, 2)) -> bool:
     """Whether changing item `index` of an axis leaves the other items of the output alone."""
     taken = {1: (0,), 2: (0, 1), 3: which}[len(subject.signature.roles)]
     before = _moved(subject, subject.inputs)
@@ -154,14 +162,14 @@ def _only_moves(subject, index, axis, which=(0, 1, 2)):
     return equal(np.moveaxis(after, axis, 0)[others], np.moveaxis(before, axis, 0)[others], 1e-6)
 
 
-def _permuted(subject):
+def _permuted(subject: Subject) -> bool:
     query, key, value = subject.inputs
     order = np.random.default_rng(0).permutation(key.shape[-2])
     return equal(_moved(subject, [query, key[..., order, :], value[..., order, :]]),
                  _moved(subject, subject.inputs), 1e-5)
 
 
-def _permuted_self(subject):
+def _permuted_self(subject: Subject) -> bool:
     order = np.random.default_rng(0).permutation(subject.inputs[0].shape[-2])
     if len(subject.signature.roles) == 2:
         return equal(_moved(subject, [subject.inputs[0], *[subject.inputs[1][
@@ -171,14 +179,14 @@ def _permuted_self(subject):
     return equal(moved, _moved(subject, subject.inputs)[..., order, :], 1e-5)
 
 
-def _linear(subject):
+def _linear(subject: Subject) -> bool:
     query, key, value = subject.inputs
     zero = _moved(subject, [query, key, value * 0])
     once, twice = (_moved(subject, [query, key, value * k]) for k in (1, 2))
     return equal(twice - zero, 2 * (once - zero), 1e-5)
 
 
-def _row_sums(subject):
+def _row_sums(subject: Subject) -> Answer:
     query, key, value = subject.inputs
     zero = _moved(subject, [query, key, value * 0])
     same = np.ones_like(value) + np.arange(value.shape[-1]) * 0.1
@@ -197,7 +205,7 @@ def _row_sums(subject):
     return f"{np.min(sums):.3g} ... {np.max(sums):.3g}"
 
 
-def _uniform(subject):
+def _uniform(subject: Subject) -> Answer:
     query, key, value = subject.inputs
     if subject.model.layer:
         return None
@@ -206,7 +214,7 @@ def _uniform(subject):
     return equal(mine, np.broadcast_to(mean, mine.shape), 1e-4)
 
 
-def _sees_all(subject):
+def _sees_all(subject: Subject) -> Answer:
     seen = seen_pairs(subject, subject.inputs, {})
     if seen is None or seen.all():
         return None if seen is None else True
@@ -214,7 +222,7 @@ def _sees_all(subject):
     return f"query {query} does not depend on key {key} (counted from 0)"
 
 
-def _effective_weights(subject):
+def _effective_weights(subject: Subject) -> Array | None:
     """What each value counts for each query, of a function; None where that cannot be seen."""
     query, key, value = subject.inputs
     if subject.model.layer or len(subject.signature.roles) != 3:
@@ -225,7 +233,7 @@ def _effective_weights(subject):
     return _moved(subject, [query, key, basis])[..., :key_len]
 
 
-def _dropped(subject):
+def _dropped(subject: Subject) -> Answer:
     """Whether some weights are 0 and the others right but for a factor: dropout."""
     weights = _effective_weights(subject)
     if weights is None:
@@ -241,7 +249,7 @@ def _dropped(subject):
             " dropout on?)")
 
 
-def _sharpness(subject):
+def _sharpness(subject: Subject) -> Answer:
     """Effective scores, from how the values count, against the right ones: their ratio."""
     weights = _effective_weights(subject)
     if weights is None or (weights <= 0).any():

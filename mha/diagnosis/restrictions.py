@@ -1,9 +1,11 @@
 """Masks, causal flags and lengths: what they leave visible, compared with what they should."""
 
 import functools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes
 from mha.diagnosis.mask_mistakes import (
     MASK,
     OFF_BY_ONE,
@@ -11,11 +13,11 @@ from mha.diagnosis.mask_mistakes import (
     causal,
     causal_from_start,
 )
-from mha.diagnosis.model import IMPOSSIBLE
+from mha.diagnosis.model import IMPOSSIBLE, MaskedBy, Model
 from mha.diagnosis.properties import seen_pairs
 from mha.diagnosis.search import FLOAT16, distance, weak_fill
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import equal, of_shape
+from mha.diagnosis.subject import TOLERANCE, Subject, equal, of_shape
 
 IGNORED = next(name for name in MASK if "ignored" in name)
 
@@ -26,27 +28,29 @@ class Restriction:
     rights and wrongs: {name: visible} that are as they should be, and that are mistakes.
     """
 
-    def __init__(self, subject, inputs, mine, rights, wrongs):
+    def __init__(self, subject: Subject, inputs: Inputs, mine: Array, rights: Mapping[str, Array],
+                 wrongs: Mapping[str, Array]) -> None:
         self.subject, self.inputs, self.mine = subject, inputs, mine
         self.rights, self.wrongs = rights, wrongs
 
-    def fits(self, visible, mistakes=None, tolerance=None):
+    def fits(self, visible: Array | None, mistakes: Mistakes | None = None,
+             tolerance: float = TOLERANCE) -> bool:
+        """Whether attention that sees these pairs (None: all), with these mistakes, gives it."""
         model = self.subject.model
         mistakes = {**model.found, **(mistakes or {})}
         try:
             output, _ = model.run(self.inputs, mistakes, visible)
         except IMPOSSIBLE:
             return False
-        lens = self.inputs[0].shape[-2], self.inputs[1].shape[-2]
-        rows = model.empty_rows(mistakes, *lens, visible) if visible is not None else None
-        return equal(self.mine, output, without_rows=rows,
-                     **({} if tolerance is None else {"tolerance": tolerance}))
+        query_len, key_len = self.inputs[0].shape[-2], self.inputs[1].shape[-2]
+        rows = None if visible is None else model.empty_rows(mistakes, query_len, key_len, visible)
+        return equal(self.mine, output, tolerance, without_rows=rows)
 
-    def right(self):
+    def right(self) -> str | None:
         """The name of the right meaning that fits, or None."""
         return next((name for name, visible in self.rights.items() if self.fits(visible)), None)
 
-    def mistakes(self):
+    def mistakes(self) -> list[str]:
         """The names of what is wrong; [] where nothing known fits."""
         if self.fits(None):
             return [IGNORED]
@@ -71,11 +75,12 @@ class Restriction:
                         " float16"]
         return []
 
-    def _off(self, visible, entry):
+    def _off(self, visible: Array, entry: MaskEntry) -> float:
         model = self.subject.model
-        return distance(self.mine, model, self.inputs, {**model.found, "mask": entry}, visible)
+        return distance(self.mine, model, self.inputs,
+                        {**model.found, "mask": MaskedBy(entry)}, visible)
 
-    def described(self, name, options):
+    def described(self, name: str, options: Mapping[str, object]) -> str:
         """What is wrong where no known mistake fits, from which keys reach which queries."""
         if np.isnan(self.mine).all():
             return f"{name}: gives NaN throughout"
@@ -100,17 +105,17 @@ class Restriction:
                 " blocked scores must become -inf, or -1e9, before the softmax")
 
 
-def over_heads(visible, model, axes):
+def over_heads(visible: Array, model: Model, axes: int) -> Array:
     """Visibility of batch items (batch, query_len or 1, key_len) as the scores' axes want it."""
     return visible[:, None] if model.layer or axes == 4 else visible
 
 
-def batch_of(subject, inputs):
+def batch_of(subject: Subject, inputs: Inputs) -> int:
     """How many items a mask or lengths may tell apart."""
     return inputs[0].shape[0] if inputs[0].ndim > 2 else 1
 
 
-def test_causal(subject, name, problems, notes):
+def test_causal(subject: Subject, name: str, problems: list[str], notes: list[str]) -> None:
     """A flag that switches a causal mask on."""
     seen_wrong = False
     for sizes in dict.fromkeys(((7, 7, subject.sizes[2]), subject.sizes)):
@@ -130,6 +135,9 @@ def test_causal(subject, name, problems, notes):
         rights = {"": causal(query_len, key_len)}
         if not square:
             rights["from the start"] = causal_from_start(query_len, key_len)
+        if mine is None:
+            problems.append(f"{name}=True: the output changes its shape")
+            return
         found = Restriction(subject, inputs, mine, rights, {
             f"{name}: the mask is off by one: {UNSEEN}": causal(query_len, key_len, -1),
             f"{name}: the mask is off by one: a query sees the next key, one of the future":
@@ -142,9 +150,6 @@ def test_causal(subject, name, problems, notes):
             f"{name}: only the diagonal is blocked": ~np.eye(query_len, key_len, dtype=bool),
             f"{name}: the mask is off by two: a query sees two keys of the future":
                 causal(query_len, key_len, 2)})
-        if mine is None:
-            problems.append(f"{name}=True: the output changes its shape")
-            return
         meaning = found.right()
         if meaning == "from the start":
             notes.append(f"{name}: counts from the first key; here, with fewer queries than keys"
@@ -163,7 +168,8 @@ def test_causal(subject, name, problems, notes):
             check_leak(subject, inputs, {name: True}, problems, f"{name}=True")
 
 
-def _causal_with_mask(subject, name, inputs, plain, notes):
+def _causal_with_mask(subject: Subject, name: str, inputs: Inputs, plain: Array,
+                      notes: list[str]) -> bool:
     """Whether a flag works beside the causal mask itself, as PyTorch's layer wants it."""
     visible = causal(inputs[0].shape[-2], inputs[1].shape[-2])
     for mask in (m for m, kind in subject.signature.options.items() if kind == "mask"):
@@ -172,21 +178,23 @@ def _causal_with_mask(subject, name, inputs, plain, notes):
                 mine = subject.mine(inputs, plain.shape, **{name: True, mask: given})
             except CannotTestError:
                 continue
-            if Restriction(subject, inputs, mine, {"": visible}, {}).right() is not None:
+            if mine is not None and Restriction(
+                    subject, inputs, mine, {"": visible}, {}).right() is not None:
                 notes.append(f"{name}: wants the causal mask as {mask}, too")
                 return True
     return False
 
 
-def check_leak(subject, inputs, options, problems, what):
+def check_leak(subject: Subject, inputs: Inputs, options: Mapping[str, object], problems: list[str],
+               what: str) -> None:
     """Nothing may come from the last key, which all queries but the last may not see."""
     if {"split", "merge", "afterwards"} & subject.model.found.keys():
         return
     changed = [x.copy() for x in inputs]
-    for index in {1: (0,), 2: (1,), 3: (2,)}[len(subject.signature.roles)]:
-        changed[index][..., -1, :] += 1e4 if index == 2 else 50
+    index = len(subject.signature.roles) - 1
+    changed[index][..., -1, :] += 1e4 if index == 2 else 50
     if len(subject.signature.roles) < 3:
-        changed = [changed[0], *[changed[len(subject.signature.roles) - 1]] * 2]
+        changed = [changed[0], changed[index], changed[index]]
     before, after = subject.call(inputs, **options)[0], subject.call(changed, **options)[0]
     if before.shape == after.shape and before.ndim >= 2 and before.shape[-2] > 1 and not equal(
             after[..., :-1, :], before[..., :-1, :], tolerance=1e-10):
@@ -194,15 +202,17 @@ def check_leak(subject, inputs, options, problems, what):
                         " or -1e9, instead of a small number")
 
 
-def test_lengths(subject, name, problems, notes):
+def test_lengths(subject: Subject, name: str, problems: list[str], notes: list[str]) -> None:
     """Lengths of the keys of each batch item: keys from there on are padding."""
     inputs = subject.random_inputs(subject.sizes)
     query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
     batch, heads = batch_of(subject, inputs), subject.model.heads
     lengths = (np.arange(batch) * 2 + 2) % (key_len - 1) + 1
     plain, _ = subject.expected(inputs)
-    failure, tried = None, []
-    forms = [np.array, list, lambda x: np.repeat(x, heads), lambda x: int(x[0]),
+    failure = ""
+    tried: list[tuple[Restriction, object]] = []
+    forms: list[Callable[[Array], object]] = [
+        np.array, list, lambda x: np.repeat(x, heads), lambda x: int(x[0]),
              lambda x: np.asarray(x)[:, None],
              lambda x: np.repeat(x, query_len).reshape(-1, query_len)]
     for form in forms:
@@ -236,7 +246,8 @@ def test_lengths(subject, name, problems, notes):
     problems.append(tried[0][0].described(name, {name: tried[0][1]}))
 
 
-def _check_padding(subject, inputs, options, problems, name, lengths):
+def _check_padding(subject: Subject, inputs: Inputs, options: Mapping[str, object],
+                   problems: list[str], name: str, lengths: Array) -> None:
     """Blocked keys must not count at all, however large their values."""
     if len(subject.signature.roles) != 3 or {"split", "merge"} & subject.model.found.keys():
         return
@@ -247,13 +258,14 @@ def _check_padding(subject, inputs, options, problems, name, lengths):
                         " or -1e9, instead of a small number")
 
 
-def _before(lengths, inputs, subject, shift=0):
+def _before(lengths: Array, inputs: Inputs, subject: Subject, shift: int = 0) -> Array:
     """Which keys come before the lengths."""
     visible = np.arange(inputs[1].shape[-2]) < np.asarray(lengths)[:, None, None] + shift
     return visible[0] if inputs[0].ndim == 2 else over_heads(visible, subject.model, inputs[0].ndim)
 
 
-def _wrong_lengths(name, lengths, inputs, subject):
+def _wrong_lengths(name: str, lengths: Array, inputs: Inputs,
+                   subject: Subject) -> dict[str, Array]:
     before = functools.partial(_before, inputs=inputs, subject=subject)
     visible = before(lengths)
     queries = np.arange(inputs[0].shape[-2])[:, None] < np.asarray(lengths)[:, None, None]

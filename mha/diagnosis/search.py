@@ -6,12 +6,14 @@ explains. There are some 300 single mistakes and ten thousand such pairs, of 50 
 
 import itertools
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.mask_mistakes import causal_from_start, filled
-from mha.diagnosis.model import IMPOSSIBLE, HardCoded, WeakTriangle
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded, Memory, Model, WeakTriangle
 from mha.diagnosis.subject import TOLERANCE, equal
 
 # What beginners do most; two mistakes at a time have one of these, three are all of them.
@@ -26,10 +28,11 @@ USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k i
 FLOAT16 = 5e-3  # of the largest number: what half precision is off by at most here
 
 
-def distance(mine, model, *arguments):
+def distance(mine: Array, model: Model, inputs: Inputs, mistakes: Mistakes,
+             visible: Array | None = None) -> float:
     """How far `mine` is from what the model computes, relative to its largest number."""
     try:
-        output, _ = model.run(*arguments)
+        output, _ = model.run(inputs, mistakes, visible)
     except IMPOSSIBLE:
         return math.inf
     if output.shape != mine.shape:
@@ -46,13 +49,14 @@ class Search:
     sees_all: whether the first query is known to see the last key, and the other way round.
     """
 
-    def __init__(self, model, inputs, mine, tolerance=None, alike=None, sees_all=False):
+    def __init__(self, model: Model, inputs: Inputs, mine: Array, tolerance: float = TOLERANCE,
+                 alike: Array | None = None, sees_all: bool = False) -> None:
         self.model, self.inputs, self.mine = model, inputs, mine
         self.tolerance, self.alike, self.sees_all = tolerance, alike, sees_all
-        self.memory = {}
+        self.memory: Memory = {}
         self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
 
-    def fits(self, mistakes):
+    def fits(self, mistakes: Mistakes) -> bool:
         """Whether the model with these mistakes computes `mine`."""
         try:
             output, _ = self.model.run(self.inputs, mistakes, memory=self.memory)
@@ -60,22 +64,21 @@ class Search:
             return False
         if output.shape != self.mine.shape or not self.mine.size:
             return False
-        tolerance = {} if self.tolerance is None else {"tolerance": self.tolerance}
         rows = None
         if mistakes.get("triangle"):
             rows = self.model.empty_rows(mistakes, self.inputs[0].shape[-2],
                                          self.inputs[1].shape[-2])
-        elif self.tolerance is None and np.ndim(output) and not abs(
+        elif self.tolerance == TOLERANCE and np.ndim(output) and not abs(
                 output[self.probe] - self.mine[self.probe]) <= 1e-3 * (1 + abs(self.mine).max()):
             return False  # most are already wrong in one number
-        return equal(self.mine, output, without_rows=rows, **tolerance)
+        return equal(self.mine, output, self.tolerance, without_rows=rows)
 
-    def singles(self):
+    def singles(self) -> list[Mistakes]:
         return [{step: name} for step, table in self.model.tables().items()
                 for name in table if name and name != BIAS_STAYS
                 and (self.inputs[0].ndim > 2 or "batch item" not in name)]
 
-    def explanations(self, count):
+    def explanations(self, count: int) -> list[Mistakes]:
         """All the {step: mistake} of `count` mistakes that fit; [] if none does."""
         singles = self.singles()
         if count == 1:
@@ -101,7 +104,7 @@ class Search:
                    and (wanted is None or not wanted.isdisjoint((id(a), id(b), id(c)))))
         return list(itertools.islice(filter(self.fits, triples), 3))
 
-    def _changing_alike(self, singles):
+    def _changing_alike(self, singles: Sequence[Mistakes]) -> tuple[bool, list[bool]] | None:
         """Whether `alike` is wrong, and which mistakes make it so; None where it cannot tell."""
         if self.alike is None:
             return None
@@ -109,7 +112,8 @@ class Search:
         right, _ = self.model.run(inputs, {})
         if self.alike.shape != right.shape or not np.isfinite(self.alike).all():
             return None
-        memory, changes = {}, []
+        memory: Memory = {}
+        changes = []
         for mistakes in singles:
             try:
                 changes.append(not equal(self.model.run(inputs, mistakes, memory=memory)[0], right))
@@ -117,15 +121,18 @@ class Search:
                 changes.append(True)
         return not equal(self.alike, right), changes
 
-    def _pairs(self, singles, usual, wanted):
+    def _pairs(self, singles: Sequence[Mistakes], usual: Sequence[Mistakes],
+               wanted: set[int] | None) -> list[Mistakes]:
         """Two mistakes of which one is usual, or a usual one and a scale that is any number."""
         rare = [mistakes for mistakes in singles if mistakes not in usual]
         if "bias" in self.model.tables():
             usual = [*usual, {"bias": BIAS_STAYS}]
-        pairs = itertools.chain(itertools.combinations(usual, 2), itertools.product(usual, rare))
+        pairs: Iterator[tuple[Mistakes, Mistakes]] = itertools.chain(
+            itertools.combinations(usual, 2), itertools.product(usual, rare))
         if wanted is not None:
             pairs = ((a, b) for a, b in pairs if id(a) in wanted or id(b) in wanted)
-        found = [{**a, **b} for a, b in pairs if a.keys() != b.keys() and self.fits({**a, **b})]
+        found: list[Mistakes] = [
+            {**a, **b} for a, b in pairs if a.keys() != b.keys() and self.fits({**a, **b})]
         if found:
             return found
         for mistakes in usual:
@@ -133,23 +140,24 @@ class Search:
                 return [number]
         return []
 
-    def _weak_triangle(self):
+    def _weak_triangle(self) -> list[Mistakes]:
         """A causal mask that is always on, and lets some weight through."""
-        def off(entry):
+        def off(entry: MaskEntry) -> float:
             mistakes = {"triangle": WeakTriangle("", causal_from_start, entry)}
             return distance(self.mine, self.model, self.inputs, mistakes)
 
-        name, entry = weak_fill(off) or (None, None)
-        return [] if name is None else [{"triangle": WeakTriangle(name, causal_from_start, entry)}]
+        weak = weak_fill(off)
+        return [] if weak is None else [{"triangle": WeakTriangle(
+            weak[0], causal_from_start, weak[1])}]
 
-    def hard_coded(self, mistakes):
+    def hard_coded(self, mistakes: Mistakes) -> Mistakes | None:
         """The same with the scores divided by another number than any we know, or None."""
-        def with_divisor(logarithm):
-            return {**mistakes, "scale": HardCoded(math.exp(logarithm), self.head_dim)}
+        def with_divisor(divisor: float) -> Mistakes:
+            return {**mistakes, "scale": HardCoded(divisor, self.head_dim)}
 
-        def error(logarithm):
+        def error(logarithm: float) -> float:
             try:
-                output, _ = self.model.run(self.inputs, with_divisor(logarithm),
+                output, _ = self.model.run(self.inputs, with_divisor(math.exp(logarithm)),
                                            memory=dict(memory))
             except IMPOSSIBLE:
                 return math.inf
@@ -161,15 +169,14 @@ class Search:
         memory = {key: value for key, value in self.memory.items() if key[0] == "group"}
         if math.isinf(error(0.0)):
             return None
-        best = _smallest(error, -6.0, 10.0)
-        mistakes = with_divisor(best)
-        divisor = mistakes["scale"].divisor
+        divisor = math.exp(_smallest(error, -6.0, 10.0))
         if abs(divisor - round(divisor, 2)) < 1e-4 * divisor:
-            mistakes["scale"] = HardCoded(round(divisor, 2), self.head_dim)
-        return mistakes if self.fits(mistakes) else None
+            divisor = round(divisor, 2)
+        explained = with_divisor(divisor)
+        return explained if self.fits(explained) else None
 
     @property
-    def head_dim(self):
+    def head_dim(self) -> int:
         width = self.inputs[0].shape[-1]
         if not self.model.layer:
             return width
@@ -177,14 +184,14 @@ class Search:
         return (width if matrix is None else matrix.shape[-1]) // self.model.heads
 
 
-def values_alike(inputs):
+def values_alike(inputs: Inputs) -> list[Array]:
     """The same inputs with values that are all alike; with one input, positions that are."""
     which = 0 if inputs[0] is inputs[2] else 2
     alike = np.repeat(inputs[which][..., :1, :], inputs[which].shape[-2], axis=-2)
     return [alike if x is inputs[which] else x for x in inputs]
 
 
-def _smallest(error, low, high):
+def _smallest(error: Callable[[float], float], low: float, high: float) -> float:
     """Where a function of one number is smallest: a grid, then the golden section."""
     grid = np.linspace(low, high, 49)
     at = int(np.argmin([error(point) for point in grid]))
@@ -204,14 +211,16 @@ def _smallest(error, low, high):
     return (low + high) / 2
 
 
-def weak_fill(off):
+def weak_fill(off: Callable[[MaskEntry], float]) -> tuple[str, MaskEntry] | None:
     """(name, entry of MASK) for the number that blocked scores become, or None.
 
     off(entry) says how far off the output is with it, as a part of the largest number.
     """
     for kind in (0, 1):
-        number = -_smallest(lambda size, kind=kind: off(list(filled(-size).values())[kind]),
-                            0.0, 40.0)
+        def error(size: float, kind: int = kind) -> float:
+            return off(list(filled(-size).values())[kind])
+
+        number = -_smallest(error, 0.0, 40.0)
         name, entry = list(filled(number).items())[kind]
         if number < -0.01 and off(entry) < TOLERANCE:
             return name, entry

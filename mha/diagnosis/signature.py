@@ -3,17 +3,21 @@
 import functools
 import inspect
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from inspect import Parameter
+from typing import Any, TypeGuard
 
 import numpy as np
+
+from mha.diagnosis.aliases import Tested, TestedClass
 
 
 class CannotTestError(Exception):
     """The tested code does not get as far as a comparison; the message says why."""
 
 
-def plain(name):
+def plain(name: object) -> str:
     """The name without what people spell differently: case, underscores, digits."""
     return re.sub(r"[^a-z]", "", str(name).lower())
 
@@ -30,7 +34,7 @@ _MATRICES = {
 _WEIGHTLIKE = re.compile(r"^w|w$|weight|proj|linear|fc|dense|kernel|cattn|matri")
 
 
-def matrix_named(name):
+def matrix_named(name: object) -> str | None:
     """W_q, W_k, W_v, W_o, qkv, kv, or for a bias b_q ... b_qkv; None for anything else."""
     name = plain(re.sub(r"^([wWbB]_?)0$", r"\1o", str(name)))
     if name in ("battn", "attnb", "attnbias"):  # of c_attn
@@ -70,7 +74,7 @@ _SIZES = {
 }
 
 
-def size_named(name):
+def size_named(name: object) -> str | None:
     """num_heads, d_model ...: the size that a parameter or attribute of this name holds."""
     return next((known for known, spellings in _SIZES.items() if plain(name) in spellings), None)
 
@@ -87,13 +91,12 @@ class Signature:
     that every call gets. untested: options that nothing here knows how to test.
     """
 
-    inputs: list[Any]
-    roles: list[Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    inputs: list[str | None]
+    roles: list[int]
+    options: dict[str, str] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
-    untested: list[Any] = field(default_factory=list)
-    starred: bool = False
+    untested: list[str] = field(default_factory=list)
 
 
 _SILENT = re.compile(r"rng|seed|generator|out|name|dtype|device|verbose|debug|axis|dim|eps|epsilon"
@@ -109,12 +112,12 @@ _SECOND = re.compile(r"y|context|memory|encoder.*|enc.*|kv|keyvalues?|xkv|kvinpu
                      r"|kvstates|keyvaluestates|crossinput|ctx|z|xkvinput|xenc|cond")
 
 
-def _role(name):
+def _role(name: str) -> int | None:
     return next((index for index, pattern in enumerate(_ROLES)
                  if re.fullmatch(pattern, plain(name))), None)
 
 
-def _kind(parameter):
+def _kind(parameter: Parameter) -> str | None:
     """Which option a parameter is: "causal", "mask" ..., "untested", or None: no option."""
     name, default = plain(parameter.name), parameter.default
     is_flag = isinstance(default, (bool, np.bool_))
@@ -143,15 +146,15 @@ def _kind(parameter):
     return None
 
 
-def parameters_of(function):
+def parameters_of(function: object) -> dict[str, Parameter]:
     """The parameters by name, in order; empty where Python cannot tell."""
     try:
-        return dict(inspect.signature(function).parameters)
+        return dict(inspect.signature(function).parameters) if callable(function) else {}
     except (TypeError, ValueError):
         return {}
 
 
-def signature(function, taken=()):
+def signature(function: Tested, taken: Collection[str] = ()) -> Signature:
     """The Signature of a callable; `taken` are parameters that get something else already."""
     parameters = [p for p in parameters_of(function).values() if p.name not in taken]
     if not parameters:
@@ -189,16 +192,16 @@ def signature(function, taken=()):
     return found
 
 
-def _choose_inputs(found, arrays, starred):
+def _choose_inputs(found: Signature, arrays: list[Parameter], starred: bool) -> None:
     """Which parameters take query, key and value."""
-    by_role = {}
+    by_role: dict[int | None, Parameter] = {}
     for p in arrays:
         by_role.setdefault(_role(p.name), p)
     wanted = [p for p in arrays if p.default is p.empty]
     unknown = [p for p in arrays if _role(p.name) is None]
     if {0, 1, 2} <= by_role.keys():
         chosen = [p for p in arrays if any(p is by_role[r] for r in (0, 1, 2))]
-        found.roles = [_role(p.name) for p in chosen]
+        found.roles = [role for p in chosen if (role := _role(p.name)) is not None]
     elif {1, 2} <= by_role.keys() and unknown:  # (x, key=None, value=None)
         chosen = [unknown[0], by_role[1], by_role[2]]
         found.roles = [0, 1, 2]
@@ -221,32 +224,34 @@ def _choose_inputs(found, arrays, starred):
 class _Config:
     """A configuration object that knows every usual name: config.n_embd, config["num_heads"]."""
 
-    def __init__(self, values):
+    def __init__(self, values: dict[str, object]) -> None:
         self._values = values
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> object:
         known = size_named(name)
-        if name.startswith("_") or known not in self._values:
+        if name.startswith("_") or known is None or known not in self._values:
             raise AttributeError(name)
         return self._values[known]
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> object:
         try:
             return getattr(self, name)
         except AttributeError:
             raise KeyError(name) from None
 
-    def get(self, name, default=None):
+    def get(self, name: str, default: object = None) -> object:
         return getattr(self, name, default)
 
 
-def construct(layer_class, heads, head_dim, kv_heads=None, **options):
+def construct(layer_class: TestedClass, heads: int, head_dim: int, kv_heads: int | None = None,
+              **options: object) -> object:
     """An instance with these many heads, of this size, and with these options."""
-    values = {
+    values: dict[str, object] = {
         "d_model": heads * head_dim, "num_heads": heads, "head_dim": head_dim, "dropout": 0.0,
         "seed": 0, "bias": True, "length": 64, "num_kv_heads": kv_heads or heads}
     values["config"] = _Config(dict(values))
-    given, unknown = {}, []
+    given: dict[str, object] = {}
+    unknown = []
     try:
         parameters = list(inspect.signature(layer_class).parameters.values())
     except (TypeError, ValueError):
@@ -283,27 +288,27 @@ def construct(layer_class, heads, head_dim, kv_heads=None, **options):
                               f" {type(error).__name__}: {error}") from None
 
 
-def grouped(layer_class):
+def grouped(layer_class: TestedClass) -> bool:
     """Whether a class can be told to have fewer key heads than query heads."""
     return any(size_named(name) == "num_kv_heads" for name in parameters_of(layer_class))
 
 
-def flags_of(layer_class):
+def flags_of(layer_class: TestedClass) -> dict[str, bool]:
     """{name: its other value} of the causal flags that a class is constructed with."""
     return {p.name: not p.default for p in parameters_of(layer_class).values()
             if isinstance(p.default, bool) and _kind(p) == "causal"}
 
 
-def says_heads(layer_class):
+def says_heads(layer_class: TestedClass) -> bool:
     """Whether a class is constructed with a number of heads."""
     return any(size_named(name) in ("num_heads", "config") for name in parameters_of(layer_class))
 
 
-def is_function(thing):
+def is_function(thing: object) -> TypeGuard[Tested]:
     return inspect.isroutine(thing) or isinstance(thing, functools.partial)
 
 
-def weight_parameters(function):
+def weight_parameters(function: Tested) -> dict[str, str]:
     """{name: matrix} of the parameters of a function that take weights and biases."""
     return {name: role for name, parameter in parameters_of(function).items()
             if "VAR" not in parameter.kind.name and (role := matrix_named(name))

@@ -1,16 +1,22 @@
 """The tested callable: how it is called, and what it should have returned."""
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Inputs, Mistakes, Shape, Sizes, Tested
 from mha.diagnosis.model import Model
-from mha.diagnosis.signature import CannotTestError
+from mha.diagnosis.signature import CannotTestError, Signature
 
 BATCH = 2
 TOLERANCE = 1e-4  # of the largest number: float32 passes, no mistake does
+
+
+def _unchanged(x: Array) -> Array:
+    return x
 
 
 @dataclass(frozen=True)
@@ -18,16 +24,16 @@ class Layout:
     """How the callable wants its arrays, where that is not (batch, [heads,] len, dim)."""
 
     note: str = ""
-    to_user: object = staticmethod(lambda x: x)
-    from_user: object = staticmethod(lambda x: x)
+    to_user: Callable[[Array], Array] = _unchanged
+    from_user: Callable[[Array], Array] = _unchanged
 
 
 AS_IS = Layout()
 
 
-def _swap(note, first, second, axes):
+def _swap(note: str, first: int, second: int, axes: int) -> Layout:
     """Arrays with two axes swapped; a result with fewer axes stays as it is."""
-    def exchange(x):
+    def exchange(x: Array) -> Array:
         return np.swapaxes(x, first, second) if x.ndim == axes else x
     return Layout(note, exchange, exchange)
 
@@ -39,31 +45,37 @@ FEATURES_FIRST = {axes: _swap("takes (dim, len), a position a column; here it is
 ONE_SEQUENCE = Layout("", lambda x: x[0], lambda x: x[None])
 
 
+Constant: TypeAlias = Mapping[str, Callable[[Inputs], object]]  # {required option: its value}
+
+
 @dataclass(eq=False)
 class Subject:
     """A callable with its signature, its Model, and the shapes of its inputs.
 
     shapes(query_len, key_len, value_dim) are those of query, key and value as the model takes
-    them. what: words for where it was tested, like "2-D input". sizes: those it runs with.
+    them. what: words for where it was tested, like "2-D input". transposed, arranged: how the
+    matrices of a layer are read. sizes, inputs, returned: of the plain call, once it ran.
     """
 
-    function: object
-    signature: object
+    function: Tested
+    signature: Signature
     model: Model
-    shapes: object
+    shapes: Callable[[int, int, int], tuple[Shape, Shape, Shape]]
     layout: Layout = AS_IS
     what: str = ""
-    sizes: tuple[Any, ...] = ()
-    returned: object = None  # of the plain call
-    inputs: object = None
+    arrays: list[Array] = field(default_factory=list)  # weights, which a call must not change
+    transposed: bool = False
+    arranged: str = "thirds"
+    twin: "Callable[[], Subject | None] | None" = None  # gives the same with another head_dim
+    sizes: Sizes = field(init=False)
+    inputs: Inputs = field(init=False)
+    returned: "Returned" = field(init=False)
     failure: str = ""  # of sizes tried before
-    twin: object = None  # the same with another head_dim, or None
-    faults: list[Any] = field(default_factory=list)  # found on the way, whatever is tested
+    faults: list[str] = field(default_factory=list)  # found on the way, whatever is tested
     seconds: float = float("inf")  # of the fastest call
-    constant: dict[str, Any] = field(default_factory=dict)  # {required option: its value}
-    arrays: list[Any] = field(default_factory=list)  # weights, which a call must not change
+    constant: Constant = field(default_factory=dict)
 
-    def random_inputs(self, sizes, seed=3):
+    def random_inputs(self, sizes: Sizes, seed: int = 3) -> list[Array]:
         """Query, key, value; one array for those that the callable takes together."""
         generator = np.random.default_rng(seed)
         arrays = [generator.normal(size=shape) for shape in self.shapes(*sizes)]
@@ -71,11 +83,11 @@ class Subject:
         return arrays if taken == 3 else [arrays[0], arrays[1], arrays[1]] if taken == 2 else \
             [arrays[0]] * 3
 
-    def call(self, inputs, **options):
+    def call(self, inputs: Inputs, **options: object) -> list[Array]:
         """Whatever it returned, as a list of float64 arrays laid out as the model's."""
         return self.called(inputs, **options).arrays
 
-    def called(self, inputs, **options):
+    def called(self, inputs: Inputs, **options: object) -> "Returned":
         arrays = [np.ascontiguousarray(self.layout.to_user(inputs[role])).copy()
                   for role in self.signature.roles]
         before = [array.copy() for array in arrays]
@@ -101,7 +113,7 @@ class Subject:
                 array[...] = value
         return Returned(result, self.layout)
 
-    def _arguments(self, arrays, given):
+    def _arguments(self, arrays: list[Array], given: dict[str, Any]) -> list[Array]:
         """Positional arguments; those that are known by name go into `given`."""
         positional = []
         for name, array in zip(self.signature.inputs, arrays):
@@ -111,14 +123,15 @@ class Subject:
                 given[name] = array
         return positional
 
-    def _fault(self, words):
+    def _fault(self, words: str) -> None:
         if words not in self.faults:
             self.faults.append(words)
 
-    def expected(self, inputs, mistakes=None, visible=None):
+    def expected(self, inputs: Inputs, mistakes: Mistakes | None = None,
+                 visible: Array | None = None) -> tuple[Array, Array]:
         return self.model.run(inputs, mistakes, visible)
 
-    def mine(self, inputs, shape, **options):
+    def mine(self, inputs: Inputs, shape: Shape, **options: object) -> Array | None:
         """The first returned array of this shape, or None."""
         return of_shape(self.call(inputs, **options), shape)
 
@@ -126,7 +139,7 @@ class Subject:
 class Returned:
     """What a callable returned: `arrays`, and the words for it where they are unusual."""
 
-    def __init__(self, result, layout):
+    def __init__(self, result: object, layout: Layout) -> None:
         if isinstance(result, dict):
             result = list(result.values())
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -144,7 +157,7 @@ class Returned:
             raise CannotTestError(f"returns {name}, wanted NumPy arrays of numbers") from None
 
 
-def _numpy(array):
+def _numpy(array: object) -> object:
     """Arrays of other libraries, too."""
     for name in ("detach", "numpy"):
         method = getattr(array, name, None)
@@ -153,7 +166,7 @@ def _numpy(array):
     return array
 
 
-def _told(error, arrays, options):
+def _told(error: BaseException, arrays: Sequence[Array], options: Mapping[str, object]) -> str:
     shapes = ", ".join(str(array.shape) for array in arrays)
     with_options = "".join(
         f", {name} {value.shape} of {value.dtype}" if isinstance(value, np.ndarray)
@@ -165,11 +178,12 @@ def _told(error, arrays, options):
     return f"raised {type(error).__name__}: {message} (called with shapes {shapes}{with_options})"
 
 
-def of_shape(arrays, shape):
+def of_shape(arrays: Iterable[Array], shape: Shape) -> Array | None:
     return next((array for array in arrays if array.shape == shape), None)
 
 
-def equal(mine, expected, tolerance=TOLERANCE, without_rows=None):
+def equal(mine: Array | None, expected: Array, tolerance: float = TOLERANCE,
+          without_rows: Array | None = None) -> bool:
     """Whether they agree; without_rows: queries, along axis -2, that are not compared."""
     if mine is None or mine.shape != expected.shape:
         return False

@@ -3,11 +3,13 @@
 import functools
 import re
 import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never, TypeAlias
 
 import numpy as np
 
+from mha.diagnosis.aliases import Array, Shape, Tested
 from mha.diagnosis.signature import (
     CannotTestError,
     is_function,
@@ -24,6 +26,9 @@ _OF_LINEAR = ("weight", "weights", "W", "w", "kernel", "matrix")
 DICTS = ("params", "parameters", "weights", "theta", "w", "p")  # of functions: weights by name
 _BIAS_OF_LINEAR = ("bias", "b", "biases")
 
+Path: TypeAlias = tuple[str | int, ...]  # names of attributes and indices of lists
+Found: TypeAlias = dict[str, list[Array]]  # {W_q or b_q ...: [one array, or one a head]}
+
 
 @dataclass(eq=False)
 class Opened:
@@ -32,19 +37,19 @@ class Opened:
     orientations: whether the matrices may be (in, out), False, or (out, in), True.
     """
 
-    function: Any
-    stored: dict[str, Any]
+    function: Tested
+    stored: dict[str, Array]
     heads: int
     kv_heads: int
-    orientations: tuple[Any, ...] = (False, True)
-    taken: tuple[Any, ...] = ()
-    problems: list[Any] = field(default_factory=list)
-    arrays: list[Any] = field(default_factory=list)
+    orientations: tuple[bool, ...] = (False, True)
+    taken: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
+    arrays: list[Array] = field(default_factory=list)
     width: int = 0  # of the inputs, where no matrix tells
 
-    def matrices(self, transposed, arranged="thirds"):
+    def matrices(self, transposed: bool, arranged: str = "thirds") -> dict[str, Array]:
         """W_q, W_k, W_v, W_o as (in, out), and the biases that there are."""
-        found = {}
+        found: dict[str, Array] = {}
         for name, array in self.stored.items():
             array = np.asarray(array, float)
             if name[:2] != "b_" and array.ndim == 2 and transposed:
@@ -59,11 +64,11 @@ class Opened:
         return found
 
     @property
-    def fused(self):
+    def fused(self) -> bool:
         return "qkv" in self.stored
 
 
-def _parts(array, count, arranged, heads):
+def _parts(array: Array, count: int, arranged: str, heads: int) -> list[Array]:
     """The matrices that stand side by side in a fused one, (in, count * out)."""
     if arranged == "thirds":
         return np.split(array, count, axis=-1)
@@ -73,7 +78,7 @@ def _parts(array, count, arranged, heads):
     return [array[..., part::count] for part in range(count)]  # one column of each in turn
 
 
-def called_as(layer):
+def called_as(layer: object) -> Tested:
     """The method that computes attention."""
     for name in CALLED:
         method = _quietly(getattr, layer, name)
@@ -84,15 +89,16 @@ def called_as(layer):
     raise CannotTestError(f"cannot test {type(layer).__name__}: it has no __call__ or forward")
 
 
-def opened(layer, heads, head_dim, fill=True, told_heads=None):
+def opened(layer: object, heads: int, head_dim: int, fill: bool = True,
+           told_heads: int | None = None) -> Opened:
     """A layer, or a function that takes its weights as arguments, taken apart.
 
     told_heads: the number of heads that it was constructed with, where it was.
     """
     if is_function(layer):  # its weights are drawn here
         return _opened_function(layer, heads, head_dim)
-    if callable(_quietly(getattr, layer, "eval")):
-        _quietly(layer.eval)
+    if callable(switch := _quietly(getattr, layer, "eval")):
+        _quietly(switch)
     result = Opened(called_as(layer), {}, 1, 1)
     sizes = _sizes_of(layer)
     found = _by_role(list(_arrays_in(layer)))
@@ -101,7 +107,7 @@ def opened(layer, heads, head_dim, fill=True, told_heads=None):
         found = _by_role(list(_arrays_in(layer)))
     if missing := _missing(found):
         _complain(layer, [*missing, *([] if "W_o" in found else ["W_o"])])
-    matrix = np.asarray(found.get("qkv", found.get("W_q"))[0])
+    matrix = np.asarray(found["qkv" if "qkv" in found else "W_q"][0])
     a_head_each = len(found["W_q"]) if len(found.get("W_q", ())) > 1 else (
         matrix.shape[0] if matrix.ndim == 3 else None)
     _note_shared(found, result.problems)
@@ -117,36 +123,37 @@ def opened(layer, heads, head_dim, fill=True, told_heads=None):
     return result
 
 
-def _missing(found):
+def _missing(found: Found) -> list[str]:
     return [name for name in ("W_q", "W_k", "W_v") if name not in found
             and not ("qkv" in found or ("kv" in found and name != "W_q"))]
 
 
-def _unset(layer):
+def _unset(layer: object) -> list[str]:
     """Names of weights that hold nothing yet, or objects that do not show any."""
     return [name for name, held in getattr(layer, "__dict__", {}).items() if matrix_named(name)
             and not isinstance(held, np.ndarray)]
 
 
-def _call_once(function, width):
+def _call_once(function: Tested, width: int) -> None:
     """Layers that make their weights when first called make them."""
     for shape in ((2, 5, width), (5, width)):
         for count in (3, 1):
             _quietly(function, *[np.ones(shape)] * count)
 
 
-def has_no_weights(layer):
+def has_no_weights(layer: object) -> bool:
     """Whether a layer is attention alone: nothing to project with, no heads to split into."""
     return not _by_role(list(_arrays_in(layer))) and "num_heads" not in _sizes_of(layer) \
         and not _unset(layer)
 
 
-def _opened_function(function, heads, head_dim):
+def _opened_function(function: Tested, heads: int, head_dim: int) -> Opened:
     generator, width = np.random.default_rng(0), heads * head_dim
     parameters, roles = parameters_of(function), weight_parameters(function)
     if not any(size_named(name) == "num_heads" for name in parameters):
         heads = 1  # nothing says how many
-    given, stored = {}, {}
+    given: dict[str, Any] = {}
+    stored: dict[str, Array] = {}
     for name, role in roles.items():
         letters = role[2:] if role[1] == "_" else role
         parts = [_random(generator, (width,) if role[0] == "b" else (width, width))
@@ -154,7 +161,7 @@ def _opened_function(function, heads, head_dim):
         stored[role] = given[name] = np.concatenate(parts, axis=-1)
     for name, parameter in parameters.items():
         size = size_named(name)
-        value = {"num_heads": heads, "d_model": width, "head_dim": width // heads}.get(size)
+        value = {"num_heads": heads, "d_model": width, "head_dim": width // heads}.get(size or "")
         if name not in given and value is not None and (
                 parameter.default is parameter.empty or size == "num_heads"):
             given[name] = value
@@ -170,11 +177,12 @@ def _opened_function(function, heads, head_dim):
 class _GivenByName(dict[str, Any]):
     """A dict of weights that makes whatever is asked for by a usual name."""
 
-    def __init__(self, generator, width, stored):
+    def __init__(self, generator: np.random.Generator, width: int,
+                 stored: dict[str, Array]) -> None:
         super().__init__()
         self.generator, self.width, self.stored = generator, width, stored
 
-    def __missing__(self, name):
+    def __missing__(self, name: str) -> Any:
         role = matrix_named(name)
         if role is None:
             if size_named(name) == "d_model":
@@ -188,18 +196,18 @@ class _GivenByName(dict[str, Any]):
         self[name] = self.stored[role]
         return self[name]
 
-    def get(self, name, default=None):
+    def get(self, name: str, default: Any = None) -> Any:
         try:
             return self[name]
         except KeyError:
             return default
 
 
-def _random(generator, shape):
+def _random(generator: np.random.Generator, shape: Shape) -> Array:
     return generator.normal(size=shape) / (shape[0] ** 0.5 if len(shape) == 2 else 1)
 
 
-def _quietly(function, *arguments):
+def _quietly(function: Callable[..., Any], *arguments: object) -> object:
     """What it returns; None where it raises."""
     try:
         return function(*arguments)
@@ -207,7 +215,7 @@ def _quietly(function, *arguments):
         return None
 
 
-def attributes(thing):
+def attributes(thing: object) -> list[tuple[str, object]]:
     """The names and values of what an object or dict holds; what raises is left out."""
     if isinstance(thing, dict):
         return list(thing.items())
@@ -218,7 +226,8 @@ def attributes(thing):
     return [(name, value) for name, value in held if value is not None]
 
 
-def _arrays_in(thing, path=(), above=()):
+def _arrays_in(thing: object, path: Path = (),
+               above: tuple[object, ...] = ()) -> Iterator[tuple[Path, Array]]:
     """(path, array) of every array of floats inside an object, its dicts, lists and layers."""
     if len(above) > 4 or any(thing is other for other in above):
         return
@@ -226,7 +235,8 @@ def _arrays_in(thing, path=(), above=()):
         yield from _arrays_at(held, (*path, name), (*above, thing))
 
 
-def _arrays_at(held, path, above):
+def _arrays_at(held: object, path: Path,
+               above: tuple[object, ...]) -> Iterator[tuple[Path, Array]]:
     if isinstance(held, np.ndarray):
         if held.dtype.kind == "f" and held.ndim in (1, 2, 3) and held.size:
             yield path, held
@@ -237,11 +247,10 @@ def _arrays_at(held, path, above):
         yield from _arrays_in(held, path, above)
 
 
-def _by_role(arrays):
-    """{W_q or b_q ...: [one array, or one a head]}."""
-    found = {}
-    ranks = {}
-    places = {}  # where the first array of a list is
+def _by_role(arrays: Sequence[tuple[Path, Array]]) -> Found:
+    found: Found = {}
+    ranks: dict[str, int] = {}
+    places: dict[str, list[str]] = {}  # where the first array of a list is
     for path, array in arrays:
         role, rank = _role_of(path, array)
         if role is None or ((role[:2] == "b_") != (array.ndim == 1) and not (
@@ -258,7 +267,7 @@ def _by_role(arrays):
     return found
 
 
-def _in_order(matrices):
+def _in_order(matrices: list[Array]) -> Found:
     """Three or four square matrices without telling names: query, key, value, output."""
     square = [array for array in matrices if array.shape[0] == array.shape[1]]
     if len(square) == len(matrices) and len(square) in (3, 4) and len(
@@ -267,7 +276,7 @@ def _in_order(matrices):
     return {}
 
 
-def _role_of(path, array):
+def _role_of(path: Path, array: Array) -> tuple[str | None, int]:
     """The role that the last telling part of a path names, and how sure that is."""
     names = [part for part in path if isinstance(part, str)]
     bias = False
@@ -285,7 +294,7 @@ def _role_of(path, array):
     return None, 0
 
 
-def _complain(layer, missing):
+def _complain(layer: object, missing: list[str]) -> Never:
     names = dict(attributes(layer))
     empty = [name for name in missing if name in map(matrix_named, _unset(layer))]
     if empty:
@@ -297,24 +306,24 @@ def _complain(layer, missing):
         f" query ..., or fused as c_attn, qkv); its attributes are {there}")
 
 
-def _sizes_of(layer, above=()):
+def _sizes_of(layer: object, above: tuple[object, ...] = ()) -> dict[str, int]:
     """The sizes that a layer's attributes name, its own before those of its parts."""
-    sizes = {}
+    sizes: dict[str, int] = {}
     parts = []
     for name, held in attributes(layer):
         if isinstance(held, (int, np.integer)) and not isinstance(held, bool):
-            if held > 0 and size_named(name):
-                sizes.setdefault(size_named(name), int(held))
+            if held > 0 and (size := size_named(name)):
+                sizes.setdefault(size, int(held))
         elif _is_part(held):
             parts.append(held)
     for part in parts if len(above) < 3 else ():
         if not any(part is other for other in above):
-            for name, size in _sizes_of(part, (*above, layer)).items():
-                sizes.setdefault(name, size)
+            for name, held in _sizes_of(part, (*above, layer)).items():
+                sizes.setdefault(name, held)
     return sizes
 
 
-def _is_part(held):
+def _is_part(held: object) -> bool:
     """Whether an attribute is an object of its own, or a dict, that may hold weights."""
     return isinstance(held, dict) or (
         hasattr(held, "__dict__") and not isinstance(
@@ -322,7 +331,7 @@ def _is_part(held):
         and not is_function(held))
 
 
-def _note_shared(found, problems):
+def _note_shared(found: Found, problems: list[str]) -> None:
     """Two roles with the same memory are one matrix, whatever its numbers."""
     names = [name for name in ("W_q", "W_k", "W_v", "W_o") if name in found]
     for first in names:
@@ -341,7 +350,7 @@ def _note_shared(found, problems):
                 break
 
 
-def _fill(found):
+def _fill(found: Found) -> None:
     """Numbers large enough to tell mistakes apart, in the place of what the layer starts with."""
     generator = np.random.default_rng(1)
     for name in sorted(found):
@@ -351,7 +360,7 @@ def _fill(found):
                 array[...] = generator.normal(size=array.shape) * scale
 
 
-def _joined(name, arrays):
+def _joined(name: str, arrays: list[Array]) -> Array:
     """One matrix of what is held a head: side by side, for W_o one below the other."""
     parts = [np.asarray(array, float) for array in arrays]
     if parts[0].ndim == 3:
@@ -361,12 +370,12 @@ def _joined(name, arrays):
     return np.concatenate(parts, axis=0 if name == "W_o" else -1) if len(parts) > 1 else parts[0]
 
 
-def _columns(stored, transposed):
-    matrix = stored.get("W_q", stored.get("qkv"))
+def _columns(stored: Mapping[str, Array], transposed: bool) -> int:
+    matrix = stored["W_q" if "W_q" in stored else "qkv"]
     return matrix.shape[0 if transposed else 1] // (1 if "W_q" in stored else 3)
 
 
-def _orientations(stored, width):
+def _orientations(stored: Mapping[str, Array], width: int | None) -> tuple[bool, ...]:
     """Which way round the matrices can be: (in, out), False, or (out, in), True."""
     fused = "W_q" not in stored
     rows, columns = stored["qkv" if fused else "W_q"].shape

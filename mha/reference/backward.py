@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
+from mha.options import EmptyRows, RandomSource
 from mha.reference.forward import (
     _dropout_factors,
     _group_size,
@@ -114,7 +115,7 @@ def additive_attention_vjp(
 
 
 def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, bias: ArrayLike | None = None,
-               empty_rows: str = "zeros", dropout: float = 0.0, rng: Any = None,
+               empty_rows: EmptyRows = "zeros", dropout: float = 0.0, rng: RandomSource = None,
                **conditions: Any) -> tuple[NDArray[Any], Pullback]:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
     masked, visible = mask_scores(scores, bias=bias, **conditions)

@@ -165,8 +165,9 @@ def additive_attention(
                    return_weights=return_weights)
 
 
-def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: str, dropout: float,
-            rng: Any, return_weights: bool, return_lse: bool = False, **conditions: Any) -> Any:
+def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: EmptyRows, dropout: float,
+            rng: RandomSource, return_weights: bool, return_lse: bool = False,
+            **conditions: Any) -> Any:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
     # 2. Bias, then -inf wherever a query may not see a key.
     scores, visible = mask_scores(scores, **conditions)

@@ -11,8 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_size
+from mha.arguments import as_size
+from mha.compat._layers import Linear, checked_dropout, checked_heads
 from mha.compat.d2l._helpers import check_three_axes, key_lengths
+from mha.options import AdditiveKeywords, RandomSource
+
+HeadsAndLengths = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
 
 
 class ScoredAttention:
@@ -21,23 +25,23 @@ class ScoredAttention:
     attention_weights (batch, num_queries, num_keys), before dropout; None before the first call.
     """
 
-    def __init__(self, dropout: float, rng: Any = None) -> None:
+    def __init__(self, dropout: float, rng: RandomSource = None) -> None:
         self.dropout = checked_dropout(dropout)
-        self.attention_weights: Any = None
+        self.attention_weights: NDArray[Any] | Any = None  # Any for None, as in Linear.kernel
         self._rng = np.random.default_rng(rng)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(dropout={self.dropout})"
 
     def _options(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
-                 valid_lens: ArrayLike | None, training: bool | None) -> dict[str, Any]:
+                 valid_lens: ArrayLike | None, training: bool | None) -> AdditiveKeywords:
         """The options of one call of `mha`, with the shapes checked under the book's names."""
         for array, name in ((queries, "queries"), (keys, "keys"), (values, "values")):
             check_three_axes(array, name)
         batch, num_queries, _ = queries.shape
         return {"key_lengths": key_lengths(valid_lens, batch, num_queries, keys.shape[1]),
                 "empty_rows": "uniform", "dropout": self.dropout if training else 0.0,
-                "rng": self._rng, "return_weights": True}
+                "rng": self._rng}
 
 
 class DotProductAttention(ScoredAttention):
@@ -48,7 +52,8 @@ class DotProductAttention(ScoredAttention):
         """(batch, num_queries, d), (batch, num_keys, d), (batch, num_keys, v) -> (..., v)."""
         arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
         options = self._options(*arrays, valid_lens, training)
-        output, self.attention_weights = mha.scaled_dot_product_attention(*arrays, **options)
+        output, self.attention_weights = mha.scaled_dot_product_attention(
+            *arrays, return_weights=True, **options)
         return output
 
 
@@ -58,9 +63,9 @@ class AdditiveAttention(ScoredAttention):
     W_q, W_k and w_v are Linear, sized at the first call; w_v.weight is (1, num_hiddens).
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
-        num_hiddens = checked_size(num_hiddens, "num_hiddens")
+        num_hiddens = as_size(num_hiddens, "num_hiddens")
         self.W_k = Linear(num_hiddens, rng=self._rng)
         self.W_q = Linear(num_hiddens, rng=self._rng)
         self.w_v = Linear(1, rng=self._rng)
@@ -75,7 +80,8 @@ class AdditiveAttention(ScoredAttention):
         options = self._options(*arrays, valid_lens, training)
         W_q, W_k = self.W_q.sized_for(arrays[0]), self.W_k.sized_for(arrays[1])
         w_v = self.w_v.sized_for(W_k)[:, 0]
-        output, self.attention_weights = mha.additive_attention(*arrays, W_q, W_k, w_v, **options)
+        output, self.attention_weights = mha.additive_attention(
+            *arrays, W_q, W_k, w_v, return_weights=True, **options)
         return output
 
 
@@ -121,7 +127,7 @@ class MultiHeadAttention:
         return mha.merge_heads(heads)
 
     def _split(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-               valid_lens: ArrayLike | None) -> tuple[Any, Any, Any, Any]:
+               valid_lens: ArrayLike | None) -> HeadsAndLengths:
         """The four arguments of `attention`: projected, the heads as items of the batch."""
         arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
         for array, name in zip(arrays, ("queries", "keys", "values")):

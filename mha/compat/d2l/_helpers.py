@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha import plot_layout
+from mha.arguments import check_kind
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
            "show_heatmaps", "tensor"]
@@ -103,8 +108,7 @@ def key_lengths(valid_lens: ArrayLike | None, batch: int, num_queries: int,
     if valid_lens is None:
         return None
     lengths = np.asarray(valid_lens)
-    if lengths.dtype.kind not in "iuf":
-        raise TypeError(f"valid_lens: got an array of {lengths.dtype}, wanted integers")
+    check_kind(lengths, "valid_lens", "iuf", "integers")
     if lengths.shape not in ((batch,), (batch, num_queries)):
         raise ValueError(f"valid_lens: got shape {lengths.shape}, wanted ({batch},) or"
                          f" ({batch}, {num_queries})")
@@ -116,7 +120,7 @@ def key_lengths(valid_lens: ArrayLike | None, batch: int, num_queries: int,
 
 def show_heatmaps(matrices: ArrayLike, xlabel: str, ylabel: str,
                   titles: Sequence[str] | None = None, figsize: tuple[float, float] = (2.5, 2.5),
-                  cmap: str = "Reds") -> Any:
+                  cmap: str = "Reds") -> Figure:
     """A grid of heat maps: matrices (rows, columns, queries, keys) -> the figure.
 
     titles are those of the columns. Needs matplotlib. For labelled heads see `mha.plot.heads`.
@@ -133,7 +137,7 @@ def show_heatmaps(matrices: ArrayLike, xlabel: str, ylabel: str,
     # The figure that mha.plot makes: without pyplot, so that a notebook draws it once.
     figure = plot_layout.figure_class()(figsize=figsize, layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for row, column in np.ndindex(rows, columns):
+    for row, column in itertools.product(range(rows), range(columns)):
         image = axes[row, column].imshow(matrices[row, column], cmap=cmap, vmin=matrices.min(),
                                          vmax=matrices.max())
     for column in range(columns):

@@ -15,7 +15,7 @@ import functools
 import inspect
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,12 +34,14 @@ from mha.compat.d2l._helpers import (
     show_heatmaps,
     tensor,
 )
+from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
            "add_to_class", "check_shape", "get_key", "masked_softmax", "nn", "normal", "ones",
            "reshape", "show_heatmaps", "tensor"]
 
 OutputAndWeights = tuple[NDArray[Any], NDArray[Any]]
+Variables = Mapping[str, dict[str, Any]]  # {"params": {"W_q": {"kernel": ...}, ...}}
 
 
 def get_key() -> int:
@@ -72,7 +74,8 @@ class Module:
         """What a call computes; a subclass says it."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
-    def init_with_output(self, key: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+    def init_with_output(self, key: Any, *arguments: Any,
+                         **options: Any) -> tuple[Any, Variables]:
         """(what a call returns, the parameters that key drew for it).
 
         key is an int, or anything else that `numpy.random.default_rng` takes.
@@ -83,11 +86,12 @@ class Module:
         returned = self(*arguments, **options)
         return returned, {"params": _parameters(self)}
 
-    def init(self, key: Any, *arguments: Any, **options: Any) -> Any:
+    def init(self, key: Any, *arguments: Any, **options: Any) -> Variables:
         """The parameters that key draws for the sizes of the arguments."""
         return self.init_with_output(key, *arguments, **options)[1]
 
-    def apply(self, variables: Any, *arguments: Any, rngs: Any = None, **options: Any) -> Any:
+    def apply(self, variables: Variables, *arguments: Any, rngs: Mapping[str, Any] | None = None,
+              **options: Any) -> Any:
         """What a call with these parameters returns; rngs={"dropout": key} draws its dropout."""
         _load(self, variables["params"])
         if rngs is not None:
@@ -117,7 +121,7 @@ class Dense(Linear):
     (2, 4)
     """
 
-    def __init__(self, features: int, use_bias: bool = True, *, rng: Any = None) -> None:
+    def __init__(self, features: int, use_bias: bool = True, *, rng: RandomSource = None) -> None:
         if getattr(_running, "depth", 0):
             raise RuntimeError("Dense: made in a call, where it would have other weights each"
                                " time; make it in setup(self), as self.name = nn.Dense(...)")
@@ -135,7 +139,7 @@ class DotProductAttention(Module, _common.DotProductAttention):
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
 
-    def __init__(self, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -153,7 +157,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, dropout, rng)
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -186,7 +190,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         rng = np.random.default_rng(rng)
         super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
 
@@ -241,7 +245,7 @@ def _forget_parameters(module: Module, generator: np.random.Generator) -> None:
             _forget_parameters(part, generator)
 
 
-def _draw_dropout_from(module: Any, generator: np.random.Generator) -> None:
+def _draw_dropout_from(module: Module, generator: np.random.Generator) -> None:
     for part in (module, *vars(module).values()):
         if isinstance(part, _common.ScoredAttention):
             part._rng = generator

@@ -27,6 +27,7 @@ from mha.compat.d2l._helpers import (
     show_heatmaps,
     tensor,
 )
+from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
            "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "np", "npx", "ones",
@@ -65,7 +66,7 @@ class Dense(Linear):
     """
 
     def __init__(self, units: int, use_bias: bool = True, flatten: bool = True, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         super().__init__(units, bias=use_bias, rng=rng)
         self._flatten = flatten
 
@@ -102,7 +103,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, dropout, rng)
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -134,7 +135,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, use_bias: bool = False,
-                 *, rng: Any = None) -> None:
+                 *, rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, num_heads, use_bias, DotProductAttention(dropout),
                          np.random.default_rng(rng))
 

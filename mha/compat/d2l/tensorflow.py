@@ -26,6 +26,7 @@ from mha.compat.d2l._helpers import (
     show_heatmaps,
     tensor,
 )
+from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
            "add_to_class", "check_shape", "keras", "masked_softmax", "normal", "ones", "repeat",
@@ -68,7 +69,7 @@ class Dense(Linear):
     (2, 4)
     """
 
-    def __init__(self, units: int, use_bias: bool = True, *, rng: Any = None) -> None:
+    def __init__(self, units: int, use_bias: bool = True, *, rng: RandomSource = None) -> None:
         super().__init__(units, bias=use_bias, rng=rng)
 
 
@@ -83,7 +84,7 @@ class DotProductAttention(Module, _common.DotProductAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
 
     def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -105,7 +106,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
     """
 
     def __init__(self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, dropout, rng)
 
     def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -139,7 +140,8 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """
 
     def __init__(self, key_size: int, query_size: int, value_size: int, num_hiddens: int,
-                 num_heads: int, dropout: float, bias: bool = False, *, rng: Any = None) -> None:
+                 num_heads: int, dropout: float, bias: bool = False, *,
+                 rng: RandomSource = None) -> None:
         rng = np.random.default_rng(rng)
         super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
 

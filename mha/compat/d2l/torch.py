@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from mha.compat._layers import Linear
 from mha.compat.d2l import _common, _helpers
 from mha.compat.d2l._helpers import add_to_class, check_shape, show_heatmaps
+from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "Tensor",
            "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "ones",
@@ -72,7 +73,7 @@ class Module:
 
     training = True
 
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> Self:
         """Dropout on, or off with mode=False. Returns the module."""
         self.training = bool(mode)
         for part in vars(self).values():
@@ -80,7 +81,7 @@ class Module:
                 part.train(mode)
         return self
 
-    def eval(self) -> Any:
+    def eval(self) -> Self:
         """Dropout off. Returns the module."""
         return self.train(False)
 
@@ -100,7 +101,7 @@ class LazyLinear(Module, Linear):
     (2, 4)
     """
 
-    def __init__(self, out_features: int, bias: bool = True, *, rng: Any = None) -> None:
+    def __init__(self, out_features: int, bias: bool = True, *, rng: RandomSource = None) -> None:
         Linear.__init__(self, out_features, bias=bias, rng=rng)
 
     def forward(self, x: ArrayLike) -> NDArray[Any]:
@@ -119,7 +120,7 @@ class DotProductAttention(Module, _common.DotProductAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(dropout, rng)
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -136,7 +137,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: Any = None) -> None:
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
         super().__init__(num_hiddens, dropout, rng)
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
@@ -169,7 +170,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     _linear = LazyLinear
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
-                 rng: Any = None) -> None:
+                 rng: RandomSource = None) -> None:
         rng = np.random.default_rng(rng)
         super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
 

@@ -103,20 +103,10 @@ def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> set[str]:
     """The names in wrt, all of `names` for None."""
     if wrt is None:
         return set(names)
-    if isinstance(wrt, (str, np.ndarray)) or not isinstance(wrt, Collection):
+    if isinstance(wrt, (str, bytes, np.ndarray)) or not isinstance(wrt, Collection):
         raise TypeError(f"wrt: got {wrt!r}, wanted a tuple of names out of {', '.join(names)}")
-    for name in wrt:
+    given = list(wrt)
+    for name in given:
         if not isinstance(name, str) or name not in names:
             raise ValueError(f"wrt: got {name!r}, wanted names out of {', '.join(names)}")
-    return set(wrt)
-
-
-def wanted_bits(wrt: Collection[str] | None, names: Sequence[str]) -> int:
-    """Bit i is set where names[i] is wanted."""
-    wanted = wanted_names(wrt, names)
-    return bits([name in wanted for name in names])
-
-
-def bits(flags: Sequence[bool]) -> int:
-    """Bit i is set where flags[i] is true."""
-    return sum(1 << index for index, flag in enumerate(flags) if flag)
+    return {name for name in names if name in given}

@@ -70,7 +70,8 @@ class drawn:  # noqa: N801  (used as a function, `with drawn(options) as drawn_o
     def __init__(self, options: AttentionOptions) -> None:
         self.source: np.random.BitGenerator | None = None
         self.options = options
-        if options.rng is None and options.dropout == 0.0:
+        dropout = options.dropout
+        if options.rng is None and type(dropout) is float and dropout == 0.0:
             return
         self._draw(options.dropout, options.rng)
 

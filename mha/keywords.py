@@ -51,6 +51,10 @@ other_names("input X", "x")
 other_names("W kernel", "weight")
 other_names("b", "bias")
 other_names("left right", "window", "window=(left, right)")
+other_names("dropout dropout_p", "training",
+            "training=True: the dropout is the layer's, given to its constructor")
+other_names("bias window scale", "w_v",
+            "nothing: additive attention has no dot products to scale or bias")
 
 
 class AnnotationText(str):

@@ -284,7 +284,8 @@ class MultiHeadAttention:
         `parameters()`, "head_gate" and "bias"; by default all of them. Returns (output, pullback);
         pullback(grad_output, grad_lse=None) returns the gradients by name, None for what was not
         given. Where key or value defaulted to query, or value to key, the gradients are summed into
-        the one that was given. Nothing is stored on the layer.
+        the one that was given. Nothing is stored on the layer. The arrays and the parameters are
+        kept, not copied: they must not change before the pullback is called.
 
         Raises
         ------

@@ -124,7 +124,10 @@ def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDAr
             f" [0, {key_len}], the key length")
     per_query = lengths if lengths.ndim == 2 else lengths[:, None]
     try:
-        return np.arange(key_len) < per_query[:, None, :, None]
+        key_index = np.arange(key_len)
+        if len(key_index) < key_len:  # NumPy gives none where there are too many to count
+            raise MemoryError
+        return key_index < per_query[:, None, :, None]
     except (ValueError, OverflowError, MemoryError):
         raise no_memory("key_len", (*per_query.shape, key_len)) from None
 

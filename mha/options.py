@@ -171,7 +171,7 @@ def attention_options(function: Callable[..., Any],
     try:
         return _make(AttentionOptions, **given)
     except TypeError:
-        raise unknown_keyword(function, given.keys() - set(ATTENTION)) from None
+        raise unknown_keyword(function, [name for name in given if name not in ATTENTION]) from None
 
 
 def some_options(function: Callable[..., Any], given: Mapping[str, Any],

@@ -98,7 +98,7 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
     for (int64_t row = first; row < end; row++) {
         char *to = (char *)job->to + (size_t)row * width;
         if (mha_stop_after(&worker->checkpoint,
-                           MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out))) {
+                           MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out + 1))) {
             return;
         }
         if (mha_kernels_for(p->dtype)->elementwise->all_zero(

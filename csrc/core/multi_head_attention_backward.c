@@ -5,6 +5,8 @@
  *
  * Gradients between the steps live in the workspace, C-contiguous (batch..., length, heads * d). */
 #include "../threads/partition.h"
+#include <string.h>
+
 #include "run.h"
 #include "attention_rows.h"
 #include "mha/attention.h"
@@ -16,20 +18,24 @@ typedef struct input {
     void *projected; /* kept by the forward pass: (batch..., length, heads * d) */
     void *grad_x, *grad_weight, *grad_bias;
     int64_t length, num_heads;
-    void *grad_projected;  /* of the workspace, or NULL where nothing is wanted */
-    size_t projected_size; /* its bytes */
-    void *sum;             /* what grad x is added to, or NULL */
-    size_t sum_size;       /* bytes of a grad x that is only added; 0 where it is wanted itself */
+    void *grad_projected; /* of the workspace, or NULL where nothing is wanted */
 } input;
+
+/* Inputs that were one and the same: the gradient of that is the sum of theirs, in this order. */
+typedef struct same_inputs {
+    input *members[3];
+    int count;
+    void *grad_x; /* the sum, or NULL where it is not wanted */
+} same_inputs;
 
 typedef struct way_back {
     const mha_multi_head_attention_gradients *gradients;
     const mha_multi_head_attention *layer;
     int64_t batch;
     input query, key, value;
-    bool goes_on;      /* something before step 5 is wanted */
-    void *grad_merged; /* of the workspace, or NULL */
-    size_t merged_size;
+    same_inputs same;
+    bool goes_on;                      /* something before step 5 is wanted */
+    void *grad_merged, *grad_attended; /* of the workspace; the same without gates */
 } way_back;
 
 static mha_status size_of(const way_back *w, int64_t length, int64_t width, size_t *bytes) {
@@ -39,21 +45,39 @@ static mha_status size_of(const way_back *w, int64_t length, int64_t width, size
 }
 
 static bool is_wanted(const input *in) {
-    return in->grad_x != NULL || in->sum != NULL || in->grad_weight != NULL ||
-           in->grad_bias != NULL;
+    return in->grad_x != NULL || in->grad_weight != NULL || in->grad_bias != NULL;
 }
 
-/* Sizes of what this input needs of the workspace. `to` is the gradient of the input that it was,
- * where the call was given one for both. */
-static mha_status plan_input(const way_back *w, void *to, input *in) {
-    in->sum = to;
-    in->grad_x = to == NULL ? in->grad_x : NULL;
-    in->projected_size = in->sum_size = 0;
-    if (is_wanted(in)) {
-        MHA_TRY(size_of(w, in->length, in->weight->out, &in->projected_size));
+/* Which inputs were one: query, value and key, or value and key, or none. */
+static same_inputs same_of(const mha_multi_head_attention_gradients *g, way_back *w) {
+    same_inputs same = {.grad_x = NULL};
+    if (g->key_is_query) {
+        same.members[same.count++] = &w->query;
+        same.grad_x = g->grad_query;
+    } else if (g->value_is_key) {
+        same.members[same.count++] = &w->key;
+        same.grad_x = g->grad_key;
     }
-    if (to != NULL) {
-        MHA_TRY(size_of(w, in->length, in->weight->in, &in->sum_size));
+    if (g->value_is_key) {
+        same.members[same.count++] = &w->value;
+    }
+    if (g->key_is_query) {
+        same.members[same.count++] = &w->key;
+    }
+    if (same.grad_x == NULL) {
+        same.count = 0;
+    }
+    return same;
+}
+
+/* Each of them gets a piece of the workspace for its own gradient: tasks that add into what they
+ * read could not run twice, as they may in the child of a signal handler that forks. */
+static mha_status take_same(way_back *w, mha_workspace *workspace) {
+    for (int i = 0; i < w->same.count; i++) {
+        input *in = w->same.members[i];
+        size_t bytes;
+        MHA_TRY(size_of(w, in->length, in->weight->in, &bytes));
+        MHA_TRY(mha_workspace_take(workspace, bytes, &in->grad_x));
     }
     return MHA_OK;
 }
@@ -90,13 +114,10 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
     };
     *w = planned;
     MHA_TRY(mha_count_elements(l->batch_shape, l->attention.batch_axes, &w->batch));
-    void *of_key = g->key_is_query ? g->grad_query : g->grad_key;
-    MHA_TRY(plan_input(w, NULL, &w->query));
-    MHA_TRY(plan_input(w, g->key_is_query ? g->grad_query : NULL, &w->key));
-    MHA_TRY(plan_input(w, g->value_is_key ? of_key : NULL, &w->value));
-    w->goes_on = is_wanted(&w->query) || is_wanted(&w->key) || is_wanted(&w->value) ||
-                 g->grad_head_gate != NULL || g->grad_bias.data != NULL;
-    return w->goes_on ? size_of(w, l->query_len, l->W_o.in, &w->merged_size) : MHA_OK;
+    w->same = same_of(g, w);
+    w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
+                 is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL;
+    return MHA_OK;
 }
 
 /* Step 5 backwards. */
@@ -181,7 +202,7 @@ static mha_attention_gradients attention_gradients(const way_back *w,
     const mha_multi_head_attention *l = w->layer;
     const mha_attention_gradients gradients = {
         .attention = attention,
-        .grad_output = heads_of(w, w->grad_merged, l->query_len, l->W_o.in, l->num_heads),
+        .grad_output = heads_of(w, w->grad_attended, l->query_len, l->W_o.in, l->num_heads),
         .grad_lse = w->gradients->grad_lse,
         .grad_query = input_heads(w, &w->query, w->query.grad_projected),
         .grad_key = input_heads(w, &w->key, w->key.grad_projected),
@@ -196,7 +217,7 @@ typedef struct rows_job {
     const way_back *w;
     int64_t rows, width, rows_of_a_task;
     void *to;
-    const void *from;
+    const void *from[3];
 } rows_job;
 
 static mha_status for_rows(rows_job *job, mha_task_function function, mha_execution *execution) {
@@ -217,18 +238,18 @@ static void differentiate_gate(void *context, int64_t head, mha_worker *worker) 
     const int64_t columns = job->width / l->num_heads;
     mha_compensated_sum sum = {0, 0};
     for (int64_t row = 0; row < job->rows; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * columns)) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (columns + 1))) {
             return;
         }
         const int64_t at = (row * job->width + head * columns) * item;
-        kernels->add_products((const char *)job->from + at, (const char *)l->kept.attended + at,
+        kernels->add_products((const char *)job->from[0] + at, (const char *)l->kept.attended + at,
                               columns, &sum);
     }
     /* What is lost is NaN where the sum is no longer finite. */
     kernels->write(job->to, head, sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum);
 }
 
-/* grad attended = grad merged * each head's gate, in place. */
+/* grad attended = grad merged * each head's gate. */
 static void gate_rows(void *context, int64_t task, mha_worker *worker) {
     const rows_job *job = context;
     const mha_multi_head_attention *l = job->w->layer;
@@ -238,81 +259,90 @@ static void gate_rows(void *context, int64_t task, mha_worker *worker) {
     const int64_t first = task * job->rows_of_a_task;
     const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
     for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->width)) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (job->width + 1))) {
             return;
         }
         for (int64_t head = 0; head < l->num_heads; head++) {
-            char *at = (char *)job->to + (row * job->width + head * columns) * item;
-            kernels->multiply(at, at, mha_gate_of(&l->attention, head), columns);
+            const int64_t at = (row * job->width + head * columns) * item;
+            kernels->multiply((char *)job->to + at, (const char *)job->from[0] + at,
+                              mha_gate_of(&l->attention, head), columns);
         }
     }
 }
 
 static mha_status differentiate_gates(const way_back *w, mha_execution *execution) {
     const mha_multi_head_attention *l = w->layer;
-    rows_job job = {.w = w, .rows = w->batch * l->query_len, .width = l->W_o.in};
+    rows_job job = {
+        .w = w, .rows = w->batch * l->query_len, .width = l->W_o.in, .from = {w->grad_merged}};
     if (w->gradients->grad_head_gate != NULL) {
         const double numbers = (double)job.rows * (double)job.width;
-        job.from = w->grad_merged;
         job.to = w->gradients->grad_head_gate;
         MHA_TRY(mha_run_tasks(execution, l->num_heads,
                               mha_threads_for(l->num_heads, numbers, execution->num_threads),
                               differentiate_gate, &job));
     }
-    job.to = w->grad_merged;
+    job.to = w->grad_attended;
     return l->attention.head_gate == NULL ? MHA_OK : for_rows(&job, gate_rows, execution);
 }
 
-/* to += from, of rows that both gradients share. */
+/* grad x = the members' gradients, added up. */
 static void add_rows(void *context, int64_t task, mha_worker *worker) {
     const rows_job *job = context;
     const mha_dtype dtype = job->w->layer->attention.dtype;
     const mha_elementwise_kernels *kernels = mha_kernels_for(dtype)->elementwise;
-    const int64_t item = (int64_t)mha_dtype_size(dtype);
+    const int64_t row_bytes = job->width * (int64_t)mha_dtype_size(dtype);
     const int64_t first = task * job->rows_of_a_task;
     const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
     for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->width)) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (job->width + 1))) {
             return;
         }
-        const int64_t at = row * job->width * item;
-        kernels->add((char *)job->to + at, (const char *)job->from + at, job->width);
+        char *to = (char *)job->to + row * row_bytes;
+        memcpy(to, (const char *)job->from[0] + row * row_bytes, (size_t)row_bytes);
+        for (int i = 1; i < job->w->same.count; i++) {
+            kernels->add(to, (const char *)job->from[i] + row * row_bytes, job->width);
+        }
     }
 }
 
-static mha_status project_back(const way_back *w, input *in, mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
+static mha_status add_same(const way_back *w, mha_execution *execution) {
+    const input *first = w->same.members[0];
+    rows_job job = {
+        .w = w, .rows = w->batch * first->length, .width = first->weight->in, .to = w->same.grad_x};
+    for (int i = 0; i < w->same.count; i++) {
+        job.from[i] = w->same.members[i]->grad_x;
+    }
+    return for_rows(&job, add_rows, execution);
+}
+
+static mha_status project_back(const way_back *w, const input *in, mha_execution *execution) {
     if (!is_wanted(in)) {
         return MHA_OK;
     }
-    if (in->sum != NULL) {
-        MHA_TRY(mha_workspace_take(&execution->workspace, in->sum_size, &in->grad_x));
-    }
     const mha_linear_projection projection = input_projection(w, in);
     const mha_linear_projection_gradients gradients = input_gradients(w, in, &projection);
-    MHA_TRY(mha_linear_projection_backward(&gradients, execution));
-    if (in->sum != NULL) {
-        rows_job job = {.w = w,
-                        .rows = w->batch * in->length,
-                        .width = in->weight->in,
-                        .to = in->sum,
-                        .from = in->grad_x};
-        MHA_TRY(for_rows(&job, add_rows, execution));
-    }
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return MHA_OK;
+    return mha_linear_projection_backward(&gradients, execution);
 }
 
 /* Where gradients between the steps will lie. */
 static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
+    const mha_multi_head_attention *l = w->layer;
     input *const inputs[] = {&w->query, &w->key, &w->value};
-    if (w->goes_on) {
-        MHA_TRY(mha_workspace_take(workspace, w->merged_size, &w->grad_merged));
+    size_t bytes;
+    if (!w->goes_on) {
+        return MHA_OK;
     }
+    MHA_TRY(size_of(w, l->query_len, l->W_o.in, &bytes));
+    MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_merged));
+    w->grad_attended = w->grad_merged;
+    if (l->attention.head_gate != NULL) {
+        MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_attended));
+    }
+    MHA_TRY(take_same(w, workspace));
     for (int i = 0; i < 3; i++) {
         if (is_wanted(inputs[i])) {
-            MHA_TRY(mha_workspace_take(workspace, inputs[i]->projected_size,
-                                       &inputs[i]->grad_projected));
+            MHA_TRY(size_of(w, inputs[i]->length, inputs[i]->weight->out, &bytes));
+            MHA_TRY(mha_workspace_take(workspace, bytes, &inputs[i]->grad_projected));
         }
     }
     return MHA_OK;
@@ -333,7 +363,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     }
 
     /* 4. Merge heads: grad merged -> (batch, heads, query_len, value_head_dim), by strides. Gates:
-     *    grad head_gate, and grad attended in grad merged's place. */
+     *    grad head_gate, and grad attended. */
     MHA_TRY(differentiate_gates(&w, execution));
 
     /* 3. Scaled dot-product attention.
@@ -344,12 +374,9 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
 
     /* 1. Linear projections: (batch, len, heads * head_dim) -> (batch, len, dim). */
     MHA_TRY(project_back(&w, &w.query, execution));
-    if (g->key_is_query) { /* key's own gradient comes last, as it always did */
-        MHA_TRY(project_back(&w, &w.value, execution));
-        return project_back(&w, &w.key, execution);
-    }
     MHA_TRY(project_back(&w, &w.key, execution));
-    return project_back(&w, &w.value, execution);
+    MHA_TRY(project_back(&w, &w.value, execution));
+    return w.same.count > 0 ? add_same(&w, execution) : MHA_OK;
 }
 
 mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_gradients *gradients,

@@ -113,7 +113,7 @@ static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void
     }
     const size_t width = (size_t)mha_extent(gradient, 1) * mha_dtype_size(job->attention->dtype);
     for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, mha_extent(gradient, 1))) {
+        if (mha_stop_after(&worker->checkpoint, mha_extent(gradient, 1) + 1)) {
             return;
         }
         memset((char *)rows + row * mha_stride(gradient, 2), 0, width);

@@ -100,6 +100,9 @@ static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, const c
 
 static int new_kept_steps(additive_call *call) {
     const attention_inputs *inputs = &call->inputs;
+    if (mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0) {
+        return -1;
+    }
     call->projected_query = new_projected(inputs->query, call->W_q.out, "projected query");
     if (call->projected_query == NULL) {
         return -1;

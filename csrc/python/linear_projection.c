@@ -20,6 +20,8 @@ typedef struct linear_call {
     converted_weight weight;
     mha_dtype dtype;
     bool x_transposed, keeps;
+    int axes; /* of the output, and its shape: the caller may give the array another one */
+    npy_intp shape[NPY_MAXDIMS];
     mha_linear_projection projection;
 } linear_call;
 
@@ -40,7 +42,6 @@ static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
     static const char *const names[] = {"x"};
-    npy_intp shape[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
     if (mha_result_dtype(&x, names, 1, &call->dtype) < 0) {
@@ -64,9 +65,10 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
     if (call->x == NULL) {
         return -1;
     }
-    memcpy(shape, PyArray_DIMS(x), (size_t)axes * sizeof *shape);
-    shape[axes - 1] = (npy_intp)call->weight.out;
-    call->output = mha_new_array(axes, shape, mha_typenum(call->dtype), "output");
+    call->axes = axes;
+    memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
+    call->shape[axes - 1] = (npy_intp)call->weight.out;
+    call->output = mha_new_array(axes, call->shape, mha_typenum(call->dtype), "output");
     return call->output == NULL ? -1 : 0;
 }
 
@@ -76,11 +78,7 @@ static int convert(void *given, PyObject **arguments) {
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
     call->keeps = arguments[KEEP] == Py_True;
-    if (!failed && call->keeps && PyCapsule_CheckExact(call->weight.owner)) {
-        PyErr_SetString(PyExc_TypeError, "weight: got a packed one, wanted an array");
-        return -1;
-    }
-    return failed;
+    return !failed && call->keeps ? mha_refuse_packed(&call->weight, "weight") : failed;
 }
 
 static mha_linear_projection projection_of(const linear_call *call) {
@@ -110,16 +108,10 @@ static bool point(void *given) {
 /* output, or (output, kept). */
 static PyObject *results(void *given) {
     linear_call *call = given;
-    PyObject *output = Py_NewRef((PyObject *)call->output);
-    if (!call->keeps) {
-        return output;
-    }
-    /* The caller may give the output another shape. */
-    if (mha_make_private((PyObject **)&call->output) < 0) {
-        Py_DECREF(output);
-        return NULL;
-    }
-    return mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear));
+    PyObject *output = (PyObject *)call->output;
+    call->output = NULL;
+    return call->keeps ? mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear))
+                       : output;
 }
 
 static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
@@ -162,9 +154,8 @@ static int convert_backward(void *given, PyObject **arguments) {
     }
     call->kept = Py_NewRef(arguments[MHA_KEPT]);
     call->forward = *kept;
-    call->grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
-                             PyArray_DIMS(kept->output), PyArray_NDIM(kept->output), "grad_output");
+    call->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
+                                             kept->shape, kept->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
                                                 kept->bias};
     return call->grad_output == NULL

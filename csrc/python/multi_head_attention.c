@@ -293,16 +293,12 @@ static int new_kept_steps(layer_call *call) {
     return call->results.statistics == NULL ? -1 : 0;
 }
 
-/* The gradients read weights as they are. */
-static int check_not_packed(const layer_call *call) {
-    const converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
-    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
-        if (PyCapsule_CheckExact(weights[i]->owner)) {
-            PyErr_SetString(PyExc_TypeError, "W: got a packed one, wanted an array");
-            return -1;
-        }
-    }
-    return 0;
+static int refuse_packed(const layer_call *call) {
+    return mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0 ||
+                   mha_refuse_packed(&call->W_v, "W_v") < 0 ||
+                   mha_refuse_packed(&call->W_o, "W_o") < 0
+               ? -1
+               : 0;
 }
 
 static int convert(void *given, PyObject **arguments) {
@@ -331,7 +327,7 @@ static int convert(void *given, PyObject **arguments) {
     call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
     call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
     call->keeps = arguments[KEEP] == Py_True;
-    return call->keeps && (check_not_packed(call) < 0 || new_kept_steps(call) < 0) ? -1 : 0;
+    return call->keeps && (refuse_packed(call) < 0 || new_kept_steps(call) < 0) ? -1 : 0;
 }
 
 void mha_point_layer(layer_call *call) {

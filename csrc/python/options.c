@@ -353,6 +353,10 @@ static int convert_dropout(PyObject *object, const option_context *context, conv
 /* The seed; None where there is no dropout. */
 static int convert_rng(PyObject *object, const option_context *context, converted_options *c) {
     (void)context;
+    if (object == Py_None && c->values.dropout_threshold > 0) {
+        PyErr_SetString(PyExc_TypeError, "rng: got None for dropout, wanted a seed");
+        return -1;
+    }
     return object == Py_None ? 0 : mha_convert_seed(object, &c->values.dropout_seed);
 }
 

@@ -116,7 +116,9 @@ static PyArrayObject *new_large(int axes, const npy_intp *shape, const npy_intp 
 }
 
 PyArrayObject *mha_new_result(int axes, const npy_intp *shape, int typenum) {
-    const npy_intp item = typenum == NPY_FLOAT32 ? sizeof(float) : sizeof(double);
+    PyArray_Descr *type = PyArray_DescrFromType(typenum); /* of a type that there is: never NULL */
+    const npy_intp item = PyDataType_ELSIZE(type);
+    Py_DECREF(type);
     size_t bytes;
     return is_large(axes, shape, item, &bytes)
                ? new_large(axes, shape, NULL, typenum, bytes)

@@ -157,3 +157,11 @@ mha_weight mha_point_weight(const converted_weight *converted) {
     weight.out_stride = PyArray_STRIDE(array, 1);
     return weight;
 }
+
+int mha_refuse_packed(const converted_weight *weight, const char *name) {
+    if (PyCapsule_CheckExact(weight->owner)) {
+        PyErr_Format(PyExc_TypeError, "%s: got a packed weight, wanted an array", name);
+        return -1;
+    }
+    return 0;
+}

@@ -14,4 +14,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
                        const char *name, converted_weight *weight);
 mha_weight mha_point_weight(const converted_weight *converted);
 
+/* 0, or -1 with a TypeError where the weight is packed: gradients read weights as they are. */
+int mha_refuse_packed(const converted_weight *weight, const char *name);
+
 #endif

@@ -1,0 +1,140 @@
+/* All tasks of a job may run once more, in the child of a signal handler that forks: none may
+ * change what another or it itself reads. Here every job runs twice. */
+#include <string.h>
+
+#include "../../csrc/threads/pool.h"
+#include "check.h"
+
+enum { BATCH = 2, LENGTH = 150, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
+enum { NUMBERS = BATCH * LENGTH * DIM, ROWS = BATCH * LENGTH };
+
+static bool twice;
+
+/* The linker gives every call of mha_pool_run to the first, and the pool itself by the second. */
+mha_status __wrap_mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,
+                               void *context, const mha_cancel *cancel);
+mha_status __real_mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,
+                               void *context, const mha_cancel *cancel);
+
+mha_status __wrap_mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function function,
+                               void *context, const mha_cancel *cancel) {
+    MHA_TRY(__real_mha_pool_run(num_tasks, num_threads, function, context, cancel));
+    return twice ? __real_mha_pool_run(num_tasks, num_threads, function, context, cancel) : MHA_OK;
+}
+
+static struct numbers {
+    double x[NUMBERS], W[4][DIM * DIM], b[DIM], gate[HEADS], bias[HEADS * LENGTH * LENGTH];
+    double grad_output[NUMBERS];
+} in;
+
+static struct results {
+    double output[NUMBERS], projected[3][NUMBERS], attended[NUMBERS], merged[NUMBERS];
+    double origin[BATCH * HEADS * LENGTH], denominator[BATCH * HEADS * LENGTH];
+    double grad_x[3][NUMBERS], grad_W[4][DIM * DIM], grad_b[4][DIM], grad_gate[HEADS];
+    double grad_bias[HEADS * LENGTH * LENGTH];
+} once, again;
+
+static void fill(double *numbers, int count, unsigned seed) {
+    for (int i = 0; i < count; i++) {
+        seed = seed * 1664525 + 1013904223;
+        numbers[i] = (double)(int)seed / 4294967296.0;
+    }
+}
+
+static mha_weight weight_of(const double *data, int64_t rows, int64_t columns) {
+    const mha_weight weight = {
+        .data = data, .in = rows, .out = columns, .in_stride = columns * 8, .out_stride = 8};
+    return weight;
+}
+
+/* (batch, heads, query_len, key_len), one for all batch items. */
+static mha_tensor bias_of(double *data) {
+    const mha_tensor bias = {.data = data,
+                             .axes = 4,
+                             .shape = {BATCH, HEADS, LENGTH, LENGTH},
+                             .strides = {0, LENGTH * LENGTH * 8, LENGTH * 8, 8}};
+    return bias;
+}
+
+static void run_figure(struct results *r, bool key_is_query, int num_threads) {
+    const mha_attention_options options = {.bias = bias_of(in.bias),
+                                           .causal = true,
+                                           .window_left = MHA_UNLIMITED,
+                                           .window_right = MHA_UNLIMITED,
+                                           .scale = 0.3,
+                                           .dropout_threshold = 9000,
+                                           .dropout_seed = 5};
+    const mha_multi_head_attention layer = {
+        .attention = {.dtype = MHA_FLOAT64,
+                      .batch_axes = 1,
+                      .origin = r->origin,
+                      .denominator = r->denominator,
+                      .head_gate = in.gate,
+                      .options = &options},
+        .batch_shape = {BATCH},
+        .query_len = LENGTH,
+        .key_len = LENGTH,
+        .num_heads = HEADS,
+        .num_kv_heads = KV_HEADS,
+        .query = in.x,
+        .key = in.x,
+        .value = in.x,
+        .W_q = weight_of(in.W[0], DIM, DIM),
+        .W_k = weight_of(in.W[1], DIM, KV_DIM),
+        .W_v = weight_of(in.W[2], DIM, KV_DIM),
+        .W_o = weight_of(in.W[3], DIM, DIM),
+        .b_q = in.b,
+        .output = r->output,
+        .kept = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged}};
+    const mha_multi_head_attention_gradients gradients = {
+        .layer = &layer,
+        .grad_output = in.grad_output,
+        .grad_query = r->grad_x[0],
+        .grad_key = key_is_query ? NULL : r->grad_x[1],
+        .grad_value = key_is_query ? NULL : r->grad_x[2],
+        .grad_W_q = r->grad_W[0],
+        .grad_W_k = r->grad_W[1],
+        .grad_W_v = r->grad_W[2],
+        .grad_W_o = r->grad_W[3],
+        .grad_b_q = r->grad_b[0],
+        .grad_b_k = r->grad_b[1],
+        .grad_b_o = r->grad_b[3],
+        .grad_head_gate = r->grad_gate,
+        .grad_bias = bias_of(r->grad_bias),
+        .key_is_query = key_is_query,
+        .value_is_key = key_is_query};
+    size_t bytes, backward_bytes;
+    CHECK_OK(mha_multi_head_attention_workspace(&layer, num_threads, &bytes));
+    CHECK_OK(mha_multi_head_attention_backward_workspace(&gradients, num_threads, &backward_bytes));
+    mha_execution execution =
+        execution_of(bytes > backward_bytes ? bytes : backward_bytes, num_threads);
+    CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));
+    CHECK_OK(mha_multi_head_attention_backward(&gradients, &execution));
+    free(execution.workspace.base);
+}
+
+static void test_figure(void) {
+    for (int same = 0; same < 2; same++) {
+        for (int num_threads = 1; num_threads <= 2; num_threads++) {
+            memset(&once, 0, sizeof once);
+            memset(&again, 0, sizeof again);
+            twice = false;
+            run_figure(&once, same, num_threads);
+            twice = true;
+            run_figure(&again, same, num_threads);
+            CHECK(memcmp(&once, &again, sizeof once) == 0);
+        }
+    }
+}
+
+int main(void) {
+    fill(in.x, NUMBERS, 1);
+    fill(in.W[0], 4 * DIM * DIM, 2);
+    fill(in.b, DIM, 3);
+    fill(in.gate, HEADS, 4);
+    fill(in.bias, HEADS * LENGTH * LENGTH, 5);
+    fill(in.grad_output, NUMBERS, 6);
+    on_every_instruction_set(test_figure);
+    printf("test_tasks_twice: passed\n");
+    return 0;
+}

@@ -23,7 +23,14 @@ from mha.arguments import (
     no_memory,
 )
 from mha.dropout import check_rng
-from mha.options import LAYER, AttentionOptions, LayerKeywords, RandomSource, some_options
+from mha.options import (
+    DEFAULTS,
+    LAYER,
+    AttentionOptions,
+    LayerKeywords,
+    RandomSource,
+    some_options,
+)
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
@@ -106,6 +113,8 @@ def plain_call(state: LayerState) -> CallArguments:
 def call_options(call: Callable[..., Any], given: LayerKeywords, state: LayerState, training: Any,
                  rng: RandomSource) -> AttentionOptions:
     """Those of a call, with the layer's dropout where it trains."""
+    if training is False and rng is None and not given:
+        return DEFAULTS
     chosen = some_options(call, given, LAYER)
     if training is not False and as_bool(training, "training"):
         return chosen._replace(dropout=state.settings.dropout, rng=rng)

@@ -40,7 +40,7 @@ def calls():
         query, key = draw(1, 2, 5000, 6), draw(1, 1, 700, 6)  # chunks of keys over threads
         output, pullback = mha.scaled_dot_product_attention_vjp(query, key, key, causal=True,
                                                                 bias=draw(1, 2, 1, 1))
-        yield tuple(pullback(output))
+        yield tuple(gradient for gradient in pullback(output) if gradient is not None)
         for rows, width, out in ((1, 5, 7), (9, 300, 65), (500, 130, 33)):
             yield mha.linear(draw(rows, width), draw(width, out), draw(out))
         yield mha.additive_attention(draw(3, 30, 6), draw(3, 200, 4), draw(3, 200, 5), draw(6, 70),

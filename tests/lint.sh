@@ -33,6 +33,12 @@ for file in csrc/threads/*.c csrc/core/*.c; do
     gcc -std=c11 -fsyntax-only -U__linux__ -Wall -Wextra -Wshadow -Wvla -Werror -Icsrc/include "$file"
 done
 
+# The public headers are for C++ programs, too.
+if command -v g++ >/dev/null; then
+    echo '#include "mha/mha.h"' |
+        g++ -std=c++17 -x c++ -fsyntax-only -Wall -Wextra -Werror -Icsrc/include -
+fi
+
 if command -v aarch64-linux-gnu-gcc >/dev/null; then
     for file in csrc/kernels/kernels_float*_neon.c; do
         aarch64-linux-gnu-gcc -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror \

@@ -84,3 +84,10 @@ def test_imports_of_the_package():
                  and node.value.id in ("np", "numpy")}
         if path.parent.name not in ("reference", "diagnosis"):
             assert not names & {"exp", "matmul", "einsum", "dot"}, path
+
+
+def test_headers_and_package_have_one_version():
+    text = (ROOT / "csrc/include/mha/runtime.h").read_text()
+    numbers = [re.search(rf"MHA_VERSION_{part} (\d+)", text)[1]
+               for part in ("MAJOR", "MINOR", "PATCH")]
+    assert ".".join(numbers) == mha.__version__

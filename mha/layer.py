@@ -267,10 +267,12 @@ class MultiHeadAttention:
         state = self._state
         call = MultiHeadAttention.__call__
         chosen = layer_state.call_options(call, options, state, training, rng)
+        W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
         with drawn(chosen) as drawn_options:
             return _core.multi_head_attention(
-                query, key, value, *state.call, head_gate, drawn_options,
-                return_weights=return_weights, return_lse=return_lse, dtype=state.settings.dtype)
+                query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
+                num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
+                return_lse=return_lse, dtype=state.settings.dtype)
 
     @takes_options(LAYER, before="training")
     def vjp(

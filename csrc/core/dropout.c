@@ -2,9 +2,9 @@
  * set. A task is some of the rows. */
 #include "../kernels/dropout.h"
 
-#include "../threads/partition.h"
-#include "../threads/pool.h"
-#include "attention_rows.h"
+#include "../kernels/kernels.h"
+#include "mha/attention.h"
+#include "run.h"
 
 uint32_t mha_dropout_threshold(double p) { return (uint32_t)(65536.0 * p + 0.5); }
 
@@ -37,15 +37,14 @@ static void draw_row(const mha_dropout *dropout, int64_t query, int64_t key_len,
 
 typedef struct mask_job {
     const mha_dropout_mask *mask;
-    int64_t rows, rows_of_a_task;
+    mha_row_tasks rows;
 } mask_job;
 
 static void draw_rows(void *context, int64_t task, mha_worker *worker) {
     const mask_job *job = context;
     const mha_dropout_mask *mask = job->mask;
-    const int64_t first = task * job->rows_of_a_task;
-    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
-    for (int64_t row = first; row < end; row++) {
+    const int64_t end = mha_end_row(&job->rows, task);
+    for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
         const mha_dropout dropout = {.threshold = mask->threshold,
                                      .seed = mask->seed,
                                      .head = row / mask->query_len % mask->heads,
@@ -57,10 +56,9 @@ static void draw_rows(void *context, int64_t task, mha_worker *worker) {
 
 mha_status mha_dropout_mask_forward(const mha_dropout_mask *mask, mha_execution *execution) {
     const int64_t shape[] = {mask->batch, mask->heads, mask->query_len};
-    mask_job job = {.mask = mask, .rows_of_a_task = mha_rows_of_a_task(mask->key_len)};
-    MHA_TRY(mha_count_elements(shape, 3, &job.rows));
-    const int64_t num_tasks = mha_divide_up(job.rows, job.rows_of_a_task);
-    const double operations = 4 * (double)job.rows * (double)mask->key_len;
-    const int threads = mha_threads_for(num_tasks, operations, execution->num_threads);
-    return mha_pool_run(num_tasks, threads, draw_rows, &job, &execution->cancel);
+    mask_job job = {.mask = mask};
+    int64_t rows;
+    MHA_TRY(mha_count_elements(shape, 3, &rows));
+    job.rows = mha_divide_rows(rows, mask->key_len, 4, execution->num_threads);
+    return mha_run_row_tasks(execution, &job.rows, draw_rows, &job);
 }

@@ -1,9 +1,8 @@
 /* Steps 1 and 5 of the figure backwards: each gradient is a product of matrices too. */
 #include <string.h>
 
-#include "../threads/partition.h"
-#include "run.h"
 #include "matmul.h"
+#include "run.h"
 
 /* The output of the forward pass: what grad_output is shaped as. */
 static int64_t rows_of(const mha_linear_projection_gradients *g) { return g->projection->rows; }
@@ -54,30 +53,20 @@ static mha_status bytes_of_x(const mha_linear_projection *p, size_t *bytes) {
     return mha_multiply_sizes(*bytes, (size_t)p->rows, bytes);
 }
 
-/* Tasks over the rows of a matrix. */
 typedef struct row_job {
     const mha_linear_projection_gradients *gradients;
-    int64_t rows, rows_of_a_task;
+    mha_row_tasks rows;
     void *to;
     _Atomic bool found;
 } row_job;
-
-static mha_status for_rows(row_job *job, mha_task_function task, int64_t width,
-                           mha_execution *execution) {
-    job->rows_of_a_task = mha_rows_of_a_task(width);
-    const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
-    const int threads =
-        mha_threads_for(tasks, (double)job->rows * (double)width, execution->num_threads);
-    return mha_run_tasks(execution, tasks, threads, task, job);
-}
 
 /* Whether grad weight has a number that is not finite. */
 static void look_for_nan(void *context, int64_t task, mha_worker *worker) {
     row_job *job = context;
     const mha_linear_projection *p = job->gradients->projection;
     const int64_t item = (int64_t)mha_dtype_size(p->dtype), width = p->weight.out;
-    const int64_t first = task * job->rows_of_a_task, left = job->rows - first;
-    const int64_t rows = left < job->rows_of_a_task ? left : job->rows_of_a_task;
+    const int64_t first = mha_first_row(&job->rows, task);
+    const int64_t rows = mha_end_row(&job->rows, task) - first;
     const char *numbers = (const char *)job->gradients->grad_weight + first * width * item;
     if (mha_stop_after(&worker->checkpoint, rows * width)) {
         return;
@@ -93,9 +82,8 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
     const mha_linear_projection_gradients *g = job->gradients;
     const mha_linear_projection *p = g->projection;
     const size_t width = (size_t)p->weight.in * mha_dtype_size(p->dtype);
-    const int64_t first = task * job->rows_of_a_task, left = job->rows - first;
-    const int64_t end = left < job->rows_of_a_task ? job->rows : first + job->rows_of_a_task;
-    for (int64_t row = first; row < end; row++) {
+    const int64_t end = mha_end_row(&job->rows, task);
+    for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
         char *to = (char *)job->to + (size_t)row * width;
         if (mha_stop_after(&worker->checkpoint,
                            MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out + 1))) {
@@ -116,16 +104,19 @@ static mha_status leave_out_unseen(const mha_linear_projection_gradients *g,
     const mha_linear_projection *p = g->projection;
     mha_linear_projection seen = *p;
     mha_linear_projection_gradients again = *g;
-    row_job job = {.gradients = g, .rows = p->weight.in};
+    row_job job = {
+        .gradients = g,
+        .rows = mha_divide_rows(p->weight.in, p->weight.out, 1, execution->num_threads),
+    };
     size_t bytes;
-    MHA_TRY(for_rows(&job, look_for_nan, p->weight.out, execution));
+    MHA_TRY(mha_run_row_tasks(execution, &job.rows, look_for_nan, &job));
     if ((!job.found && !execution->workspace.measures) || p->x_transposed) {
         return MHA_OK;
     }
     MHA_TRY(bytes_of_x(p, &bytes));
     MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &job.to));
-    job.rows = p->rows;
-    MHA_TRY(for_rows(&job, copy_seen_rows, p->weight.in, execution));
+    job.rows = mha_divide_rows(p->rows, p->weight.in, 1, execution->num_threads);
+    MHA_TRY(mha_run_row_tasks(execution, &job.rows, copy_seen_rows, &job));
     seen.x = job.to;
     seen.x_stride = p->weight.in * (int64_t)mha_dtype_size(p->dtype);
     again.projection = &seen;

@@ -3,14 +3,13 @@
  * task is some of the tokens. */
 #include <string.h>
 
-#include "../threads/partition.h"
-#include "../threads/pool.h"
-#include "attention_rows.h"
+#include "mha/attention.h"
+#include "run.h"
 
 typedef struct merge_job {
     const mha_merge_heads *merge;
     int64_t width; /* of a token: heads * d */
-    int64_t tokens, tokens_of_a_task;
+    mha_row_tasks tokens;
 } merge_job;
 
 /* A token's columns of one head after the other, side by side. `item` is a constant. */
@@ -40,9 +39,8 @@ static void merge_tokens(void *context, int64_t task, mha_worker *worker) {
     const mha_tensor *heads = &job->merge->heads;
     const int64_t length = mha_extent(heads, 2);
     const int64_t item = (int64_t)mha_dtype_size(job->merge->dtype);
-    const int64_t first = task * job->tokens_of_a_task;
-    const int64_t end = mha_smaller(first + job->tokens_of_a_task, job->tokens);
-    for (int64_t i = first; i < end; i++) {
+    const int64_t end = mha_end_row(&job->tokens, task);
+    for (int64_t i = mha_first_row(&job->tokens, task); i < end; i++) {
         const char *token = (const char *)heads->data +
                             mha_leading_offset(heads, heads->axes - 3, i / length) +
                             i % length * mha_stride(heads, 2);
@@ -58,15 +56,12 @@ static void merge_tokens(void *context, int64_t task, mha_worker *worker) {
 mha_status mha_merge_heads_forward(const mha_merge_heads *merge, mha_execution *execution) {
     const mha_tensor *heads = &merge->heads;
     merge_job job = {.merge = merge};
-    int64_t batch;
+    int64_t batch, tokens;
     MHA_TRY(mha_count_elements(heads->shape, heads->axes - 3, &batch));
-    if (__builtin_mul_overflow(batch, mha_extent(heads, 2), &job.tokens) ||
+    if (__builtin_mul_overflow(batch, mha_extent(heads, 2), &tokens) ||
         __builtin_mul_overflow(mha_extent(heads, 3), mha_extent(heads, 1), &job.width)) {
         return MHA_SIZE_OVERFLOW;
     }
-    job.tokens_of_a_task = mha_rows_of_a_task(job.width);
-    const int64_t num_tasks = mha_divide_up(job.tokens, job.tokens_of_a_task);
-    const int threads =
-        mha_threads_for(num_tasks, (double)job.tokens * (double)job.width, execution->num_threads);
-    return mha_pool_run(num_tasks, threads, merge_tokens, &job, &execution->cancel);
+    job.tokens = mha_divide_rows(tokens, job.width, 1, execution->num_threads);
+    return mha_run_row_tasks(execution, &job.tokens, merge_tokens, &job);
 }

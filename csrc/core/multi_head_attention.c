@@ -4,12 +4,10 @@
  *   merge heads --output projection--> output
  *
  * The projected arrays live in the workspace. Splitting and merging heads are strides. */
-#include "mha/attention.h"
+#include "multi_head_attention.h"
 
-#include "../threads/partition.h"
-#include "run.h"
-#include "attention_rows.h"
 #include "matmul.h"
+#include "run.h"
 
 /* What the steps hand on: (batch..., length, num_heads * d), its rows row_bytes apart, its heads
  * head_bytes. */
@@ -27,7 +25,7 @@ typedef struct matrices {
 /* Rows of all heads side by side, as the figure has them and a caller keeps them. */
 static mha_status plan_matrix(const mha_multi_head_attention *layer, int64_t batch, int64_t length,
                               int64_t width, int64_t num_heads, void *kept, matrix *m) {
-    const size_t item = mha_dtype_size(layer->attention.dtype);
+    const size_t item = mha_dtype_size(layer->dtype);
     const matrix planned = {.length = length, .width = width, .num_heads = num_heads, .data = kept};
     size_t rows, row_bytes;
     *m = planned;
@@ -52,7 +50,7 @@ static mha_status plan_projected(const mha_multi_head_attention *layer, int64_t 
                                  matrix *m) {
     const int64_t head_columns = width / num_heads;
     MHA_TRY(plan_matrix(layer, batch, length, width, num_heads, kept, m));
-    if (kept == NULL && head_columns % mha_panels_of(layer->attention.dtype)->columns == 0) {
+    if (kept == NULL && head_columns % mha_panels_of(layer->dtype)->columns == 0) {
         m->row_bytes = m->head_bytes;
         m->head_bytes = batch * length * m->row_bytes;
     }
@@ -61,7 +59,7 @@ static mha_status plan_projected(const mha_multi_head_attention *layer, int64_t 
 
 static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) {
     const mha_kept_steps *kept = &l->kept;
-    MHA_TRY(mha_count_elements(l->batch_shape, l->attention.batch_axes, &m->batch));
+    MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &m->batch));
     MHA_TRY(plan_projected(l, m->batch, l->query_len, l->W_q.out, l->num_heads,
                            kept->projected_query, &m->query));
     MHA_TRY(plan_projected(l, m->batch, l->key_len, l->W_k.out, l->num_kv_heads,
@@ -72,35 +70,65 @@ static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) 
                        &m->merged);
 }
 
-/* Step 2, a matrix split into heads: (batch..., num_heads, length, d). */
-static void heads_of(const mha_multi_head_attention *layer, const matrix *m, mha_tensor *heads) {
-    const int batch_axes = layer->attention.batch_axes;
-    mha_tensor sequence = {.data = m->data, .axes = batch_axes + 2};
+mha_tensor mha_heads_of(const mha_multi_head_attention *layer, void *rows, int64_t length,
+                        int64_t width, int64_t num_heads, int64_t row_bytes) {
+    const int batch_axes = layer->batch_axes;
+    mha_tensor sequence = {.data = rows, .axes = batch_axes + 2};
+    if (rows == NULL) {
+        return sequence;
+    }
     for (int axis = 0; axis < batch_axes; axis++) {
         sequence.shape[axis] = layer->batch_shape[axis];
     }
-    sequence.shape[batch_axes] = m->length;
-    sequence.shape[batch_axes + 1] = m->width;
-    mha_set_row_strides(&sequence, layer->attention.dtype, m->row_bytes);
-    mha_split_heads(&sequence, m->num_heads, heads);
-    heads->strides[batch_axes] = m->head_bytes;
+    sequence.shape[batch_axes] = length;
+    sequence.shape[batch_axes + 1] = width;
+    mha_set_row_strides(&sequence, layer->dtype, row_bytes);
+    mha_split_heads(&sequence, num_heads, &sequence);
+    return sequence;
 }
 
-/* The attention step with its four tensors seen by head. */
+/* Step 2. */
+static mha_tensor heads_of_matrix(const mha_multi_head_attention *l, const matrix *m) {
+    mha_tensor heads = mha_heads_of(l, m->data, m->length, m->width, m->num_heads, m->row_bytes);
+    heads.strides[l->batch_axes] = m->head_bytes;
+    return heads;
+}
+
+/* Step 3, with its four tensors seen by head, and step 4, whose gates it applies. */
 static mha_attention attention_of(const mha_multi_head_attention *l, const matrices *m) {
-    mha_attention attention = l->attention;
-    heads_of(l, &m->query, &attention.query);
-    heads_of(l, &m->key, &attention.key);
-    heads_of(l, &m->value, &attention.value);
-    heads_of(l, &m->merged, &attention.output);
+    const mha_attention attention = {
+        .dtype = l->dtype,
+        .batch_axes = l->batch_axes,
+        .query = heads_of_matrix(l, &m->query),
+        .key = heads_of_matrix(l, &m->key),
+        .value = heads_of_matrix(l, &m->value),
+        .output = heads_of_matrix(l, &m->merged),
+        .weights = l->weights,
+        .lse = l->lse,
+        .origin = l->origin,
+        .denominator = l->denominator,
+        .head_gate = l->head_gate,
+        .options = l->options,
+    };
     return attention;
+}
+
+mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
+    const mha_head_gate gate = {
+        .dtype = layer->dtype,
+        .gates = layer->head_gate,
+        .rows = batch * layer->query_len,
+        .num_heads = layer->num_heads,
+        .columns = layer->W_o.in / layer->num_heads,
+    };
+    return gate;
 }
 
 static mha_linear_projection input_projection(const mha_multi_head_attention *l, int64_t batch,
                                               const void *x, const mha_weight *weight,
                                               const void *bias, const matrix *to) {
-    mha_linear_projection projection = mha_contiguous_projection(
-        l->attention.dtype, x, batch * to->length, weight, bias, to->data);
+    mha_linear_projection projection =
+        mha_contiguous_projection(l->dtype, x, batch * to->length, weight, bias, to->data);
     projection.output_stride = to->row_bytes;
     if (to->head_bytes > to->row_bytes) { /* heads lie apart */
         projection.head_columns = to->width / to->num_heads;
@@ -120,53 +148,13 @@ static void input_projections(const mha_multi_head_attention *l, const matrices 
 /* Step 5. */
 static mha_linear_projection output_projection(const mha_multi_head_attention *l,
                                                const matrices *m) {
-    return mha_contiguous_projection(l->attention.dtype, m->merged.data, m->batch * l->query_len,
-                                     &l->W_o, l->b_o, l->output);
+    return mha_contiguous_projection(l->dtype, m->merged.data, m->batch * l->query_len, &l->W_o,
+                                     l->b_o, l->output);
 }
 
 /* A piece of the workspace, unless the caller keeps the matrix. */
 static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
     return m->data == NULL ? mha_workspace_take(workspace, m->bytes, &m->data) : MHA_OK;
-}
-
-/* merged (rows, heads * d) = attended * each head's gate. */
-typedef struct gate_job {
-    const mha_multi_head_attention *layer;
-    int64_t rows, rows_of_a_task;
-} gate_job;
-
-static void gate_row(const mha_multi_head_attention *layer, int64_t row) {
-    const mha_dtype dtype = layer->attention.dtype;
-    const int64_t heads = layer->num_heads, columns = layer->W_o.in / heads;
-    const int64_t head_bytes = columns * (int64_t)mha_dtype_size(dtype);
-    for (int64_t head = 0; head < heads; head++) {
-        const int64_t at = (row * heads + head) * head_bytes;
-        mha_kernels_for(dtype)->elementwise->multiply(
-            (char *)layer->kept.merged + at, (const char *)layer->kept.attended + at,
-            mha_gate_of(&layer->attention, head), columns);
-    }
-}
-
-static void gate_rows(void *context, int64_t task, mha_worker *worker) {
-    const gate_job *job = context;
-    const int64_t first = task * job->rows_of_a_task;
-    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
-    for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * job->layer->W_o.in)) {
-            return;
-        }
-        gate_row(job->layer, row);
-    }
-}
-
-static mha_status gate_heads(const mha_multi_head_attention *layer, int64_t rows,
-                             mha_execution *execution) {
-    const int64_t width = layer->W_o.in;
-    gate_job job = {layer, rows, mha_rows_of_a_task(width)};
-    const int64_t num_tasks = mha_divide_up(rows, job.rows_of_a_task);
-    const int threads =
-        mha_threads_for(num_tasks, (double)rows * (double)width, execution->num_threads);
-    return mha_run_tasks(execution, num_tasks, threads, gate_rows, &job);
 }
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
@@ -195,7 +183,8 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
     if (gates_apart) {
-        MHA_TRY(gate_heads(layer, m.batch * layer->query_len, execution));
+        const mha_head_gate gate = mha_gate_of_layer(layer, m.batch);
+        MHA_TRY(mha_head_gate_forward(&gate, layer->kept.attended, layer->kept.merged, execution));
     }
 
     /* 5. Output projection: (batch, query_len, output_dim). */

@@ -4,12 +4,11 @@
  *   --linear projections--> query, key, value
  *
  * Gradients between the steps live in the workspace, C-contiguous (batch..., length, heads * d). */
-#include "../threads/partition.h"
 #include <string.h>
 
+#include "../kernels/kernels.h"
+#include "multi_head_attention.h"
 #include "run.h"
-#include "attention_rows.h"
-#include "mha/attention.h"
 
 /* One of query, key and value: its projection and what is wanted of it. */
 typedef struct input {
@@ -41,7 +40,7 @@ typedef struct way_back {
 static mha_status size_of(const way_back *w, int64_t length, int64_t width, size_t *bytes) {
     MHA_TRY(mha_multiply_sizes((size_t)w->batch, (size_t)length, bytes));
     MHA_TRY(mha_multiply_sizes(*bytes, (size_t)width, bytes));
-    return mha_multiply_sizes(*bytes, mha_dtype_size(w->layer->attention.dtype), bytes);
+    return mha_multiply_sizes(*bytes, mha_dtype_size(w->layer->dtype), bytes);
 }
 
 static bool is_wanted(const input *in) {
@@ -113,7 +112,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                   .num_heads = l->num_kv_heads},
     };
     *w = planned;
-    MHA_TRY(mha_count_elements(l->batch_shape, l->attention.batch_axes, &w->batch));
+    MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &w->batch));
     w->same = same_of(g, w);
     w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
                  is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL;
@@ -123,8 +122,8 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
 /* Step 5 backwards. */
 static mha_linear_projection output_projection(const way_back *w) {
     const mha_multi_head_attention *l = w->layer;
-    return mha_contiguous_projection(l->attention.dtype, l->kept.merged, w->batch * l->query_len,
-                                     &l->W_o, NULL, NULL);
+    return mha_contiguous_projection(l->dtype, l->kept.merged, w->batch * l->query_len, &l->W_o,
+                                     NULL, NULL);
 }
 
 static mha_linear_projection_gradients output_gradients(const way_back *w,
@@ -133,8 +132,7 @@ static mha_linear_projection_gradients output_gradients(const way_back *w,
     const mha_linear_projection_gradients gradients = {
         .projection = projection,
         .grad_output = g->grad_output,
-        .grad_output_stride =
-            w->layer->W_o.out * (int64_t)mha_dtype_size(w->layer->attention.dtype),
+        .grad_output_stride = w->layer->W_o.out * (int64_t)mha_dtype_size(w->layer->dtype),
         .grad_x = w->grad_merged,
         .grad_weight = g->grad_W_o,
         .grad_bias = g->grad_b_o,
@@ -144,8 +142,8 @@ static mha_linear_projection_gradients output_gradients(const way_back *w,
 
 /* Step 1 backwards. */
 static mha_linear_projection input_projection(const way_back *w, const input *in) {
-    return mha_contiguous_projection(w->layer->attention.dtype, in->x, w->batch * in->length,
-                                     in->weight, NULL, NULL);
+    return mha_contiguous_projection(w->layer->dtype, in->x, w->batch * in->length, in->weight,
+                                     NULL, NULL);
 }
 
 static mha_linear_projection_gradients input_gradients(const way_back *w, const input *in,
@@ -153,7 +151,7 @@ static mha_linear_projection_gradients input_gradients(const way_back *w, const 
     const mha_linear_projection_gradients gradients = {
         .projection = projection,
         .grad_output = in->grad_projected,
-        .grad_output_stride = in->weight->out * (int64_t)mha_dtype_size(w->layer->attention.dtype),
+        .grad_output_stride = in->weight->out * (int64_t)mha_dtype_size(w->layer->dtype),
         .grad_x = in->grad_x,
         .grad_weight = in->grad_weight,
         .grad_bias = in->grad_bias,
@@ -162,22 +160,11 @@ static mha_linear_projection_gradients input_gradients(const way_back *w, const 
     return gradients;
 }
 
-/* Step 2: rows of all heads seen by head, (batch..., heads, length, d), or absent. */
+/* Step 2: contiguous rows of all heads, seen by head; or absent. */
 static mha_tensor heads_of(const way_back *w, void *rows, int64_t length, int64_t width,
                            int64_t num_heads) {
-    const mha_attention *a = &w->layer->attention;
-    mha_tensor sequence = {.data = rows, .axes = a->batch_axes + 2}, heads = {.data = NULL};
-    if (rows == NULL) {
-        return heads;
-    }
-    for (int axis = 0; axis < a->batch_axes; axis++) {
-        sequence.shape[axis] = w->layer->batch_shape[axis];
-    }
-    sequence.shape[a->batch_axes] = length;
-    sequence.shape[a->batch_axes + 1] = width;
-    mha_set_contiguous_strides(&sequence, a->dtype);
-    mha_split_heads(&sequence, num_heads, &heads);
-    return heads;
+    const int64_t row_bytes = width * (int64_t)mha_dtype_size(w->layer->dtype);
+    return mha_heads_of(w->layer, rows, length, width, num_heads, row_bytes);
 }
 
 static mha_tensor input_heads(const way_back *w, const input *in, void *rows) {
@@ -187,13 +174,17 @@ static mha_tensor input_heads(const way_back *w, const input *in, void *rows) {
 /* Step 3 backwards, on the steps that the forward pass kept. */
 static mha_attention attention_of(const way_back *w) {
     const mha_multi_head_attention *l = w->layer;
-    mha_attention attention = l->attention;
-    attention.query = input_heads(w, &w->query, w->query.projected);
-    attention.key = input_heads(w, &w->key, w->key.projected);
-    attention.value = input_heads(w, &w->value, w->value.projected);
-    attention.output = heads_of(w, l->kept.attended, l->query_len, l->W_o.in, l->num_heads);
-    attention.weights = attention.lse = NULL;
-    attention.head_gate = NULL;
+    const mha_attention attention = {
+        .dtype = l->dtype,
+        .batch_axes = l->batch_axes,
+        .query = input_heads(w, &w->query, w->query.projected),
+        .key = input_heads(w, &w->key, w->key.projected),
+        .value = input_heads(w, &w->value, w->value.projected),
+        .output = heads_of(w, l->kept.attended, l->query_len, l->W_o.in, l->num_heads),
+        .origin = l->origin,
+        .denominator = l->denominator,
+        .options = l->options,
+    };
     return attention;
 }
 
@@ -212,94 +203,41 @@ static mha_attention_gradients attention_gradients(const way_back *w,
     return gradients;
 }
 
-/* Tasks over rows or heads. */
-typedef struct rows_job {
-    const way_back *w;
-    int64_t rows, width, rows_of_a_task;
-    void *to;
-    const void *from[3];
-} rows_job;
-
-static mha_status for_rows(rows_job *job, mha_task_function function, mha_execution *execution) {
-    job->rows_of_a_task = mha_rows_of_a_task(job->width);
-    const int64_t tasks = mha_divide_up(job->rows, job->rows_of_a_task);
-    const double numbers = (double)job->rows * (double)job->width;
-    return mha_run_tasks(execution, tasks, mha_threads_for(tasks, numbers, execution->num_threads),
-                         function, job);
-}
-
-/* Step 4 backwards, gates: grad head_gate = sum over tokens and columns of grad merged * attended.
- * Task: a head. */
-static void differentiate_gate(void *context, int64_t head, mha_worker *worker) {
-    const rows_job *job = context;
-    const mha_multi_head_attention *l = job->w->layer;
-    const mha_elementwise_kernels *kernels = mha_kernels_for(l->attention.dtype)->elementwise;
-    const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
-    const int64_t columns = job->width / l->num_heads;
-    mha_compensated_sum sum = {0, 0};
-    for (int64_t row = 0; row < job->rows; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (columns + 1))) {
-            return;
-        }
-        const int64_t at = (row * job->width + head * columns) * item;
-        kernels->add_products((const char *)job->from[0] + at, (const char *)l->kept.attended + at,
-                              columns, &sum);
-    }
-    /* What is lost is NaN where the sum is no longer finite. */
-    kernels->write(job->to, head, sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum);
-}
-
-/* grad attended = grad merged * each head's gate. */
-static void gate_rows(void *context, int64_t task, mha_worker *worker) {
-    const rows_job *job = context;
-    const mha_multi_head_attention *l = job->w->layer;
-    const mha_elementwise_kernels *kernels = mha_kernels_for(l->attention.dtype)->elementwise;
-    const int64_t item = (int64_t)mha_dtype_size(l->attention.dtype);
-    const int64_t columns = job->width / l->num_heads;
-    const int64_t first = task * job->rows_of_a_task;
-    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
-    for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (job->width + 1))) {
-            return;
-        }
-        for (int64_t head = 0; head < l->num_heads; head++) {
-            const int64_t at = (row * job->width + head * columns) * item;
-            kernels->multiply((char *)job->to + at, (const char *)job->from[0] + at,
-                              mha_gate_of(&l->attention, head), columns);
-        }
-    }
-}
-
-static mha_status differentiate_gates(const way_back *w, mha_execution *execution) {
+/* Step 4 backwards: the gates, where there are any. */
+static mha_status gate_back(const way_back *w, mha_execution *execution) {
     const mha_multi_head_attention *l = w->layer;
-    rows_job job = {
-        .w = w, .rows = w->batch * l->query_len, .width = l->W_o.in, .from = {w->grad_merged}};
-    if (w->gradients->grad_head_gate != NULL) {
-        const double numbers = (double)job.rows * (double)job.width;
-        job.to = w->gradients->grad_head_gate;
-        MHA_TRY(mha_run_tasks(execution, l->num_heads,
-                              mha_threads_for(l->num_heads, numbers, execution->num_threads),
-                              differentiate_gate, &job));
-    }
-    job.to = w->grad_attended;
-    return l->attention.head_gate == NULL ? MHA_OK : for_rows(&job, gate_rows, execution);
+    const mha_head_gate gate = mha_gate_of_layer(l, w->batch);
+    const mha_head_gate_gradients to = {
+        .attended = l->kept.attended,
+        .grad_gated = w->grad_merged,
+        .grad_attended = l->head_gate == NULL ? NULL : w->grad_attended,
+        .grad_gates = w->gradients->grad_head_gate,
+    };
+    return mha_head_gate_backward(&gate, &to, execution);
 }
 
 /* grad x = the members' gradients, added up. */
+typedef struct sum_job {
+    mha_dtype dtype;
+    mha_row_tasks rows;
+    int64_t width;
+    int count;
+    const void *from[3];
+    void *to;
+} sum_job;
+
 static void add_rows(void *context, int64_t task, mha_worker *worker) {
-    const rows_job *job = context;
-    const mha_dtype dtype = job->w->layer->attention.dtype;
-    const mha_elementwise_kernels *kernels = mha_kernels_for(dtype)->elementwise;
-    const int64_t row_bytes = job->width * (int64_t)mha_dtype_size(dtype);
-    const int64_t first = task * job->rows_of_a_task;
-    const int64_t end = mha_smaller(first + job->rows_of_a_task, job->rows);
-    for (int64_t row = first; row < end; row++) {
+    const sum_job *job = context;
+    const mha_elementwise_kernels *kernels = mha_kernels_for(job->dtype)->elementwise;
+    const int64_t row_bytes = job->width * (int64_t)mha_dtype_size(job->dtype);
+    const int64_t end = mha_end_row(&job->rows, task);
+    for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
         if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (job->width + 1))) {
             return;
         }
         char *to = (char *)job->to + row * row_bytes;
         memcpy(to, (const char *)job->from[0] + row * row_bytes, (size_t)row_bytes);
-        for (int i = 1; i < job->w->same.count; i++) {
+        for (int i = 1; i < job->count; i++) {
             kernels->add(to, (const char *)job->from[i] + row * row_bytes, job->width);
         }
     }
@@ -307,12 +245,18 @@ static void add_rows(void *context, int64_t task, mha_worker *worker) {
 
 static mha_status add_same(const way_back *w, mha_execution *execution) {
     const input *first = w->same.members[0];
-    rows_job job = {
-        .w = w, .rows = w->batch * first->length, .width = first->weight->in, .to = w->same.grad_x};
+    const int64_t width = first->weight->in;
+    sum_job job = {
+        .dtype = w->layer->dtype,
+        .rows = mha_divide_rows(w->batch * first->length, width, 1, execution->num_threads),
+        .width = width,
+        .count = w->same.count,
+        .to = w->same.grad_x,
+    };
     for (int i = 0; i < w->same.count; i++) {
         job.from[i] = w->same.members[i]->grad_x;
     }
-    return for_rows(&job, add_rows, execution);
+    return mha_run_row_tasks(execution, &job.rows, add_rows, &job);
 }
 
 static mha_status project_back(const way_back *w, const input *in, mha_execution *execution) {
@@ -335,7 +279,7 @@ static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
     MHA_TRY(size_of(w, l->query_len, l->W_o.in, &bytes));
     MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_merged));
     w->grad_attended = w->grad_merged;
-    if (l->attention.head_gate != NULL) {
+    if (l->head_gate != NULL) {
         MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_attended));
     }
     MHA_TRY(take_same(w, workspace));
@@ -364,7 +308,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
 
     /* 4. Merge heads: grad merged -> (batch, heads, query_len, value_head_dim), by strides. Gates:
      *    grad head_gate, and grad attended. */
-    MHA_TRY(differentiate_gates(&w, execution));
+    MHA_TRY(gate_back(&w, execution));
 
     /* 3. Scaled dot-product attention.
      * 2. Split heads: gradients of heads go straight to their columns of the projections'. */

@@ -2,6 +2,7 @@
 #ifndef MHA_RUN_H
 #define MHA_RUN_H
 
+#include "../threads/partition.h"
 #include "../threads/pool.h"
 
 /* mha_pool_run, but nothing where the call only measures its workspace. */
@@ -10,6 +11,11 @@ static inline mha_status mha_run_tasks(mha_execution *execution, int64_t num_tas
     return execution->workspace.measures
                ? MHA_OK
                : mha_pool_run(num_tasks, num_threads, function, context, &execution->cancel);
+}
+
+static inline mha_status mha_run_row_tasks(mha_execution *execution, const mha_row_tasks *tasks,
+                                           mha_task_function function, void *context) {
+    return mha_run_tasks(execution, tasks->count, tasks->threads, function, context);
 }
 
 /* The size of the workspace that `step` takes for a problem: by the step itself. */

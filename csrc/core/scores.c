@@ -3,6 +3,7 @@
 #include "scores.h"
 
 #include "attention_rows.h"
+#include "head_gate.h"
 
 /* The batch item's entry of an option (batch..., extra axes); `further` bytes into it. */
 static int64_t option_of(const mha_tensor *option, int batch_axes, int64_t batch, int64_t further) {
@@ -37,13 +38,6 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     *end = mha_larger(*end, 0);
 }
 
-double mha_gate_of(const mha_attention *attention, int64_t head) {
-    if (attention->head_gate == NULL) {
-        return 1;
-    }
-    return mha_kernels_for(attention->dtype)->elementwise->read(attention->head_gate, head);
-}
-
 mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head) {
     const mha_attention_options *options = attention->options;
     const mha_tensor *mask = &options->mask, *bias = &options->bias;
@@ -56,7 +50,7 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
         .softcap = options->softcap,
         .uniform_empty_rows = options->uniform_empty_rows,
         .dropout = {options->dropout_threshold, options->dropout_seed, head, batch},
-        .gate = mha_gate_of(attention, head),
+        .gate = mha_gate_of(attention->dtype, attention->head_gate, head),
     };
     if (mask->data != NULL) {
         scores.mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, 0);

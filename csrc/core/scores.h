@@ -12,7 +12,4 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
                        int64_t *end);
 
-/* The head's factor of the output: 1 without gates. */
-double mha_gate_of(const mha_attention *attention, int64_t head);
-
 #endif

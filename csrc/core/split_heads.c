@@ -3,7 +3,8 @@
 
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads) {
     const int last = x->axes - 1;
-    const int64_t width = x->shape[last] / num_heads;
+    const int64_t length = x->shape[last - 1], row_stride = x->strides[last - 1];
+    const int64_t width = x->shape[last] / num_heads, column_stride = x->strides[last];
 
     /* (..., len, num_heads * d) -> (..., num_heads, len, d) */
     heads->data = x->data;
@@ -13,9 +14,9 @@ void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads) 
         heads->strides[axis] = x->strides[axis];
     }
     heads->shape[last - 1] = num_heads;
-    heads->strides[last - 1] = width * x->strides[last];
-    heads->shape[last] = x->shape[last - 1];
-    heads->strides[last] = x->strides[last - 1];
+    heads->strides[last - 1] = width * column_stride;
+    heads->shape[last] = length;
+    heads->strides[last] = row_stride;
     heads->shape[last + 1] = width;
-    heads->strides[last + 1] = x->strides[last];
+    heads->strides[last + 1] = column_stride;
 }

@@ -37,11 +37,9 @@ typedef struct additive_call {
     PyArrayObject *w_v;
     converted_options options;
     attention_results results;
-    /* For the way back, or NULL: the projected rows (..., len, hidden), and a copy of the output.
-     */
-    PyArrayObject *projected_query, *projected_key, *kept_output;
-    mha_attention_options pointed;
-    mha_additive_attention additive; /* the problem; its options are `pointed` */
+    PyArrayObject *projected_query,
+        *projected_key;              /* (..., len, hidden): for the way back, or NULL */
+    mha_additive_attention additive; /* the problem */
 } additive_call;
 
 static void clear(void *given) {
@@ -54,7 +52,6 @@ static void clear(void *given) {
     Py_CLEAR(call->w_v);
     Py_CLEAR(call->projected_query);
     Py_CLEAR(call->projected_key);
-    Py_CLEAR(call->kept_output);
 }
 
 static int convert_weights(PyObject *const *arguments, additive_call *call) {
@@ -111,8 +108,8 @@ static int new_kept_steps(additive_call *call) {
     if (call->projected_key == NULL) {
         return -1;
     }
-    call->kept_output = mha_new_contiguous_like(call->results.output, "output");
-    if (call->kept_output == NULL) {
+    call->results.kept_output = mha_new_contiguous_like(call->results.output, "output");
+    if (call->results.kept_output == NULL) {
         return -1;
     }
     call->results.statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
@@ -142,14 +139,13 @@ static int convert(void *given, PyObject **arguments) {
     return arguments[KEEP] == Py_True ? new_kept_steps(call) : 0;
 }
 
-/* The problem, with another output on the way back. */
-static mha_additive_attention additive_of(const additive_call *call,
-                                          const attention_results *results,
-                                          const mha_attention_options *pointed) {
+static bool point(void *given) {
+    additive_call *call = given;
     PyArrayObject *query = call->inputs.query, *key = call->inputs.key;
     const int axes = PyArray_NDIM(query);
+    const mha_attention_options *options = mha_point_options(&call->options, &call->inputs.scores);
     const mha_additive_attention additive = {
-        .attention = mha_point_attention(&call->inputs, results, pointed),
+        .attention = mha_point_attention(&call->inputs, &call->results, options),
         .query = PyArray_DATA(query),
         .key = PyArray_DATA(key),
         .W_q = mha_point_weight(&call->W_q),
@@ -160,28 +156,13 @@ static mha_additive_attention additive_of(const additive_call *call,
         .kept_query = mha_data_or_null(call->projected_query),
         .kept_key = mha_data_or_null(call->projected_key),
     };
-    return additive;
-}
-
-static bool point(void *given) {
-    additive_call *call = given;
-    call->pointed = mha_point_options(&call->options, &call->inputs.scores);
-    call->additive = additive_of(call, &call->results, &call->pointed);
+    call->additive = additive;
     return true;
 }
 
-/* The results, or (results, kept). */
 static PyObject *results(void *given) {
     additive_call *call = given;
-    if (call->kept_output == NULL) {
-        return mha_pack_results(&call->results);
-    }
-    /* The caller may change the output. */
-    if (PyArray_CopyInto(call->kept_output, call->results.output) < 0) {
-        return NULL;
-    }
-    PyObject *packed = mha_pack_results(&call->results);
-    return mha_with_kept(packed, mha_keep_call(KEPT, call, sizeof *call, clear));
+    return mha_pack_or_keep(&call->results, KEPT, call, sizeof *call, clear);
 }
 
 MHA_CORE_WORKSPACE(additive_attention_workspace, mha_additive_attention)
@@ -195,82 +176,54 @@ MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = 
                     .clear = clear)
 
 enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_W_Q, GRAD_W_K, GRAD_W_V, NUM_GRADIENTS };
-static const char *const GRADIENTS[] = {"query", "key", "value", "W_q", "W_k", "w_v"};
+static const char *const GRADIENTS[NUM_GRADIENTS] = {"query", "key", "value", "W_q", "W_k", "w_v"};
 
 typedef struct additive_backward_call {
-    PyObject *kept; /* owns what `forward` refers to */
+    way_back back;
     additive_call forward;
-    PyArrayObject *grad_output, *grad_lse;
-    PyArrayObject *gradients[NUM_GRADIENTS];
     mha_additive_attention_gradients problem;
 } additive_backward_call;
 
-static void clear_backward(void *given) {
-    additive_backward_call *call = given;
-    Py_CLEAR(call->kept);
-    Py_CLEAR(call->grad_output);
-    Py_CLEAR(call->grad_lse);
-    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
-}
-
 static int convert_backward(void *given, PyObject **arguments) {
     additive_backward_call *call = given;
-    const additive_call *kept = mha_kept_call(arguments[MHA_KEPT], KEPT);
-    if (kept == NULL) {
+    const additive_call *kept = &call->forward;
+    if (mha_begin_way_back(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
         return -1;
     }
-    call->kept = Py_NewRef(arguments[MHA_KEPT]);
-    call->forward = *kept;
-    const mha_dtype dtype = kept->inputs.dtype;
-    const npy_intp *shape = PyArray_DIMS(kept->kept_output);
-    const int axes = PyArray_NDIM(kept->kept_output);
-    call->grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, dtype, shape, axes, "grad_output");
-    PyArrayObject *const like[] = {
-        kept->inputs.query,
-        kept->inputs.key,
-        kept->inputs.value,
-        (PyArrayObject *)kept->W_q.owner,
-        (PyArrayObject *)kept->W_k.owner,
-        kept->w_v,
+    PyArrayObject *const like[NUM_GRADIENTS] = {
+        [GRAD_QUERY] = kept->inputs.query,
+        [GRAD_KEY] = kept->inputs.key,
+        [GRAD_VALUE] = kept->inputs.value,
+        [GRAD_W_Q] = (PyArrayObject *)kept->W_q.owner,
+        [GRAD_W_K] = (PyArrayObject *)kept->W_k.owner,
+        [GRAD_W_V] = kept->w_v,
     };
-    return call->grad_output == NULL ||
-                   mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, shape, axes - 1,
-                                        &call->grad_lse) < 0 ||
+    return mha_convert_grad_results(arguments, kept->inputs.dtype, kept->results.kept_output,
+                                    &call->back) < 0 ||
                    mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
-                                     mha_new_contiguous_like, call->gradients) < 0
+                                     mha_new_contiguous_like, &call->back) < 0
                ? -1
                : 0;
 }
 
 static bool point_backward(void *given) {
     additive_backward_call *call = given;
-    additive_call *forward = &call->forward;
-    PyArrayObject *const *gradients = call->gradients;
-    const mha_tensor absent = {.data = NULL};
-    const attention_results results_of_forward = {.output = forward->kept_output,
-                                                  .statistics = forward->results.statistics};
-    forward->pointed = mha_point_options(&forward->options, &forward->inputs.scores);
-    forward->additive = additive_of(forward, &results_of_forward, &forward->pointed);
+    PyArrayObject *const *gradients = call->back.gradients;
+    point(&call->forward);
     const mha_additive_attention_gradients problem = {
-        .additive = &forward->additive,
-        .grad_output = mha_tensor_with_heads(call->grad_output),
-        .grad_lse = mha_data_or_null(call->grad_lse),
+        .additive = &call->forward.additive,
+        .grad_output = mha_tensor_with_heads(call->back.grad_output),
+        .grad_lse = mha_data_or_null(call->back.grad_lse),
         .grad_query = mha_data_or_null(gradients[GRAD_QUERY]),
         .grad_key = mha_data_or_null(gradients[GRAD_KEY]),
-        .grad_value =
-            gradients[GRAD_VALUE] == NULL ? absent : mha_tensor_with_heads(gradients[GRAD_VALUE]),
+        .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
         .grad_W_q = mha_data_or_null(gradients[GRAD_W_Q]),
         .grad_W_k = mha_data_or_null(gradients[GRAD_W_K]),
         .grad_w_v = mha_data_or_null(gradients[GRAD_W_V]),
     };
     call->problem = problem;
     return true;
-}
-
-static PyObject *results_backward(void *given) {
-    additive_backward_call *call = given;
-    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
 }
 
 MHA_CORE_WORKSPACE(additive_attention_backward_workspace, mha_additive_attention_gradients)
@@ -281,4 +234,4 @@ MHA_MODULE_FUNCTION(additive_attention_backward, additive_backward_call, MHA_BAC
                     .workspace = core_additive_attention_backward_workspace,
                     .forward = core_additive_attention_backward,
                     .problem = offsetof(additive_backward_call, problem),
-                    .results = results_backward, .clear = clear_backward)
+                    .results = mha_pack_gradients, .clear = mha_clear_way_back)

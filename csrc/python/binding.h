@@ -47,8 +47,4 @@ PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused);
 /* runtime.c: honours MHA_ISA and creates the variable of `threads`; -1 with an exception. */
 int mha_py_runtime_start(PyObject *module);
 
-/* options.c: OPTIONS, the names of the options of attention in their order; -1 with an exception.
- */
-int mha_py_add_option_names(PyObject *module);
-
 #endif

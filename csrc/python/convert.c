@@ -286,7 +286,12 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
 }
 
 mha_tensor mha_tensor_of(PyArrayObject *array) {
-    mha_tensor tensor = {.data = PyArray_DATA(array), .axes = PyArray_NDIM(array)};
+    mha_tensor tensor = {.data = NULL};
+    if (array == NULL) {
+        return tensor;
+    }
+    tensor.data = PyArray_DATA(array);
+    tensor.axes = PyArray_NDIM(array);
     for (int axis = 0; axis < tensor.axes; axis++) {
         tensor.shape[axis] = PyArray_DIM(array, axis);
         tensor.strides[axis] = PyArray_STRIDE(array, axis);
@@ -296,7 +301,7 @@ mha_tensor mha_tensor_of(PyArrayObject *array) {
 
 mha_tensor mha_tensor_with_heads(PyArrayObject *array) {
     mha_tensor tensor = mha_tensor_of(array);
-    if (tensor.axes >= 4) {
+    if (array == NULL || tensor.axes >= 4) {
         return tensor;
     }
     const int heads = tensor.axes - 2;

@@ -65,7 +65,7 @@ enum { MHA_SHAPE_TEXT = 128 };
 const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_TEXT]);
 const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]);
 
-/* The core's view of an array; valid as long as the array is. */
+/* The core's view of an array; valid as long as the array is. Absent where it is NULL. */
 mha_tensor mha_tensor_of(PyArrayObject *array);
 
 /* The same; 2-D and 3-D arrays get an axis of 1 before the last two: one head. */

@@ -65,6 +65,7 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
     PyObject *arguments[MHA_MOST_ARGUMENTS], *settled[MHA_MOST_ARGUMENTS] = {NULL};
     PyObject *result = NULL;
     const int num_threads = mha_call_threads();
+    memset(call, 0, f->size);
     if (num_threads == 0 ||
         place_arguments(f, given, PyVectorcall_NARGS(given_count), keywords, arguments) < 0) {
         return NULL;
@@ -127,16 +128,4 @@ const void *mha_kept_call(PyObject *capsule, const char *name) {
         return NULL;
     }
     return (const kept_call *)PyCapsule_GetPointer(capsule, name) + 1;
-}
-
-int mha_is_wanted(PyObject *wanted, const char *name) {
-    if (!PyAnySet_Check(wanted)) {
-        PyErr_Format(PyExc_TypeError, "wanted: got %s, wanted a set of names",
-                     Py_TYPE(wanted)->tp_name);
-        return -1;
-    }
-    PyObject *text = PyUnicode_FromString(name);
-    const int is_wanted = text == NULL ? -1 : PySet_Contains(wanted, text);
-    Py_XDECREF(text);
-    return is_wanted;
 }

@@ -12,6 +12,7 @@ enum { MHA_MOST_ARGUMENTS = 48, NO_OPTIONS = -1 };
  * The record of options counts as one argument and becomes NUM_OPTIONS of them. */
 typedef struct module_function {
     const char *name;
+    size_t size;                /* of a call */
     const argument_form *forms; /* those by position, in order, then those by keyword alone */
     int count;
     int by_position; /* how many a caller gives so; the record of options counts as one */
@@ -36,8 +37,9 @@ PyObject *mha_run_function(const module_function *function, void *call, PyObject
 /* Defines mha_py_<name>, whose calls are such structs; then the fields of its module_function. */
 #define MHA_MODULE_FUNCTION(name_, call_type, ...)                                                 \
     MHA_PY_FUNCTION(name_) {                                                                       \
-        static const module_function function = {.name = #name_, __VA_ARGS__};                     \
-        call_type call = {0};                                                                      \
+        static const module_function function = {                                                  \
+            .name = #name_, .size = sizeof(call_type), __VA_ARGS__};                               \
+        call_type call; /* cleared by the shell */                                                 \
         (void)module;                                                                              \
         return mha_run_function(&function, &call, given, count, keywords);                         \
     }
@@ -62,8 +64,5 @@ PyObject *mha_with_kept(PyObject *results, PyObject *kept);
 /* The call of a capsule of this name, borrowed; NULL with a TypeError. Several threads may have it
  * at once: pointers are taken in a copy. */
 const void *mha_kept_call(PyObject *capsule, const char *name);
-
-/* Whether the argument `wanted`, a set of names, has this one; -1 with an exception. */
-int mha_is_wanted(PyObject *wanted, const char *name);
 
 #endif

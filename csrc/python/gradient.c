@@ -30,12 +30,23 @@ PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, mha_dtype
 }
 
 int mha_convert_grad_lse(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes,
-                         PyArrayObject **grad_lse) {
+                         way_back *back) {
     if (object == Py_None) {
         return 0;
     }
-    *grad_lse = mha_convert_gradient(object, true, dtype, shape, axes, "grad_lse");
-    return *grad_lse == NULL ? -1 : 0;
+    back->grad_lse = mha_convert_gradient(object, true, dtype, shape, axes, "grad_lse");
+    return back->grad_lse == NULL ? -1 : 0;
+}
+
+int mha_convert_grad_results(PyObject *const *arguments, mha_dtype dtype, PyArrayObject *output,
+                             way_back *back) {
+    const npy_intp *shape = PyArray_DIMS(output);
+    const int axes = PyArray_NDIM(output);
+    back->grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, dtype, shape, axes, "grad_output");
+    return back->grad_output == NULL
+               ? -1
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, shape, axes - 1, back);
 }
 
 PyArrayObject *mha_new_contiguous_like(PyArrayObject *like, const char *name) {
@@ -52,25 +63,67 @@ PyArrayObject *mha_new_dense_like(PyArrayObject *like, const char *name) {
     return gradient;
 }
 
+int mha_begin_way_back(PyObject *kept, const char *name, void *forward, size_t size,
+                       way_back *back) {
+    const void *call = mha_kept_call(kept, name);
+    if (call == NULL) {
+        return -1;
+    }
+    back->kept = Py_NewRef(kept);
+    memcpy(forward, call, size);
+    return 0;
+}
+
+/* Whether `wanted`, a set of names, has this one; -1 with an exception. */
+static int is_wanted(PyObject *wanted, const char *name) {
+    if (!PyAnySet_Check(wanted)) {
+        PyErr_Format(PyExc_TypeError, "wanted: got %s, wanted a set of names",
+                     Py_TYPE(wanted)->tp_name);
+        return -1;
+    }
+    PyObject *text = PyUnicode_FromString(name);
+    const int found = text == NULL ? -1 : PySet_Contains(wanted, text);
+    Py_XDECREF(text);
+    return found;
+}
+
 int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject *const *like,
-                      int count, new_gradient *make, PyArrayObject **gradients) {
+                      int count, new_gradient *make, way_back *back) {
+    back->names = names;
+    back->count = count;
     for (int i = 0; i < count; i++) {
-        const int is_wanted = like[i] == NULL ? 0 : mha_is_wanted(wanted, names[i]);
-        if (is_wanted > 0) {
+        const int makes = like[i] == NULL ? 0 : is_wanted(wanted, names[i]);
+        if (makes > 0) {
             char name[32];
             snprintf(name, sizeof name, "grad_%s", names[i]);
-            gradients[i] = make(like[i], name);
+            back->gradients[i] = make(like[i], name);
         }
-        if (is_wanted < 0 || (is_wanted > 0 && gradients[i] == NULL)) {
+        if (makes < 0 || (makes > 0 && back->gradients[i] == NULL)) {
             return -1;
         }
     }
     return 0;
 }
 
-void mha_clear_gradients(PyArrayObject **gradients, int count) {
-    for (int i = 0; i < count; i++) {
-        Py_CLEAR(gradients[i]);
+PyObject *mha_pack_gradients(void *call) {
+    const way_back *back = call;
+    PyObject *packed = PyDict_New();
+    for (int i = 0; packed != NULL && i < back->count; i++) {
+        PyObject *gradient = back->gradients[i] == NULL ? Py_None : (PyObject *)back->gradients[i];
+        if (PyDict_SetItemString(packed, back->names[i], gradient) < 0) {
+            Py_CLEAR(packed);
+        }
+    }
+    return packed;
+}
+
+void mha_clear_way_back(void *call) {
+    way_back *back = call;
+    Py_CLEAR(back->kept);
+    Py_CLEAR(back->grad_output);
+    Py_CLEAR(back->grad_lse);
+    for (int i = 0; i < back->count; i++) {
+        Py_CLEAR(back->gradients[i]);
     }
 }
 
@@ -81,15 +134,4 @@ void mha_clear_unwritten(const score_shape *scores, PyArrayObject *bias) {
     if (bias != NULL && has_no_scores) {
         memset(PyArray_DATA(bias), 0, (size_t)PyArray_NBYTES(bias));
     }
-}
-
-PyObject *mha_pack_gradients(const char *const *names, PyArrayObject *const *gradients, int count) {
-    PyObject *packed = PyDict_New();
-    for (int i = 0; packed != NULL && i < count; i++) {
-        PyObject *gradient = gradients[i] == NULL ? Py_None : (PyObject *)gradients[i];
-        if (PyDict_SetItemString(packed, names[i], gradient) < 0) {
-            Py_CLEAR(packed);
-        }
-    }
-    return packed;
 }

@@ -18,10 +18,6 @@ extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
 PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, mha_dtype dtype,
                                     const npy_intp *shape, int axes, const char *name);
 
-/* The same, where None is none. 0, or -1 with the exception. */
-int mha_convert_grad_lse(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes,
-                         PyArrayObject **grad_lse);
-
 /* A new array for the gradient of `like`. */
 typedef PyArrayObject *new_gradient(PyArrayObject *like, const char *name);
 
@@ -32,16 +28,40 @@ new_gradient mha_new_contiguous_like;
  * in plain order where another axis would come last. */
 new_gradient mha_new_dense_like;
 
-/* gradients[i] becomes a new array where names[i] is wanted and like[i] is there, else NULL. 0, or
- * -1 with the exception. */
+/* What every call of a way back begins with: the module's functions cast to it. */
+enum { MHA_MOST_GRADIENTS = 16 };
+typedef struct way_back {
+    PyObject *kept; /* owns what the copy of the forward call refers to */
+    PyArrayObject *grad_output, *grad_lse;
+    const char *const *names; /* of the arguments that have gradients */
+    int count;
+    PyArrayObject *gradients[MHA_MOST_GRADIENTS]; /* NULL where not wanted or not given */
+} way_back;
+
+/* Copies what the forward pass named `name` kept to `forward`, so that pointers may be taken there.
+ * 0, or -1 with the exception. */
+int mha_begin_way_back(PyObject *kept, const char *name, void *forward, size_t size,
+                       way_back *back);
+
+/* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
+ * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
+ */
+int mha_convert_grad_lse(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes,
+                         way_back *back);
+int mha_convert_grad_results(PyObject *const *arguments, mha_dtype dtype, PyArrayObject *output,
+                             way_back *back);
+
+/* Makes the array of each gradient whose name is wanted and whose like[i] is there. 0, or -1 with
+ * the exception. */
 int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject *const *like,
-                      int count, new_gradient *make, PyArrayObject **gradients);
-void mha_clear_gradients(PyArrayObject **gradients, int count);
+                      int count, new_gradient *make, way_back *back);
+
+/* Such calls' `results`, a dict from names to gradients, None for those that are not there; and
+ * their `clear`. */
+PyObject *mha_pack_gradients(void *call);
+void mha_clear_way_back(void *call);
 
 /* Zeros in the gradient of a bias (or NULL) where there are no scores, and so nothing writes it. */
 void mha_clear_unwritten(const score_shape *scores, PyArrayObject *bias);
-
-/* A dict from names to gradients, None for those that are not there. */
-PyObject *mha_pack_gradients(const char *const *names, PyArrayObject *const *gradients, int count);
 
 #endif

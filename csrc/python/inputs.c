@@ -136,6 +136,7 @@ void mha_clear_results(attention_results *results) {
     Py_CLEAR(results->weights);
     Py_CLEAR(results->lse);
     Py_CLEAR(results->statistics);
+    Py_CLEAR(results->kept_output);
 }
 
 PyObject *mha_pack_results(attention_results *results) {
@@ -155,15 +156,28 @@ PyObject *mha_pack_results(attention_results *results) {
     return packed;
 }
 
+PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *call, size_t size,
+                           void (*clear)(void *call)) {
+    if (results->kept_output == NULL) {
+        return mha_pack_results(results);
+    }
+    if (PyArray_CopyInto(results->kept_output, results->output) < 0) {
+        return NULL;
+    }
+    PyObject *packed = mha_pack_results(results);
+    return mha_with_kept(packed, mha_keep_call(name, call, size, clear));
+}
+
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
                                   const mha_attention_options *options) {
+    PyArrayObject *output = results->output == NULL ? results->kept_output : results->output;
     const mha_attention attention = {
         .dtype = inputs->dtype,
         .batch_axes = inputs->scores.batch_axes,
         .query = mha_tensor_with_heads(inputs->query),
         .key = mha_tensor_with_heads(inputs->key),
         .value = mha_tensor_with_heads(inputs->value),
-        .output = mha_tensor_with_heads(results->output),
+        .output = mha_tensor_with_heads(output),
         .weights = mha_data_or_null(results->weights),
         .lse = mha_data_or_null(results->lse),
         .origin = mha_origin_of(results->statistics),

@@ -2,6 +2,7 @@
 #ifndef MHA_INPUTS_H
 #define MHA_INPUTS_H
 
+#include "function.h"
 #include "options.h"
 
 typedef struct attention_inputs {
@@ -27,6 +28,7 @@ int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArray
 /* The arrays that attention writes; NULL for what is not wanted. */
 typedef struct attention_results {
     PyArrayObject *output, *weights, *lse, *statistics;
+    PyArrayObject *kept_output; /* a copy for the way back: the caller may change the output */
 } attention_results;
 
 void mha_clear_results(attention_results *results);
@@ -34,7 +36,12 @@ void mha_clear_results(attention_results *results);
 /* The output, or a tuple of it, the weights and lse, as far as they are there; takes them over. */
 PyObject *mha_pack_results(attention_results *results);
 
-/* Every field of the core's struct, of dot products, without head_gate. */
+/* The results, or (results, kept) with the call in a capsule where there is a kept output. */
+PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *call, size_t size,
+                           void (*clear)(void *call));
+
+/* Every field of the core's struct, of dot products, without head_gate. On the way back, when the
+ * output is the caller's, the kept one takes its place. */
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
                                   const mha_attention_options *options);
 

@@ -129,60 +129,46 @@ MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
                     .clear = clear)
 
 enum { GRAD_X, GRAD_WEIGHT, GRAD_BIAS, NUM_GRADIENTS };
-static const char *const GRADIENTS[] = {"x", "weight", "bias"};
+static const char *const GRADIENTS[NUM_GRADIENTS] = {"x", "weight", "bias"};
 
 typedef struct linear_backward_call {
-    PyObject *kept; /* owns what `forward` refers to */
+    way_back back;
     linear_call forward;
-    PyArrayObject *grad_output;
-    PyArrayObject *gradients[NUM_GRADIENTS];
     mha_linear_projection_gradients problem;
 } linear_backward_call;
 
-static void clear_backward(void *given) {
-    linear_backward_call *call = given;
-    Py_CLEAR(call->kept);
-    Py_CLEAR(call->grad_output);
-    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
-}
-
 static int convert_backward(void *given, PyObject **arguments) {
     linear_backward_call *call = given;
-    const linear_call *kept = mha_kept_call(arguments[MHA_KEPT], KEPT);
-    if (kept == NULL) {
+    const linear_call *kept = &call->forward;
+    if (mha_begin_way_back(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
         return -1;
     }
-    call->kept = Py_NewRef(arguments[MHA_KEPT]);
-    call->forward = *kept;
-    call->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
-                                             kept->shape, kept->axes, "grad_output");
+    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
+                                                  kept->shape, kept->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
                                                 kept->bias};
-    return call->grad_output == NULL
+    return call->back.grad_output == NULL
                ? -1
                : mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
-                                   mha_new_contiguous_like, call->gradients);
+                                   mha_new_contiguous_like, &call->back);
 }
 
 static bool point_backward(void *given) {
     linear_backward_call *call = given;
     linear_call *forward_call = &call->forward;
+    PyArrayObject *const *gradients = call->back.gradients;
     forward_call->projection = projection_of(forward_call);
     const mha_linear_projection_gradients problem = {
         .projection = &forward_call->projection,
-        .grad_output = PyArray_DATA(call->grad_output),
+        .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_output_stride = forward_call->projection.output_stride,
-        .grad_x = mha_data_or_null(call->gradients[GRAD_X]),
-        .grad_weight = mha_data_or_null(call->gradients[GRAD_WEIGHT]),
-        .grad_bias = mha_data_or_null(call->gradients[GRAD_BIAS]),
+        .grad_x = mha_data_or_null(gradients[GRAD_X]),
+        .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
+        .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),
     };
     call->problem = problem;
     return true;
-}
-
-static PyObject *results_backward(void *given) {
-    linear_backward_call *call = given;
-    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
 }
 
 MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
@@ -192,5 +178,5 @@ MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, MHA_BACKWARD_ARGUMENT
                     .convert = convert_backward, .point = point_backward,
                     .workspace = core_linear_projection_backward_workspace,
                     .forward = core_linear_projection_backward,
-                    .problem = offsetof(linear_backward_call, problem), .results = results_backward,
-                    .clear = clear_backward)
+                    .problem = offsetof(linear_backward_call, problem),
+                    .results = mha_pack_gradients, .clear = mha_clear_way_back)

@@ -1,6 +1,7 @@
 /* The module mha._core. */
 #define MHA_IMPORTS_NUMPY
 #include "binding.h"
+#include "options.h"
 #include "results.h"
 
 #define FUNCTION(name, flags) {#name, (PyCFunction)(void (*)(void))mha_py_##name, flags, NULL}
@@ -36,6 +37,24 @@ static struct PyModuleDef module_definition = {
     .m_methods = methods,
 };
 
+/* OPTIONS, the names of the options of attention in their order; -1 with an exception. */
+static int add_option_names(PyObject *module) {
+#define NAME(name, form, becomes) #name,
+    static const char *const names[] = {MHA_OPTIONS(NAME)};
+    PyObject *tuple = PyTuple_New(NUM_OPTIONS);
+    for (int i = 0; tuple != NULL && i < NUM_OPTIONS; i++) {
+        PyObject *text = PyUnicode_FromString(names[i]);
+        if (text == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SET_ITEM(tuple, i, text);
+        }
+    }
+    const int failed = tuple == NULL ? -1 : PyModule_AddObjectRef(module, "OPTIONS", tuple);
+    Py_XDECREF(tuple);
+    return failed;
+}
+
 PyMODINIT_FUNC PyInit__core(void) {
     import_array();
     PyObject *module = PyModule_Create(&module_definition);
@@ -46,7 +65,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
     if (mha_py_runtime_start(module) < 0 || mha_start_results() < 0 ||
-        mha_py_add_option_names(module) < 0) {
+        add_option_names(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -330,18 +330,12 @@ static int convert(void *given, PyObject **arguments) {
     return call->keeps && (refuse_packed(call) < 0 || new_kept_steps(call) < 0) ? -1 : 0;
 }
 
-void mha_point_layer(layer_call *call) {
+bool mha_point_layer(void *given) {
+    layer_call *call = given;
     const attention_results *results = &call->results;
-    call->pointed = mha_point_options(&call->options, &call->scores);
     const mha_multi_head_attention layer = {
-        .attention = {.dtype = call->dtype,
-                      .batch_axes = call->scores.batch_axes,
-                      .weights = mha_data_or_null(results->weights),
-                      .lse = mha_data_or_null(results->lse),
-                      .origin = mha_origin_of(results->statistics),
-                      .denominator = mha_denominator_of(results->statistics),
-                      .head_gate = mha_data_or_null(call->head_gate),
-                      .options = &call->pointed},
+        .dtype = call->dtype,
+        .batch_axes = call->scores.batch_axes,
         .query_len = call->scores.query_len,
         .key_len = call->scores.key_len,
         .num_heads = call->num_heads,
@@ -357,7 +351,13 @@ void mha_point_layer(layer_call *call) {
         .b_k = mha_data_or_null(call->b_k),
         .b_v = mha_data_or_null(call->b_v),
         .b_o = mha_data_or_null(call->b_o),
+        .head_gate = mha_data_or_null(call->head_gate),
+        .options = mha_point_options(&call->options, &call->scores),
         .output = mha_data_or_null(results->output),
+        .weights = mha_data_or_null(results->weights),
+        .lse = mha_data_or_null(results->lse),
+        .origin = mha_origin_of(results->statistics),
+        .denominator = mha_denominator_of(results->statistics),
         .kept = {.projected_query = mha_data_or_null(call->projected_query),
                  .projected_key = mha_data_or_null(call->projected_key),
                  .projected_value = mha_data_or_null(call->projected_value),
@@ -368,10 +368,6 @@ void mha_point_layer(layer_call *call) {
     for (int axis = 0; axis < call->scores.batch_axes; axis++) {
         call->layer.batch_shape[axis] = call->scores.batch[axis];
     }
-}
-
-static bool point(void *given) {
-    mha_point_layer(given);
     return true;
 }
 
@@ -389,6 +385,6 @@ MHA_CORE_RUN(multi_head_attention_forward, mha_multi_head_attention)
 
 MHA_MODULE_FUNCTION(multi_head_attention, layer_call, .forms = FORMS, .count = NUM_ARGUMENTS,
                     .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
-                    .point = point, .workspace = core_multi_head_attention_workspace,
+                    .point = mha_point_layer, .workspace = core_multi_head_attention_workspace,
                     .forward = core_multi_head_attention_forward,
                     .problem = offsetof(layer_call, layer), .results = results, .clear = clear)

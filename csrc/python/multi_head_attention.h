@@ -21,11 +21,10 @@ typedef struct layer_call {
     bool bias_has_batch_of_one; /* as it came: one axis more than the scores have */
     /* For the way back, or NULL: (batch..., len, heads * d), before and after head_gate. */
     PyArrayObject *projected_query, *projected_key, *projected_value, *attended, *merged;
-    mha_attention_options pointed;
-    mha_multi_head_attention layer; /* the problem; its options are `pointed` */
+    mha_multi_head_attention layer; /* the problem */
 } layer_call;
 
 /* Takes the pointers. */
-void mha_point_layer(layer_call *call);
+bool mha_point_layer(void *call);
 
 #endif

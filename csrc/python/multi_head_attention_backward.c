@@ -25,20 +25,10 @@ static const char *const GRADIENTS[NUM_GRADIENTS] = {
 };
 
 typedef struct layer_backward_call {
-    PyObject *kept; /* owns what `forward` refers to */
+    way_back back;
     layer_call forward;
-    PyArrayObject *grad_output, *grad_lse;
-    PyArrayObject *gradients[NUM_GRADIENTS];
     mha_multi_head_attention_gradients problem;
 } layer_backward_call;
-
-static void clear(void *given) {
-    layer_backward_call *call = given;
-    Py_CLEAR(call->kept);
-    Py_CLEAR(call->grad_output);
-    Py_CLEAR(call->grad_lse);
-    mha_clear_gradients(call->gradients, NUM_GRADIENTS);
-}
 
 static int convert_results(PyObject *const *arguments, layer_backward_call *call) {
     const layer_call *forward = &call->forward;
@@ -47,23 +37,23 @@ static int convert_results(PyObject *const *arguments, layer_backward_call *call
     memcpy(shape, forward->scores.batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)forward->scores.query_len;
     shape[axes + 1] = (npy_intp)forward->W_o.out;
-    call->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, forward->dtype,
-                                             shape, axes + 2, "grad_output");
+    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, forward->dtype,
+                                                  shape, axes + 2, "grad_output");
     shape[axes] = (npy_intp)forward->scores.heads;
     shape[axes + 1] = (npy_intp)forward->scores.query_len;
-    return call->grad_output == NULL ? -1
-                                     : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->dtype,
-                                                            shape, axes + 2, &call->grad_lse);
+    return call->back.grad_output == NULL
+               ? -1
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->dtype, shape, axes + 2,
+                                      &call->back);
 }
 
 static int convert(void *given, PyObject **arguments) {
     layer_backward_call *call = given;
-    const layer_call *kept = mha_kept_call(arguments[MHA_KEPT], MHA_KEPT_LAYER);
-    if (kept == NULL) {
+    const layer_call *kept = &call->forward;
+    if (mha_begin_way_back(arguments[MHA_KEPT], MHA_KEPT_LAYER, &call->forward,
+                           sizeof call->forward, &call->back) < 0) {
         return -1;
     }
-    call->kept = Py_NewRef(arguments[MHA_KEPT]);
-    call->forward = *kept;
     PyArrayObject *const like[NUM_GRADIENTS] = {
         [GRAD_QUERY] = kept->query,
         [GRAD_KEY] = kept->key_is_query ? NULL : kept->key,
@@ -81,26 +71,24 @@ static int convert(void *given, PyObject **arguments) {
     };
     if (convert_results(arguments, call) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
-                          mha_new_contiguous_like, call->gradients) < 0) {
+                          mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    mha_clear_unwritten(&kept->scores, call->gradients[GRAD_BIAS]);
+    mha_clear_unwritten(&kept->scores, call->back.gradients[GRAD_BIAS]);
     return 0;
 }
 
 static void *data_of(const layer_backward_call *call, enum gradient gradient) {
-    return mha_data_or_null(call->gradients[gradient]);
+    return mha_data_or_null(call->back.gradients[gradient]);
 }
 
 static bool point(void *given) {
     layer_backward_call *call = given;
-    PyArrayObject *bias = call->gradients[GRAD_BIAS];
-    const mha_tensor absent = {.data = NULL};
     mha_point_layer(&call->forward);
     const mha_multi_head_attention_gradients problem = {
         .layer = &call->forward.layer,
-        .grad_output = PyArray_DATA(call->grad_output),
-        .grad_lse = mha_data_or_null(call->grad_lse),
+        .grad_output = PyArray_DATA(call->back.grad_output),
+        .grad_lse = mha_data_or_null(call->back.grad_lse),
         .grad_query = data_of(call, GRAD_QUERY),
         .grad_key = data_of(call, GRAD_KEY),
         .grad_value = data_of(call, GRAD_VALUE),
@@ -113,7 +101,8 @@ static bool point(void *given) {
         .grad_b_v = data_of(call, GRAD_B_V),
         .grad_b_o = data_of(call, GRAD_B_O),
         .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
-        .grad_bias = bias == NULL ? absent : mha_broadcast_to_scores(bias, &call->forward.scores),
+        .grad_bias =
+            mha_broadcast_to_scores(call->back.gradients[GRAD_BIAS], &call->forward.scores),
         .key_is_query = call->forward.key_is_query,
         .value_is_key = call->forward.value_is_key,
     };
@@ -136,11 +125,11 @@ static int add_batch_axis(PyArrayObject **bias) {
 
 static PyObject *results(void *given) {
     layer_backward_call *call = given;
-    if (call->forward.bias_has_batch_of_one && call->gradients[GRAD_BIAS] != NULL &&
-        add_batch_axis(&call->gradients[GRAD_BIAS]) < 0) {
+    PyArrayObject **bias = &call->back.gradients[GRAD_BIAS];
+    if (call->forward.bias_has_batch_of_one && *bias != NULL && add_batch_axis(bias) < 0) {
         return NULL;
     }
-    return mha_pack_gradients(GRADIENTS, call->gradients, NUM_GRADIENTS);
+    return mha_pack_gradients(call);
 }
 
 MHA_CORE_WORKSPACE(multi_head_attention_backward_workspace, mha_multi_head_attention_gradients)
@@ -151,4 +140,4 @@ MHA_MODULE_FUNCTION(multi_head_attention_backward, layer_backward_call, MHA_BACK
                     .workspace = core_multi_head_attention_backward_workspace,
                     .forward = core_multi_head_attention_backward,
                     .problem = offsetof(layer_backward_call, problem), .results = results,
-                    .clear = clear)
+                    .clear = mha_clear_way_back)

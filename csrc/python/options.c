@@ -45,9 +45,12 @@ static int check_broadcasts(PyArrayObject *array, const score_shape *scores, con
  * where it is repeated. */
 mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores) {
     npy_intp shape[NPY_MAXDIMS];
+    mha_tensor tensor = {.data = mha_data_or_null(array)};
+    if (array == NULL) {
+        return tensor;
+    }
     const int axes = user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
-    mha_tensor tensor = {.data = PyArray_DATA(array)};
     for (int axis = 0; axis < axes; axis++) {
         if (!scores->has_heads && axis == scores->batch_axes) {
             tensor.shape[tensor.axes] = 1;
@@ -397,65 +400,51 @@ void mha_clear_options(converted_options *converted) {
 }
 /* clang-format on */
 
-static mha_tensor point_mask(const converted_options *c, const score_shape *scores) {
-    return c->mask == NULL ? c->values.mask : mha_broadcast_to_scores(c->mask, scores);
+/* Absent arrays leave the tensor absent, as it is from the start. */
+static void point_mask(const converted_options *c, const score_shape *scores, mha_tensor *mask) {
+    if (c->mask != NULL) {
+        *mask = mha_broadcast_to_scores(c->mask, scores);
+    }
 }
 
-static mha_tensor point_bias(const converted_options *c, const score_shape *scores) {
-    return c->bias == NULL ? c->values.bias : mha_broadcast_to_scores(c->bias, scores);
+static void point_bias(const converted_options *c, const score_shape *scores, mha_tensor *bias) {
+    if (c->bias != NULL) {
+        *bias = mha_broadcast_to_scores(c->bias, scores);
+    }
 }
 
-static mha_tensor point_key_lengths(const converted_options *c, const score_shape *scores) {
+static void point_key_lengths(const converted_options *c, const score_shape *scores,
+                              mha_tensor *key_lengths) {
     if (c->key_lengths == NULL) {
-        return c->values.key_lengths;
+        return;
     }
-    mha_tensor tensor = mha_tensor_of(c->key_lengths);
-    if (tensor.axes == scores->batch_axes) { /* the same length for every query */
-        tensor.shape[tensor.axes] = scores->query_len;
-        tensor.strides[tensor.axes++] = 0;
+    *key_lengths = mha_tensor_of(c->key_lengths);
+    if (key_lengths->axes == scores->batch_axes) { /* the same length for every query */
+        key_lengths->shape[key_lengths->axes] = scores->query_len;
+        key_lengths->strides[key_lengths->axes++] = 0;
     }
-    return tensor;
 }
 
-static mha_tensor point_query_offset(const converted_options *c, const score_shape *scores) {
+static void point_query_offset(const converted_options *c, const score_shape *scores,
+                               mha_tensor *query_offset) {
     const bool is_default = c->query_offset == NULL;
     const bool repeated = is_default || PyArray_NDIM(c->query_offset) == 0;
-    mha_tensor tensor = {.data = is_default ? (void *)&c->default_offset
-                                            : PyArray_DATA(c->query_offset),
-                         .axes = scores->batch_axes};
+    query_offset->data = is_default ? (void *)&c->default_offset : PyArray_DATA(c->query_offset);
+    query_offset->axes = scores->batch_axes;
     for (int axis = 0; axis < scores->batch_axes; axis++) {
-        tensor.shape[axis] = scores->batch[axis];
-        tensor.strides[axis] = repeated ? 0 : PyArray_STRIDE(c->query_offset, axis);
+        query_offset->shape[axis] = scores->batch[axis];
+        query_offset->strides[axis] = repeated ? 0 : PyArray_STRIDE(c->query_offset, axis);
     }
-    return tensor;
 }
 
 /* clang-format off */
-mha_attention_options mha_point_options(const converted_options *converted,
-                                        const score_shape *scores) {
-    mha_attention_options options = converted->values;
-#define POINT_ARRAY(name) options.name = point_##name(converted, scores);
+const mha_attention_options *mha_point_options(converted_options *converted,
+                                               const score_shape *scores) {
+#define POINT_ARRAY(name) point_##name(converted, scores, &converted->values.name);
 #define POINT_VALUE(name)
 #define POINT(name, form, becomes) POINT_##becomes(name)
     MHA_OPTIONS(POINT)
-    return options;
-}
-
-int mha_py_add_option_names(PyObject *module) {
-#define NAME(name, form, becomes) #name,
-    static const char *const names[] = {MHA_OPTIONS(NAME)};
-    PyObject *tuple = PyTuple_New(NUM_OPTIONS);
-    for (int i = 0; tuple != NULL && i < NUM_OPTIONS; i++) {
-        PyObject *text = PyUnicode_FromString(names[i]);
-        if (text == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, i, text);
-        }
-    }
-    const int failed = tuple == NULL ? -1 : PyModule_AddObjectRef(module, "OPTIONS", tuple);
-    Py_XDECREF(tuple);
-    return failed;
+    return &converted->values;
 }
 /* clang-format on */
 

@@ -46,7 +46,7 @@ typedef struct score_shape {
 typedef struct converted_options {
     MHA_OPTIONS(MHA_OWNED_OPTION)
     int64_t default_offset;       /* used where query_offset is NULL */
-    mha_attention_options values; /* without the arrays */
+    mha_attention_options values; /* the arrays only once pointers are taken */
 } converted_options;
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
@@ -54,9 +54,9 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
                         const score_shape *scores, converted_options *converted);
 void mha_clear_options(converted_options *converted);
 
-/* With the pointers taken; valid as long as `converted` is. */
-mha_attention_options mha_point_options(const converted_options *converted,
-                                        const score_shape *scores);
+/* Takes the pointers; valid as long as `converted` stays where it is. */
+const mha_attention_options *mha_point_options(converted_options *converted,
+                                               const score_shape *scores);
 
 /* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
  * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */
@@ -70,7 +70,8 @@ PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
 void *mha_origin_of(PyArrayObject *statistics);
 void *mha_denominator_of(PyArrayObject *statistics);
 
-/* As the options are: shape and strides of the scores, 0 where the array is repeated. */
+/* As the options are: shape and strides of the scores, 0 where the array is repeated; absent where
+ * it is NULL. */
 mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores);
 
 /* A probability in [0, 1). */

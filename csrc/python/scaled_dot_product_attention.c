@@ -30,7 +30,6 @@ static void clear(void *given) {
     mha_clear_inputs(&call->inputs);
     mha_clear_options(&call->options);
     mha_clear_results(&call->results);
-    Py_CLEAR(call->kept_output);
 }
 
 /* Whether two indices may meet in one element: an axis steps less far than those with smaller
@@ -152,31 +151,22 @@ static int convert(void *given, PyObject **arguments) {
     }
     if (arguments[KEEP] == Py_True) {
         results->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
-        call->kept_output = mha_new_contiguous_like(results->output, "output");
-        return results->statistics == NULL || call->kept_output == NULL ? -1 : 0;
+        results->kept_output = mha_new_contiguous_like(results->output, "output");
+        return results->statistics == NULL || results->kept_output == NULL ? -1 : 0;
     }
     return 0;
 }
 
-static bool point(void *given) {
+bool mha_point_attention_call(void *given) {
     attention_call *call = given;
-    call->pointed = mha_point_options(&call->options, &call->inputs.scores);
-    call->attention = mha_point_attention(&call->inputs, &call->results, &call->pointed);
+    const mha_attention_options *options = mha_point_options(&call->options, &call->inputs.scores);
+    call->attention = mha_point_attention(&call->inputs, &call->results, options);
     return true;
 }
 
-/* The results, or (results, kept). */
 static PyObject *results(void *given) {
     attention_call *call = given;
-    if (call->kept_output == NULL) {
-        return mha_pack_results(&call->results);
-    }
-    /* The caller may change the output. */
-    if (PyArray_CopyInto(call->kept_output, call->results.output) < 0) {
-        return NULL;
-    }
-    PyObject *packed = mha_pack_results(&call->results);
-    return mha_with_kept(packed, mha_keep_call(MHA_KEPT_ATTENTION, call, sizeof *call, clear));
+    return mha_pack_or_keep(&call->results, MHA_KEPT_ATTENTION, call, sizeof *call, clear);
 }
 
 MHA_CORE_WORKSPACE(scaled_dot_product_attention_workspace, mha_attention)
@@ -184,7 +174,7 @@ MHA_CORE_RUN(scaled_dot_product_attention_forward, mha_attention)
 
 MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, .forms = FORMS,
                     .count = NUM_ARGUMENTS, .by_position = OPTIONS + 1, .options = OPTIONS,
-                    .convert = convert, .point = point,
+                    .convert = convert, .point = mha_point_attention_call,
                     .workspace = core_scaled_dot_product_attention_workspace,
                     .forward = core_scaled_dot_product_attention_forward,
                     .problem = offsetof(attention_call, attention), .results = results,

@@ -11,9 +11,10 @@ typedef struct attention_call {
     attention_inputs inputs;
     converted_options options;
     attention_results results;
-    PyArrayObject *kept_output; /* for the way back, or NULL */
-    mha_attention_options pointed;
-    mha_attention attention; /* the problem; its options are `pointed` */
+    mha_attention attention; /* the problem */
 } attention_call;
+
+/* Takes the pointers. */
+bool mha_point_attention_call(void *call);
 
 #endif

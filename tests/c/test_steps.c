@@ -191,21 +191,22 @@ static void test_multi_head_attention(void) {
         .window_right = MHA_UNLIMITED,
         .scale = 1 / sqrt(DIM),
         .query_offset = {.data = &offset, .axes = 1, .shape = {1}}};
-    const mha_multi_head_attention layer = {
-        .attention = {.dtype = MHA_FLOAT64, .batch_axes = 1, .options = &options},
-        .batch_shape = {1},
-        .query_len = LENGTH,
-        .key_len = LENGTH,
-        .num_heads = 1,
-        .num_kv_heads = 1,
-        .query = x,
-        .key = x,
-        .value = x,
-        .W_q = weight,
-        .W_k = weight,
-        .W_v = weight,
-        .W_o = weight,
-        .output = output};
+    const mha_multi_head_attention layer = {.dtype = MHA_FLOAT64,
+                                            .batch_axes = 1,
+                                            .batch_shape = {1},
+                                            .query_len = LENGTH,
+                                            .key_len = LENGTH,
+                                            .num_heads = 1,
+                                            .num_kv_heads = 1,
+                                            .query = x,
+                                            .key = x,
+                                            .value = x,
+                                            .W_q = weight,
+                                            .W_k = weight,
+                                            .W_v = weight,
+                                            .W_o = weight,
+                                            .options = &options,
+                                            .output = output};
     CHECK_OK(mha_multi_head_attention_workspace(&layer, 1, &bytes));
     mha_execution execution = execution_of(bytes, 1);
     CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));

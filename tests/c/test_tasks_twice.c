@@ -65,12 +65,8 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
                                            .dropout_threshold = 9000,
                                            .dropout_seed = 5};
     const mha_multi_head_attention layer = {
-        .attention = {.dtype = MHA_FLOAT64,
-                      .batch_axes = 1,
-                      .origin = r->origin,
-                      .denominator = r->denominator,
-                      .head_gate = in.gate,
-                      .options = &options},
+        .dtype = MHA_FLOAT64,
+        .batch_axes = 1,
         .batch_shape = {BATCH},
         .query_len = LENGTH,
         .key_len = LENGTH,
@@ -84,7 +80,11 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
         .W_v = weight_of(in.W[2], DIM, KV_DIM),
         .W_o = weight_of(in.W[3], DIM, DIM),
         .b_q = in.b,
+        .head_gate = in.gate,
+        .options = &options,
         .output = r->output,
+        .origin = r->origin,
+        .denominator = r->denominator,
         .kept = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged}};
     const mha_multi_head_attention_gradients gradients = {
         .layer = &layer,

@@ -222,6 +222,14 @@ def references():
     return [sys.getrefcount(array) for array in inputs()]
 
 
+def is_out_of_memory(error):
+    """A MemoryError, or CPython's own words where there is no memory for the frame of a function
+    written in Python; those written in C are "<built-in function"."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, SystemError) and str(error).startswith("<function ")
+        and "returned NULL without setting an exception" in str(error))
+
+
 def attempt(call, how, first):
     """(allocations reached, those that failed, its bits or None for a MemoryError)."""
     found = []
@@ -231,13 +239,12 @@ def attempt(call, how, first):
         try:
             result = call()
             reached = shim.failing_memory_disarm()
-        except MemoryError:
+        except BaseException as error:
             reached = shim.failing_memory_disarm()
             result = None
-        except BaseException as error:
-            shim.failing_memory_disarm()
-            found.append(error)
-            return
+            if not is_out_of_memory(error):
+                found.append(error)
+                return
         found.append((reached, shim.failing_memory_failed(), None if result is None
                       else bits(result)))
 

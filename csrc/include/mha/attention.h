@@ -170,8 +170,8 @@ mha_linear_projection_backward_workspace(const mha_linear_projection_gradients *
 mha_status mha_linear_projection_backward(const mha_linear_projection_gradients *gradients,
                                           mha_execution *execution) MHA_MUST_CHECK;
 
-/* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. `heads` is
- * another tensor than x. */
+/* (..., len, heads * d) seen as (..., heads, len, d): only shape and strides change. `heads` may be
+ * x itself. */
 void mha_split_heads(const mha_tensor *x, int64_t num_heads, mha_tensor *heads);
 
 /* heads (..., heads, len, d), any strides -> merged, C-contiguous (..., len, heads * d). */
@@ -192,16 +192,19 @@ typedef struct mha_kept_steps {
 
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
- * too. `attention` gives dtype, batch_axes, options, weights and lse; its query, key, value and
- * output are filled in here. */
+ * too. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as in mha_attention. */
 typedef struct mha_multi_head_attention {
-    mha_attention attention;
+    mha_dtype dtype;
+    int batch_axes;
     int64_t batch_shape[MHA_MAX_AXES];
     int64_t query_len, key_len, num_heads, num_kv_heads;
     const void *query, *key, *value;
     mha_weight W_q, W_k, W_v, W_o;
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
+    const void *head_gate;
+    const mha_attention_options *options;
     void *output;
+    void *weights, *lse, *origin, *denominator;
     mha_kept_steps kept;
 } mha_multi_head_attention;
 

@@ -49,10 +49,11 @@ platforms=()
 for glibc in 2_28 2_27 2_17; do
     platforms+=(--platform "manylinux_${glibc}_$(uname -m)")
 done
+# Later versions of hypothesis have an extension that pip takes, but that needs a Python with GIL.
 if [ ! -d "$site/numpy" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site" \
         --only-binary=:all: --implementation cp --python-version "$version" --abi "$abi" --abi none \
-        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' matplotlib tqdm
+        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100,<6.156' matplotlib tqdm
 fi
 
 # The extension twice: sanitized for the threads, plain for the suite.

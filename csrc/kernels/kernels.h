@@ -15,7 +15,7 @@
  * product, over the depth of a matrix product. Each chain is one of FMAs from zero; a block of keys
  * joins its chains by plain additions. Part of the definition of a result's bits, and of its
  * accuracy: docs/kernels.md. */
-enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 64, MHA_DEPTH_CHAIN = 128 };
+enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };

@@ -20,6 +20,7 @@ def text():
     return Text()
 
 
+@pytest.mark.timeout(1500)  # both without vectors, on a busy machine
 def test_the_loss_curve_is_pytorchs(text):
     """100 steps without dropout, each loss to 1e-3."""
     ours = Training(Settings(dropout=0.0), text)

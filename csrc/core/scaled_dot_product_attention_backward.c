@@ -3,33 +3,13 @@
  * values. What a block of queries gets from the chunks is added up in their order, too: the next
  * chunk takes a block when the one before is done with it. So every sum has one order, whatever the
  * threads, and no thread needs a gradient of its own. */
-#include <stdatomic.h>
 #include <string.h>
 
-#include "../threads/partition.h"
-#include "run.h"
 #include "../threads/system.h"
-#include "attention_rows.h"
+#include "bias_backward.h"
 #include "few_queries.h"
-#include "gradient_tasks.h"
-
-typedef struct gradient_job {
-    const mha_attention_gradients *gradients;
-    const mha_attention *attention;
-    const mha_kernels *kernels;
-    int64_t batch, heads, kv_heads, group; /* group: heads on one key head */
-    int64_t query_blocks;
-    bool few_queries; /* as the forward pass went */
-    int64_t chunks, chunk_keys;
-    /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
-    _Atomic uint64_t *done;
-    bool bias_has_own_pass;  /* tasks share it */
-    int64_t bias_keys;       /* of a task of that pass, where queries share it */
-    bool copies_keys;        /* and values, and gathers their gradients side by side */
-    mha_pieces scratch;      /* scratch_size bytes for each worker: the kernel's */
-    mha_pieces keys, values; /* two for each worker: its copies, and their gradients */
-    size_t scratch_size, keys_size, values_size;
-} gradient_job;
+#include "gradient_job.h"
+#include "run.h"
 
 /* What a task works on, first_key..end_key of one key head, and where it finds these keys and
  * values and adds up their gradients. Strides count elements. */
@@ -41,72 +21,7 @@ typedef struct key_chunk {
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
 } key_chunk;
 
-/* Of a block of queries that sees nothing: finding that out. */
-enum { WORK_OF_BLOCK = 1 << 12 };
-
-/* Queries and keys of a head. */
-typedef struct score_area {
-    int64_t first_query, end_query, first_key, end_key;
-} score_area;
-
-/* Whether tasks would add to the same numbers of grad bias, in any order. */
-static bool is_shared_by_tasks(const mha_tensor *bias, int batch_axes, int64_t chunks) {
-    if (chunks > 1 && mha_stride(bias, 2) == 0 && mha_stride(bias, 1) == 0) {
-        return true;
-    }
-    for (int axis = 0; axis <= batch_axes; axis++) {
-        if (bias->strides[axis] == 0 && bias->shape[axis] > 1) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The rows of a head in a gradient, or NULL where it is not wanted; *stride counts elements. */
-static void *rows_of(const gradient_job *job, const mha_tensor *gradient, int64_t batch,
-                     int64_t head, int64_t row, int64_t *stride) {
-    if (gradient->data == NULL) {
-        return NULL;
-    }
-    *stride = mha_stride(gradient, 2) / (int64_t)mha_dtype_size(job->attention->dtype);
-    return mha_at_row(gradient, job->attention->batch_axes, batch, head, row);
-}
-
-/* One block of queries of one head, over all keys, without any gradient. */
-static mha_attention_backward_block block_of(const gradient_job *job, int64_t batch, int64_t head,
-                                             int64_t query_block, mha_key_ranges *visible) {
-    const mha_attention_gradients *g = job->gradients;
-    const int64_t query_len = mha_extent(&job->attention->query, 2);
-    const int64_t first = query_block * MHA_QUERY_CHAIN;
-    const int64_t count = mha_smaller(query_len - first, MHA_QUERY_CHAIN);
-    const int64_t row = (batch * job->heads + head) * query_len + first;
-    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    mha_attention_backward_block block = {
-        .attention = mha_query_block(job->attention, batch, head, first, count, visible),
-        .end_key = mha_extent(&job->attention->key, 2),
-        .few_queries = job->few_queries,
-        .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
-    };
-    block.grad_output =
-        rows_of(job, &g->grad_output, batch, head, first, &block.grad_output_stride);
-    return block;
-}
-
-static void run_block(const gradient_job *job, mha_attention_backward_block *block,
-                      mha_worker *worker) {
-    block->attention.checkpoint = &worker->checkpoint;
-    job->kernels->attention->backward(block, mha_piece(&job->scratch, worker->number));
-}
-
-static void want_bias(const gradient_job *job, int64_t batch, int64_t head, int64_t first_query,
-                      mha_attention_backward_block *block) {
-    const mha_tensor *bias = &job->gradients->grad_bias;
-    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    block->grad_bias = rows_of(job, bias, batch, head, first_query, &block->grad_bias_query_stride);
-    block->grad_bias_key_stride = block->grad_bias == NULL ? 0 : mha_stride(bias, 1) / item;
-}
-
-static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void *rows,
+static void clear_rows(const mha_gradient_job *job, const mha_tensor *gradient, void *rows,
                        int64_t first, int64_t end, mha_worker *worker) {
     if (rows == NULL) {
         return;
@@ -117,31 +32,6 @@ static void clear_rows(const gradient_job *job, const mha_tensor *gradient, void
             return;
         }
         memset((char *)rows + row * mha_stride(gradient, 2), 0, width);
-    }
-}
-
-/* Zeros in a head's grad bias for some queries and keys. Tasks that add to it do so themselves: all
- * tasks may run again, in the child of a signal handler that forks. */
-static void clear_bias(const gradient_job *job, int64_t batch, int64_t head, score_area area,
-                       mha_worker *worker) {
-    const mha_tensor *bias = &job->gradients->grad_bias;
-    const size_t item = mha_dtype_size(job->attention->dtype);
-    if (bias->data == NULL || mha_extent(bias, 1) == 0) {
-        return; /* without scores the array may be empty */
-    }
-    const int64_t end_query = mha_stride(bias, 2) == 0
-                                  ? mha_smaller(area.first_query + 1, area.end_query)
-                                  : area.end_query;
-    const int64_t end_key =
-        mha_stride(bias, 1) == 0 ? mha_smaller(area.first_key + 1, area.end_key) : area.end_key;
-    for (int64_t query = area.first_query; query < end_query; query++) {
-        char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
-        for (int64_t key = area.first_key; key < end_key; key++) {
-            if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING)) {
-                return;
-            }
-            memset(row + key * mha_stride(bias, 1), 0, item);
-        }
     }
 }
 
@@ -176,20 +66,22 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
 }
 
 /* Rows as the arrays have them, gradients at 0. */
-static void use_rows_in_place(const gradient_job *job, key_chunk *c, mha_worker *worker) {
+static void use_rows_in_place(const mha_gradient_job *job, key_chunk *c, mha_worker *worker) {
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
     c->stored_key = 0;
-    c->key = rows_of(job, &a->key, c->batch, c->kv_head, 0, &c->key_stride);
-    c->value = rows_of(job, &a->value, c->batch, c->kv_head, 0, &c->value_stride);
-    c->grad_key = rows_of(job, &g->grad_key, c->batch, c->kv_head, 0, &c->grad_key_stride);
-    c->grad_value = rows_of(job, &g->grad_value, c->batch, c->kv_head, 0, &c->grad_value_stride);
+    c->key = mha_gradient_rows(job, &a->key, c->batch, c->kv_head, 0, &c->key_stride);
+    c->value = mha_gradient_rows(job, &a->value, c->batch, c->kv_head, 0, &c->value_stride);
+    c->grad_key =
+        mha_gradient_rows(job, &g->grad_key, c->batch, c->kv_head, 0, &c->grad_key_stride);
+    c->grad_value =
+        mha_gradient_rows(job, &g->grad_value, c->batch, c->kv_head, 0, &c->grad_value_stride);
     clear_rows(job, &g->grad_key, c->grad_key, c->first_key, c->end_key, worker);
     clear_rows(job, &g->grad_value, c->grad_value, c->first_key, c->end_key, worker);
 }
 
 /* Rows of the chunk alone in the worker's own memory, gradients at 0. */
-static void use_rows_of_own(const gradient_job *job, const mha_worker *worker, key_chunk *c) {
+static void use_rows_of_own(const mha_gradient_job *job, const mha_worker *worker, key_chunk *c) {
     const mha_attention *a = job->attention;
     const int64_t item = (int64_t)mha_dtype_size(a->dtype), keys = c->end_key - c->first_key;
     c->key_stride = c->grad_key_stride = mha_extent(&a->key, 1);
@@ -209,8 +101,8 @@ static void use_rows_of_own(const gradient_job *job, const mha_worker *worker, k
     memset(grad_value, 0, (size_t)value_bytes);
 }
 
-static void return_gradient(const gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
-                            const char *own) {
+static void return_gradient(const mha_gradient_job *job, const key_chunk *c,
+                            const mha_tensor *gradient, const char *own) {
     if (own != NULL) {
         mha_scatter_rows(job->attention, gradient, c->batch, c->kv_head, c->first_key, c->end_key,
                          own);
@@ -218,11 +110,12 @@ static void return_gradient(const gradient_job *job, const key_chunk *c, const m
 }
 
 /* One block of queries of one head with a chunk of keys. */
-static void differentiate_block(const gradient_job *job, const key_chunk *c, int64_t head,
+static void differentiate_block(const mha_gradient_job *job, const key_chunk *c, int64_t head,
                                 int64_t query_block, mha_worker *worker) {
     const mha_attention_gradients *g = job->gradients;
     mha_key_ranges visible;
-    mha_attention_backward_block block = block_of(job, c->batch, head, query_block, &visible);
+    mha_attention_backward_block block =
+        mha_gradient_block(job, c->batch, head, query_block, &visible);
     _Atomic uint64_t *done =
         job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
     const int64_t first = block.attention.first_query;
@@ -239,14 +132,15 @@ static void differentiate_block(const gradient_job *job, const key_chunk *c, int
     block.end_key = c->end_key;
     block.adds_to_query = c->number > 0;
     block.grad_query =
-        rows_of(job, &g->grad_query, c->batch, head, first, &block.grad_query_stride);
-    block.grad_w_v = rows_of(job, &g->grad_w_v, c->batch, head, first, &block.grad_w_v_stride);
+        mha_gradient_rows(job, &g->grad_query, c->batch, head, first, &block.grad_query_stride);
+    block.grad_w_v =
+        mha_gradient_rows(job, &g->grad_w_v, c->batch, head, first, &block.grad_w_v_stride);
     if (!job->bias_has_own_pass) {
-        want_bias(job, c->batch, head, first, &block);
+        mha_want_bias(job, c->batch, head, first, &block);
     }
     if (sees_chunk(&block)) {
         await_turn(done, c->number, worker);
-        run_block(job, &block, worker);
+        mha_run_gradient_block(job, &block, worker);
     }
     atomic_fetch_or(done, (uint64_t)1 << c->number);
 }
@@ -254,7 +148,7 @@ static void differentiate_block(const gradient_job *job, const key_chunk *c, int
 /* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
  * last block of queries first: where the attention is causal all chunks have work there. */
 static void differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
-    const gradient_job *job = context;
+    const mha_gradient_job *job = context;
     const int64_t key_heads = job->batch * job->kv_heads;
     key_chunk c = {
         .number = (int)(task / key_heads), /* other heads lie between two of one head */
@@ -270,12 +164,10 @@ static void differentiate_chunk(void *context, int64_t task, mha_worker *worker)
     }
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
-            const score_area whole = {0, mha_extent(&job->attention->query, 2), 0,
-                                      mha_extent(&job->attention->key, 2)};
-            clear_bias(job, c.batch, head, whole, worker);
+            mha_clear_bias(job, c.batch, head, worker);
         }
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
-            if (mha_stop_after(&worker->checkpoint, WORK_OF_BLOCK)) {
+            if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_BLOCK)) {
                 return;
             }
             differentiate_block(job, &c, head, query_block, worker);
@@ -287,63 +179,11 @@ static void differentiate_chunk(void *context, int64_t task, mha_worker *worker)
     }
 }
 
-/* Task: the gradient of a bias that heads or batch items share, for one block of queries, or where
- * these share it too for some keys. Heads add to it in order. */
-static void differentiate_bias(void *context, int64_t task, mha_worker *worker) {
-    const gradient_job *job = context;
-    const int64_t query_len = mha_extent(&job->attention->query, 2);
-    const int64_t key_len = mha_extent(&job->attention->key, 2);
-    const bool of_keys = mha_stride(&job->gradients->grad_bias, 2) == 0;
-    score_area area = {0, query_len, 0, key_len};
-    if (of_keys) {
-        area.first_key = task * job->bias_keys;
-        area.end_key = mha_smaller(area.first_key + job->bias_keys, key_len);
-    } else {
-        area.first_query = task * MHA_QUERY_CHAIN;
-        area.end_query = mha_smaller(area.first_query + MHA_QUERY_CHAIN, query_len);
-    }
-    for (int64_t item = 0; item < job->batch * job->heads; item++) {
-        clear_bias(job, item / job->heads, item % job->heads, area, worker);
-    }
-    const int64_t first = of_keys ? 0 : task, end = of_keys ? job->query_blocks : task + 1;
-    for (int64_t item = 0; item < job->batch * job->heads; item++) {
-        const int64_t batch = item / job->heads, head = item % job->heads;
-        for (int64_t query_block = first; query_block < end; query_block++) {
-            if (mha_stop_after(&worker->checkpoint, WORK_OF_BLOCK)) {
-                return;
-            }
-            mha_key_ranges visible;
-            mha_attention_backward_block block = block_of(job, batch, head, query_block, &visible);
-            block.first_key = area.first_key;
-            block.end_key = area.end_key;
-            want_bias(job, batch, head, block.attention.first_query, &block);
-            run_block(job, &block, worker);
-        }
-    }
-}
-
 /* A chunk has a bit in job->done. */
-static int64_t chunk_keys_of(const gradient_job *job) {
+static int64_t chunk_keys_of(const mha_gradient_job *job) {
     enum { MOST_CHUNKS = 63 };
     const double query_len = (double)mha_extent(&job->attention->query, 2);
     return mha_keys_of_a_task(job->attention, (double)job->group * query_len, MOST_CHUNKS);
-}
-
-/* Keys of a task of differentiate_bias where queries share the bias; all, where keys do too. */
-static int64_t bias_keys_of(const gradient_job *job) {
-    const int64_t key_len = mha_extent(&job->attention->key, 2);
-    const double queries =
-        (double)job->batch * (double)job->heads * (double)mha_extent(&job->attention->query, 2);
-    return mha_stride(&job->gradients->grad_bias, 1) == 0
-               ? key_len
-               : mha_keys_of_a_task(job->attention, queries, key_len > 0 ? key_len : 1);
-}
-
-static int64_t count_bias_tasks(const gradient_job *job) {
-    const int64_t key_len = mha_extent(&job->attention->key, 2);
-    return mha_stride(&job->gradients->grad_bias, 2) != 0 || job->query_blocks == 0
-               ? job->query_blocks
-               : mha_divide_up(key_len, job->bias_keys > 0 ? job->bias_keys : 1);
 }
 
 static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
@@ -352,7 +192,7 @@ static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
 
 /* The kernel's scratch, and a chunk of key and value with their gradients, where their rows lie
  * apart: every block of queries reads them. At most MOST_COPIED bytes. */
-static void plan_scratch(gradient_job *job) {
+static void plan_scratch(mha_gradient_job *job) {
     enum { MOST_COPIED = 4 << 20 };
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
@@ -370,7 +210,7 @@ static void plan_scratch(gradient_job *job) {
     }
 }
 
-static mha_status plan(const mha_attention_gradients *gradients, gradient_job *job) {
+static mha_status plan(const mha_attention_gradients *gradients, mha_gradient_job *job) {
     const mha_attention *a = gradients->attention;
     job->gradients = gradients;
     job->attention = a;
@@ -385,24 +225,17 @@ static mha_status plan(const mha_attention_gradients *gradients, gradient_job *j
     job->chunk_keys = chunk_keys_of(job);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
-                             is_shared_by_tasks(&gradients->grad_bias, a->batch_axes, job->chunks);
-    job->bias_keys = job->bias_has_own_pass ? bias_keys_of(job) : 0;
+                             mha_bias_is_shared(&gradients->grad_bias, a->batch_axes, job->chunks);
     plan_scratch(job);
     return MHA_OK;
 }
 
-/* A multiply-add of the forward pass is two and a half here. */
-static int threads_of(const gradient_job *job, int64_t num_tasks, int num_threads) {
-    const double forward = mha_attention_operations(job->attention, job->batch * job->heads);
-    return mha_threads_for(num_tasks, 2.5 * forward, num_threads);
-}
-
-static mha_status count_tasks(const gradient_job *job, int64_t *count) {
+static mha_status count_tasks(const mha_gradient_job *job, int64_t *count) {
     const int64_t shape[] = {job->batch, job->kv_heads, job->chunks};
     return mha_count_elements(shape, 3, count);
 }
 
-static mha_status count_query_blocks(const gradient_job *job, int64_t *count) {
+static mha_status count_query_blocks(const mha_gradient_job *job, int64_t *count) {
     const int64_t shape[] = {job->batch, job->heads, job->query_blocks};
     return mha_count_elements(shape, 3, count);
 }
@@ -413,14 +246,14 @@ static bool nothing_to_compute(const mha_attention_gradients *gradients) {
            mha_has_no_rows(&gradients->attention->key);
 }
 
-static bool wants_more_than_bias(const gradient_job *job) {
+static bool wants_more_than_bias(const mha_gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
            g->grad_w_v.data != NULL || (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 
-static mha_status take_memory(gradient_job *job, mha_execution *execution) {
-    const size_t threads = (size_t)threads_of(job, INT64_MAX, execution->num_threads);
+static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
+    const size_t threads = (size_t)mha_gradient_threads(job, INT64_MAX, execution->num_threads);
     mha_workspace *workspace = &execution->workspace;
     int64_t query_blocks;
     size_t all;
@@ -440,26 +273,22 @@ static mha_status take_memory(gradient_job *job, mha_execution *execution) {
     return MHA_OK;
 }
 
-static mha_status run_passes(gradient_job *job, mha_execution *execution) {
+static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
     int64_t tasks;
     MHA_TRY(take_memory(job, execution));
     MHA_TRY(count_tasks(job, &tasks));
     if (wants_more_than_bias(job)) {
-        MHA_TRY(mha_run_tasks(execution, tasks, threads_of(job, tasks, execution->num_threads),
+        MHA_TRY(mha_run_tasks(execution, tasks,
+                              mha_gradient_threads(job, tasks, execution->num_threads),
                               differentiate_chunk, job));
     }
-    if (!job->bias_has_own_pass) {
-        return MHA_OK;
-    }
-    tasks = count_bias_tasks(job);
-    return mha_run_tasks(execution, tasks, threads_of(job, tasks, execution->num_threads),
-                         differentiate_bias, job);
+    return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }
 
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
-    gradient_job job;
+    mha_gradient_job job;
     if (nothing_to_compute(gradients)) {
         return MHA_OK;
     }

@@ -1,0 +1,49 @@
+/* The gradients of attention as a job: what all its tasks and passes read. */
+#ifndef MHA_GRADIENT_JOB_H
+#define MHA_GRADIENT_JOB_H
+
+#include <stdatomic.h>
+
+#include "../threads/pool.h"
+#include "attention_rows.h"
+
+typedef struct mha_gradient_job {
+    const mha_attention_gradients *gradients;
+    const mha_attention *attention;
+    const mha_kernels *kernels;
+    int64_t batch, heads, kv_heads, group; /* group: heads on one key head */
+    int64_t query_blocks;
+    bool few_queries; /* as the forward pass went */
+    int64_t chunks, chunk_keys;
+    /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
+    _Atomic uint64_t *done;
+    bool bias_has_own_pass;  /* tasks share it */
+    bool copies_keys;        /* and values, and gathers their gradients side by side */
+    mha_pieces scratch;      /* scratch_size bytes for each worker: the kernel's */
+    mha_pieces keys, values; /* two for each worker: its copies, and their gradients */
+    size_t scratch_size, keys_size, values_size;
+} mha_gradient_job;
+
+/* Of a block of queries that sees nothing: finding that out. */
+enum { MHA_WORK_OF_BLOCK = 1 << 12 };
+
+/* The rows of a head in a gradient, or NULL where it is not wanted; *stride counts elements. */
+void *mha_gradient_rows(const mha_gradient_job *job, const mha_tensor *gradient, int64_t batch,
+                        int64_t head, int64_t row, int64_t *stride);
+
+/* One block of queries of one head, over all keys, without any gradient; and its kernel. */
+mha_attention_backward_block mha_gradient_block(const mha_gradient_job *job, int64_t batch,
+                                                int64_t head, int64_t query_block,
+                                                mha_key_ranges *visible);
+void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_block *block,
+                            mha_worker *worker);
+
+/* A multiply-add of the forward pass is two and a half here. */
+int mha_gradient_threads(const mha_gradient_job *job, int64_t num_tasks, int num_threads);
+
+/* So many keys that a task that meets `queries` of them takes some tens of milliseconds, by the
+ * shapes alone: whole blocks, as equal as can be, cut at most `most` times. Less than a vector of
+ * queries costs as much as one. */
+int64_t mha_keys_of_a_task(const mha_attention *attention, double queries, int64_t most);
+
+#endif

@@ -13,6 +13,7 @@ from peers import pytorch_language_model
 from train_language_model import LanguageModel, Settings, Text, Training
 
 torch.manual_seed(0)
+pytestmark = pytest.mark.timeout(1500)  # both without vectors, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,6 @@ def text():
     return Text()
 
 
-@pytest.mark.timeout(1500)  # both without vectors, on a busy machine
 def test_the_loss_curve_is_pytorchs(text):
     """100 steps without dropout, each loss to 1e-3."""
     ours = Training(Settings(dropout=0.0), text)

@@ -74,6 +74,9 @@ def pullback_of(backward: Callable[..., dict[str, Gradient]], kept: object, want
     """The pullback of a call whose forward pass left `kept`, by the core's way back."""
 
     def pullback(grad_output: ArrayLike, grad_lse: ArrayLike | None = None) -> GradientsType:
+        """The gradients of a loss by name, from those by the output and by lse (or None: zeros).
+
+        They are shaped as the results are; None stands for what is not wanted or was not given."""
         return gradients(**backward(kept, grad_output, grad_lse, wanted))
 
     return pullback

@@ -7,6 +7,7 @@ show the function without.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -55,6 +56,20 @@ other_names("dropout dropout_p", "training",
             "training=True: the dropout is the layer's, given to its constructor")
 other_names("bias window scale", "w_v",
             "nothing: additive attention has no dot products to scale or bias")
+
+
+class OwnNames:
+    """Refuses to set a public name that the class does not have: a slip, which would do nothing.
+    Classes derived from ours elsewhere may have what they like."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        known = hasattr(type(self), name) or name.startswith("_")
+        if not known and type(self).__module__.startswith("mha."):
+            names = [own for own in dir(type(self)) if not own.startswith("_")]
+            alike = difflib.get_close_matches(name, names, 3) or names
+            raise AttributeError(f"{name}: {type(self).__name__} has no such name, wanted one of"
+                                 f" {', '.join(alike)}")
+        super().__setattr__(name, value)
 
 
 class AnnotationText(str):

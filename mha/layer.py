@@ -21,7 +21,7 @@ from mha.arguments import (
 )
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
-from mha.keywords import names_its_keywords, unknown_keyword
+from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
 from mha.layer_state import BIASES, LayerState
 from mha.options import (
     LAYER,
@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
-class MultiHeadAttention:
+class MultiHeadAttention(OwnNames):
     """Multi-head attention with its parameters (Vaswani et al. 2017, section 3.2.2).
 
     Parameters

@@ -80,6 +80,7 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     output, kept = _core.linear(x, weight, bias, keep=True)
 
     def pullback(grad_output: ArrayLike) -> LinearGradients:
+        """The gradients of a loss by name, from that by the output, which is shaped so."""
         return LinearGradients(**_core.linear_backward(kept, grad_output, None, wanted))
 
     return output, pullback

@@ -5,6 +5,8 @@ the figure without showing it: a notebook draws it once, a script calls `figure.
 needs nothing. Labels that have no room are thinned out or turned; NaN is grey and crossed out.
 """
 
+from __future__ import annotations
+
 import math
 import shutil
 from collections.abc import Sequence
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "heads", "importance", "mask", "text"]
 
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 COLOURS = "YlOrRd"      # light where there is no weight, dark where there is much
 NAN_COLOUR = "#9a9a9a"
 HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
@@ -38,9 +46,9 @@ Number = TypeVar("Number", np.bool_, np.float64)
 def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
           key_labels: Sequence[object] | None = None, *, batch: int = 0,
           heads: Sequence[int] | None = None, columns: int | None = None,
-          annotate: bool | None = None, vmax: float | None = None, cmap: "str | Colormap" = COLOURS,
+          annotate: bool | None = None, vmax: float | None = None, cmap: str | Colormap = COLOURS,
           title: str | None = None,
-          axes: "Sequence[Axes] | NDArray[Any] | None" = None) -> "Figure":
+          axes: Sequence[Axes] | NDArray[Any] | None = None) -> Figure:
     """One heat map a head, on one scale from 0 to the largest weight shown, with one colour bar.
 
     weights (batch, heads, query_len, key_len), of which one batch item is drawn; or
@@ -96,9 +104,9 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
 
 
 def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
-              key_labels: Sequence[object] | None = None, *, ax: "Axes | None" = None,
+              key_labels: Sequence[object] | None = None, *, ax: Axes | None = None,
               annotate: bool | None = None, vmax: float | None = None,
-              cmap: "str | Colormap" = COLOURS, title: str | None = None) -> "Figure":
+              cmap: str | Colormap = COLOURS, title: str | None = None) -> Figure:
     """One heat map of one matrix of weights (query_len, key_len), with its numbers when small.
 
     Axes of size 1 before the last two are dropped. The other arguments are those of `heads`; ax:
@@ -116,8 +124,8 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
 
 
 def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
-         key_labels: Sequence[object] | None = None, *, ax: "Axes | None" = None,
-         cmap: "str | Colormap | None" = None, title: str | None = None) -> "Figure":
+         key_labels: Sequence[object] | None = None, *, ax: Axes | None = None,
+         cmap: str | Colormap | None = None, title: str | None = None) -> Figure:
     """One mask (query_len, key_len), bool, True = attend, in two colours with a legend.
 
     Axes of size 1 before the last two are dropped. cmap: a colour map whose two ends stand for
@@ -146,9 +154,9 @@ def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
     return _figure_of(axes)
 
 
-def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: "str | Colormap" = COLOURS,
+def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: str | Colormap = COLOURS,
                label: str = "importance", title: str | None = None,
-               ax: "Axes | None" = None) -> "Figure":
+               ax: Axes | None = None) -> Figure:
     """How much each head matters: bars for one layer, a map of layers and heads for several.
 
     scores (heads,) or (layers, heads), as the functions of `mha.importance` give them. annotate:
@@ -175,8 +183,8 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: "str | 
     return drawing.one(array, ax, "head", "layer")
 
 
-def _bars(scores: NDArray[np.float64], ax: "Axes | None", cmap: "str | Colormap", label: str,
-          title: str | None) -> "Figure":
+def _bars(scores: NDArray[np.float64], ax: Axes | None, cmap: str | Colormap, label: str,
+          title: str | None) -> Figure:
     """The scores (heads,) of one layer as bars, with NaN in words."""
     # The label is as wide as the numbers beside the bars may be.
     drawing = _Drawing((1, len(scores)), ["-0.0000"], None, False, 1.0, cmap, title, label=label)
@@ -298,7 +306,7 @@ def _scale_end(maps: NDArray[np.float64], vmax: float | None) -> float:
     return vmax
 
 
-def _figure_of(axes: "Axes") -> "Figure":
+def _figure_of(axes: Axes) -> Figure:
     """The figure; of axes in a SubFigure that one, as whoever gave them knows."""
     return cast("Figure", axes.figure)
 
@@ -318,7 +326,7 @@ class _Drawing:
 
     def __init__(self, shape: tuple[int, int], query_labels: Sequence[object] | None,
                  key_labels: Sequence[object] | None, annotate: bool, vmax: float,
-                 cmap: "str | Colormap", title: str | None, *, vmin: float = 0.0,
+                 cmap: str | Colormap, title: str | None, *, vmin: float = 0.0,
                  digits: str = ".2f", label: str = "attention weight") -> None:
         matplotlib = matplotlib_module()
         labels = plot_labels.checked(query_labels, key_labels, *shape)
@@ -340,8 +348,8 @@ class _Drawing:
                       self.fonts, title=self.title,
                       tall=self.fonts.width([self.label], 10) + 0.1, **options)
 
-    def place(self, matrix: NDArray[np.float64], ax: "Axes | None",
-              **options: Unpack[LayoutKeywords]) -> "tuple[Layout | None, Axes]":
+    def place(self, matrix: NDArray[np.float64], ax: Axes | None,
+              **options: Unpack[LayoutKeywords]) -> tuple[Layout | None, Axes]:
         """(layout, axes): new ones, or None and the given ax, with the title."""
         if ax is None:
             layout = self.layout(matrix, 1, 1, **options)
@@ -350,7 +358,7 @@ class _Drawing:
             ax.set_title(self.fonts.drawable(self.title), fontfamily=self.fonts.families)
         return None, ax
 
-    def one(self, matrix: NDArray[np.float64], ax: "Axes | None", x: str, y: str) -> "Figure":
+    def one(self, matrix: NDArray[np.float64], ax: Axes | None, x: str, y: str) -> Figure:
         """A figure of one matrix, with its colour bar."""
         layout, ax = self.place(matrix, ax)
         image = self.draw(ax, matrix, layout)
@@ -358,8 +366,8 @@ class _Drawing:
         self.colour_bar(image, ax, layout, bool(np.isnan(matrix).any()))
         return _figure_of(ax)
 
-    def draw(self, ax: "Axes", matrix: NDArray[np.float64],
-             layout: Layout | None) -> "AxesImage":
+    def draw(self, ax: Axes, matrix: NDArray[np.float64],
+             layout: Layout | None) -> AxesImage:
         """One matrix into one axes, with its labels and numbers."""
         fills = layout is not None or plot_layout.stretched(self.shape)
         aspect: Literal["auto", "equal"] = "auto" if fills else "equal"
@@ -376,7 +384,7 @@ class _Drawing:
                        linewidth=0.7)
         return image
 
-    def cells(self, ax: "Axes", layout: Layout | None) -> tuple[float, float]:
+    def cells(self, ax: Axes, layout: Layout | None) -> tuple[float, float]:
         """The (width, height) of a cell, in inches."""
         query_len, key_len = self.shape
         if layout is not None:
@@ -385,7 +393,7 @@ class _Drawing:
         width, height = ax.bbox.width / dpi / key_len, ax.bbox.height / dpi / query_len
         return (width, height) if plot_layout.stretched(self.shape) else (min(width, height),) * 2
 
-    def tick(self, axis: "XAxis | YAxis", labels: list[str] | None, length: int,
+    def tick(self, axis: XAxis | YAxis, labels: list[str] | None, length: int,
              cell: float) -> None:
         """The labels that have room beside the cells, or their numbers."""
         ticks = plot_labels.Ticks(labels, length, cell, self.fonts,
@@ -394,7 +402,7 @@ class _Drawing:
                        rotation=90 if ticks.upright else 0, parse_math=False,
                        fontfamily=self.fonts.families)
 
-    def colour_bar(self, image: "AxesImage", panels: "Axes | list[Axes]", layout: Layout | None,
+    def colour_bar(self, image: AxesImage, panels: Axes | list[Axes], layout: Layout | None,
                    any_nan: bool) -> None:
         """The colour bar, with a patch for NaN below it where there is any."""
         if layout is None:
@@ -410,7 +418,7 @@ class _Drawing:
             bar.ax.legend(handles=[patch], loc="upper left", bbox_to_anchor=(0, 0), fontsize=8,
                           borderaxespad=1, borderpad=0, handlelength=1.6, frameon=False)
 
-    def _write_numbers(self, ax: "Axes", image: "AxesImage", matrix: NDArray[np.float64],
+    def _write_numbers(self, ax: Axes, image: AxesImage, matrix: NDArray[np.float64],
                        cell: float) -> None:
         room = cell / plot_layout.cell_for(matrix, self.digits)
         size = max(3, plot_layout.NUMBER_SIZE * min(1, room))
@@ -422,7 +430,7 @@ class _Drawing:
                     fontsize=size, color="white" if dark else "black")
 
 
-def _grid_lines(ax: "Axes", shape: tuple[int, int]) -> None:
+def _grid_lines(ax: Axes, shape: tuple[int, int]) -> None:
     """Thin white lines between the cells of a small mask."""
     if max(shape) <= 40:
         for query in range(1, shape[0]):

@@ -223,6 +223,27 @@ def test_random_arguments(name):
     assert bad_input.answer() == bad_input.GOOD_ANSWER
 
 
+def test_what_stands_twice_is_converted_once():
+    """The gradients of self-attention add up: three arrays of three shapes would not."""
+
+    class Shrinking:
+        asked = 0
+
+        def __array__(self, dtype=None, copy=None):
+            self.asked += 1
+            return np.ones((1, 400 if self.asked == 1 else 4, 8), np.float32)
+
+    layer, shrinking = mha.MultiHeadAttention(8, 2, rng=0), Shrinking()
+    output, pullback = layer.vjp(shrinking)
+    assert shrinking.asked == 1
+    assert pullback(output).query.shape == output.shape == (1, 400, 8)
+    arrays = [np.ones((1, length, 8), np.float32) for length in (9, 4, 4)]
+    for same in ({"key_is_query": True}, {"key_is_query": True, "value_is_key": True}):
+        with pytest.raises(ValueError, match="key: got shape"):
+            _core.multi_head_attention(*arrays, *layer._state.call, None, AttentionOptions(),
+                                       keep=True, **same)
+
+
 def test_a_record_of_another_length_is_refused():
     a = bad_input.fresh_arrays()
     for record in ((), AttentionOptions()[:-1], (*AttentionOptions(), None), None, [None] * 11):

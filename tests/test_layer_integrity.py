@@ -57,6 +57,30 @@ def test_the_error_says_what_to_do():
             setattr(random_layer(), name, 1)
 
 
+def test_a_name_that_a_layer_does_not_have_is_refused():
+    layer = mha.MultiHeadAttention(24, 4)
+    for name in ("Wq", "w_q", "W_Q"):
+        with pytest.raises(AttributeError, match=r"wanted one of .*W_q"):
+            setattr(layer, name, layer.W_q)
+
+    class Derived(mha.MultiHeadAttention):
+        pass
+
+    derived = Derived(24, 4)
+    derived.note = "its own"
+    assert derived.note == "its own"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_wrong_width_is_said_of_what_was_given(frozen):
+    layer = mha.MultiHeadAttention(24, 4, key_dim=7)
+    layer = layer.freeze() if frozen else layer
+    with pytest.raises(ValueError, match="query: got a last axis of 20, wanted 24, the layer's qu"):
+        layer(X[..., :20])
+    with pytest.raises(ValueError, match="key: got a last axis of 24, wanted 7, the layer's key_d"):
+        layer(X)
+
+
 def test_dropout_may_be_assigned():
     layer = random_layer()
     layer.dropout = 0.5

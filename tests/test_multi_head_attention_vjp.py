@@ -122,8 +122,12 @@ def test_one_sequence_is_a_batch_of_one():
     assert np.array_equal(output, whole[0])
     grad_lse = rng.standard_normal((4, 5))
     got, wanted = pullback(output, grad_lse), whole_pullback(whole, grad_lse[None])
+    exact_output, exact_pullback = reference.multi_head_attention_vjp(**arguments, **options)
+    exact = exact_pullback(output, grad_lse)
+    assert relative_error(output, exact_output) < FLOOR[output.dtype]
     for name, gradient in got._asdict().items():
         other = getattr(wanted, name)
+        assert relative_error(gradient, exact[name]) < FLOOR[output.dtype], name
         assert np.array_equal(gradient, other[0] if name in ("query", "key", "value") else other)
 
 

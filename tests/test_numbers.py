@@ -101,7 +101,8 @@ def test_gradients_of_values_with_much_in_common(dtype, query_len):
         assert error_of(got, wanted) <= 2 * ROUNDINGS * error_of(numpys, wanted)
 
 
-def test_a_key_that_has_all_the_weight_gives_no_gradient():
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.25])
+def test_a_key_that_has_all_the_weight_gives_no_gradient(dropout):
     """To the bit, since its value is the output: what is left over is large beside 0."""
     rng = np.random.default_rng(3)
     for query_len, key_len, head_dim in ((1, 40, 96), (30, 200, 40)):
@@ -110,10 +111,38 @@ def test_a_key_that_has_all_the_weight_gives_no_gradient():
         grad_output = rng.standard_normal((query_len, head_dim)).astype(np.float32)
         bias = np.full((query_len, key_len), -1e4, np.float32)
         bias[:, 7] = 0
-        pullback = mha.scaled_dot_product_attention_vjp(query, key, value, bias=bias)[1]
+        pullback = mha.scaled_dot_product_attention_vjp(query, key, value, bias=bias,
+                                                        dropout=dropout, rng=5)[1]
         gradients = pullback(grad_output)
         assert not gradients.query.any()
         assert not gradients.key.any()
+
+
+@pytest.mark.parametrize("query_len", [3, 9])
+def test_grad_lse_where_a_key_has_all_the_weight(query_len):
+    """All the gradient is that of lse, however large the values: it is not lost beside them."""
+    rng = np.random.default_rng(4)
+    query, key, grad_output = (rng.standard_normal(shape).astype(np.float32)
+                               for shape in ((query_len, 64), (1, 64), (query_len, 64)))
+    grad_lse = rng.standard_normal(query_len).astype(np.float32)
+    pullback = mha.scaled_dot_product_attention_vjp(query, key, key + np.float32(1e4))[1]
+    exact = grad_lse.astype(float)[:, None] * key / 8
+    assert error_of(pullback(grad_output, grad_lse).query, exact) < 1e-7
+
+
+@pytest.mark.parametrize(("heads", "query_len"), [(32, 8192), (1, 400_000)])
+def test_gradients_that_many_queries_share(heads, query_len):
+    """Thousands of blocks of queries add to the same keys and values."""
+    rng = np.random.default_rng(heads)
+    query, grad_output = rng.standard_normal((2, 1, heads, query_len, 4), dtype=np.float32)
+    key, value = rng.standard_normal((2, 1, 1, 32, 4), dtype=np.float32)
+    gradients = mha.scaled_dot_product_attention_vjp(query, key, value)[1](grad_output)
+    arguments = query[0], key[0], value[0], grad_output[0]
+    exact = attention_and_gradients(*(x.astype(float) for x in arguments))
+    plain = attention_and_gradients(*arguments)
+    for got, numpys, wanted in zip(gradients[1:3], plain[2:], exact[2:], strict=True):
+        wanted, numpys = wanted.sum(axis=0), numpys.sum(axis=0)
+        assert error_of(got[0, 0], wanted) <= 2 * ROUNDINGS * error_of(numpys, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -110,6 +110,8 @@ def run(code):
 def test_the_public_names():
     assert sorted(mha.__all__) == NAMES
     assert dir(mha) == sorted(NAMES + SUBMODULES)
+    for module in (mha.masks, mha.importance, mha.plot):
+        assert dir(module) == sorted(module.__all__)
     for name in NAMES:
         assert hasattr(mha, name)
     public_here = {name for name, value in vars(mha).items()

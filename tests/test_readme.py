@@ -21,6 +21,10 @@ def test_its_python_runs(capsys):
     for block in blocks:
         exec(block, names)
     printed = capsys.readouterr().out
+    losses = re.search(r"# the loss: (.+)", text)[1].split(", ")
+    shown = re.findall(r"^[\d.]+$", printed, re.MULTILINE)
+    assert losses == [f"{float(line):.2f}" for line in shown]
+    assert losses == sorted(losses, reverse=True)
     for comment in re.findall(r"^print.*?# (.+)$", "".join(blocks), re.MULTILINE):
         assert comment in printed
     assert len(blocks) >= 3

@@ -172,6 +172,6 @@ def test_wrong_arguments_are_refused_as_by_the_layer(capsys):
         reference.steps(layer, x, mask=np.ones((3, 3)))
     with pytest.raises(ValueError, match="mask: got 3 dimensions"):
         reference.steps(layer, x, mask=np.ones((2, 3, 3), bool))
-    with pytest.raises(ValueError, match="W_q: "):
+    with pytest.raises(ValueError, match="query: got a last axis"):
         reference.steps(layer, np.ones((2, 3, 7)))
     assert capsys.readouterr().out == ""

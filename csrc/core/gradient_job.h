@@ -17,12 +17,16 @@ typedef struct mha_gradient_job {
     int64_t chunks, chunk_keys;
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
-    bool bias_has_own_pass;  /* tasks share it */
-    bool copies_keys;        /* and values, and gathers their gradients side by side */
-    mha_pieces scratch;      /* scratch_size bytes for each worker: the kernel's */
-    mha_pieces keys, values; /* two for each worker: its copies, and their gradients */
+    bool bias_has_own_pass; /* tasks share it */
+    bool copies_keys;       /* and values, side by side */
+    bool joins_sums;        /* over so many queries that they are chains of chains */
+    mha_pieces scratch;     /* scratch_size bytes for each worker: the kernel's */
+    mha_pieces keys, values, grad_keys, grad_values; /* one for each worker: copies, own sums */
     size_t scratch_size, keys_size, values_size;
 } mha_gradient_job;
+
+/* Blocks of queries whose sums for key and value are added up before they join the others. */
+enum { MHA_JOINED_BLOCKS = 32 };
 
 /* Of a block of queries that sees nothing: finding that out. */
 enum { MHA_WORK_OF_BLOCK = 1 << 12 };

@@ -16,24 +16,9 @@
 typedef struct key_chunk {
     int64_t batch, kv_head, first_key, end_key;
     int number;                                /* among the chunks of the head */
-    int64_t stored_key;                        /* whose rows the pointers are to */
     void *key, *value, *grad_key, *grad_value; /* gradients: NULL where not wanted */
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
 } key_chunk;
-
-static void clear_rows(const mha_gradient_job *job, const mha_tensor *gradient, void *rows,
-                       int64_t first, int64_t end, mha_worker *worker) {
-    if (rows == NULL) {
-        return;
-    }
-    const size_t width = (size_t)mha_extent(gradient, 1) * mha_dtype_size(job->attention->dtype);
-    for (int64_t row = first; row < end; row++) {
-        if (mha_stop_after(&worker->checkpoint, mha_extent(gradient, 1) + 1)) {
-            return;
-        }
-        memset((char *)rows + row * mha_stride(gradient, 2), 0, width);
-    }
-}
 
 /* Waits until the chunks before this one are done with a block of queries. They were begun before.
  */
@@ -65,47 +50,82 @@ static bool sees_chunk(const mha_attention_backward_block *block) {
     return block->first_key == 0 || a->scores.uniform_empty_rows;
 }
 
-/* Rows as the arrays have them, gradients at 0. */
-static void use_rows_in_place(const mha_gradient_job *job, key_chunk *c, mha_worker *worker) {
+/* The rows of key or value: as the array has them, or copied side by side to `own`. */
+static void *rows_of_chunk(const mha_gradient_job *job, const key_chunk *c,
+                           const mha_tensor *tensor, void *own, int64_t *stride) {
+    if (!job->copies_keys) {
+        return mha_gradient_rows(job, tensor, c->batch, c->kv_head, c->first_key, stride);
+    }
+    mha_gather_rows(job->attention, tensor, c->batch, c->kv_head, c->first_key, c->end_key, own);
+    *stride = mha_extent(tensor, 1);
+    return own;
+}
+
+static bool has_sums_of_own(const mha_gradient_job *job) {
+    return job->copies_keys || job->joins_sums;
+}
+
+/* Where a gradient of the chunk is added up, at 0: in the array, or side by side in `own`. */
+static void *sums_of_chunk(const mha_gradient_job *job, const key_chunk *c,
+                           const mha_tensor *gradient, void *own, int64_t *stride,
+                           mha_worker *worker) {
+    const int64_t columns = mha_extent(gradient, 1);
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
+    char *rows = mha_gradient_rows(job, gradient, c->batch, c->kv_head, c->first_key, stride);
+    if (rows != NULL && has_sums_of_own(job)) {
+        rows = own;
+        *stride = columns;
+    }
+    for (int64_t row = 0; rows != NULL && columns > 0 && row < c->end_key - c->first_key; row++) {
+        if (mha_stop_after(&worker->checkpoint, columns + 1)) {
+            break;
+        }
+        memset(rows + row * *stride * item, 0, (size_t)(columns * item));
+    }
+    return rows;
+}
+
+static void use_rows(const mha_gradient_job *job, mha_worker *worker, key_chunk *c) {
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
-    c->stored_key = 0;
-    c->key = mha_gradient_rows(job, &a->key, c->batch, c->kv_head, 0, &c->key_stride);
-    c->value = mha_gradient_rows(job, &a->value, c->batch, c->kv_head, 0, &c->value_stride);
-    c->grad_key =
-        mha_gradient_rows(job, &g->grad_key, c->batch, c->kv_head, 0, &c->grad_key_stride);
-    c->grad_value =
-        mha_gradient_rows(job, &g->grad_value, c->batch, c->kv_head, 0, &c->grad_value_stride);
-    clear_rows(job, &g->grad_key, c->grad_key, c->first_key, c->end_key, worker);
-    clear_rows(job, &g->grad_value, c->grad_value, c->first_key, c->end_key, worker);
+    const int n = worker->number;
+    c->key = rows_of_chunk(job, c, &a->key, mha_piece(&job->keys, n), &c->key_stride);
+    c->value = rows_of_chunk(job, c, &a->value, mha_piece(&job->values, n), &c->value_stride);
+    c->grad_key = sums_of_chunk(job, c, &g->grad_key, mha_piece(&job->grad_keys, n),
+                                &c->grad_key_stride, worker);
+    c->grad_value = sums_of_chunk(job, c, &g->grad_value, mha_piece(&job->grad_values, n),
+                                  &c->grad_value_stride, worker);
 }
 
-/* Rows of the chunk alone in the worker's own memory, gradients at 0. */
-static void use_rows_of_own(const mha_gradient_job *job, const mha_worker *worker, key_chunk *c) {
-    const mha_attention *a = job->attention;
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype), keys = c->end_key - c->first_key;
-    c->key_stride = c->grad_key_stride = mha_extent(&a->key, 1);
-    c->value_stride = c->grad_value_stride = mha_extent(&a->value, 1);
-    const int64_t key_bytes = keys * c->key_stride * item;
-    const int64_t value_bytes = keys * c->value_stride * item;
-    void *grad_key = mha_piece(&job->keys, 2 * worker->number + 1);
-    void *grad_value = mha_piece(&job->values, 2 * worker->number + 1);
-    c->stored_key = c->first_key;
-    c->key = mha_piece(&job->keys, 2 * worker->number);
-    c->value = mha_piece(&job->values, 2 * worker->number);
-    c->grad_key = job->gradients->grad_key.data == NULL ? NULL : grad_key;
-    c->grad_value = job->gradients->grad_value.data == NULL ? NULL : grad_value;
-    mha_gather_rows(a, &a->key, c->batch, c->kv_head, c->first_key, c->end_key, c->key);
-    mha_gather_rows(a, &a->value, c->batch, c->kv_head, c->first_key, c->end_key, c->value);
-    memset(grad_key, 0, (size_t)key_bytes);
-    memset(grad_value, 0, (size_t)value_bytes);
+/* The worker's sums go to the array, or are added to what it has, and begin again from 0. */
+static void return_sums(const mha_gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
+                        char *own, bool adds, mha_worker *worker) {
+    const int64_t columns = mha_extent(gradient, 1);
+    const size_t width = (size_t)columns * mha_dtype_size(job->attention->dtype);
+    for (int64_t key = c->first_key; own != NULL && key < c->end_key; key++, own += width) {
+        char *to = mha_at_row(gradient, job->attention->batch_axes, c->batch, c->kv_head, key);
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (columns + 1))) {
+            return;
+        }
+        if (adds) {
+            job->kernels->elementwise->add(to, own, columns);
+        } else {
+            memcpy(to, own, width);
+        }
+        memset(own, 0, width);
+    }
 }
 
-static void return_gradient(const mha_gradient_job *job, const key_chunk *c,
-                            const mha_tensor *gradient, const char *own) {
-    if (own != NULL) {
-        mha_scatter_rows(job->attention, gradient, c->batch, c->kv_head, c->first_key, c->end_key,
-                         own);
+/* After `blocks` blocks of queries. Sums over thousands of blocks are chains of chains, so that
+ * their error grows with the root of both lengths alone. */
+static void join_sums(const mha_gradient_job *job, const key_chunk *c, int64_t blocks,
+                      mha_worker *worker) {
+    const bool is_last = blocks == job->group * job->query_blocks;
+    const bool joins = job->joins_sums && blocks % MHA_JOINED_BLOCKS == 0;
+    const bool adds = job->joins_sums && blocks > MHA_JOINED_BLOCKS;
+    if (has_sums_of_own(job) && (joins || is_last)) {
+        return_sums(job, c, &job->gradients->grad_key, c->grad_key, adds, worker);
+        return_sums(job, c, &job->gradients->grad_value, c->grad_value, adds, worker);
     }
 }
 
@@ -119,7 +139,7 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
     _Atomic uint64_t *done =
         job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
     const int64_t first = block.attention.first_query;
-    block.attention.stored_key = c->stored_key;
+    block.attention.stored_key = c->first_key;
     block.attention.key = c->key;
     block.attention.key_stride = c->key_stride;
     block.attention.value = c->value;
@@ -157,11 +177,8 @@ static void differentiate_chunk(void *context, int64_t task, mha_worker *worker)
     };
     c.first_key = c.number * job->chunk_keys;
     c.end_key = mha_smaller(c.first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
-    if (job->copies_keys) {
-        use_rows_of_own(job, worker, &c);
-    } else {
-        use_rows_in_place(job, &c, worker);
-    }
+    use_rows(job, worker, &c);
+    int64_t blocks = 0;
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
             mha_clear_bias(job, c.batch, head, worker);
@@ -171,11 +188,8 @@ static void differentiate_chunk(void *context, int64_t task, mha_worker *worker)
                 return;
             }
             differentiate_block(job, &c, head, query_block, worker);
+            join_sums(job, &c, ++blocks, worker);
         }
-    }
-    if (job->copies_keys) {
-        return_gradient(job, &c, &job->gradients->grad_key, c.grad_key);
-        return_gradient(job, &c, &job->gradients->grad_value, c.grad_value);
     }
 }
 
@@ -190,21 +204,23 @@ static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return tensor->data != NULL && mha_rows_lie_apart(tensor, dtype);
 }
 
-/* The kernel's scratch, and a chunk of key and value with their gradients, where their rows lie
- * apart: every block of queries reads them. At most MOST_COPIED bytes. */
+/* The kernel's scratch; a copy of a chunk of key and value, where their rows or those of their
+ * gradients lie apart: every block of queries reads them, at most MOST_COPIED bytes; and the
+ * worker's own sums, where the chunk is copied or its sums are long. */
 static void plan_scratch(mha_gradient_job *job) {
-    enum { MOST_COPIED = 4 << 20 };
+    enum { MOST_COPIED = 2 << 20, MOST_SUMMED = 32 << 20 };
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
     const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
     const double column = (double)job->chunk_keys * (double)mha_dtype_size(a->dtype);
-    const double bytes = 2.0 * column * ((double)head_dim + (double)value_head_dim);
+    const double bytes = column * ((double)head_dim + (double)value_head_dim);
     const bool apart = has_rows_apart(&a->key, a->dtype) || has_rows_apart(&a->value, a->dtype) ||
                        has_rows_apart(&g->grad_key, a->dtype) ||
                        has_rows_apart(&g->grad_value, a->dtype);
     job->copies_keys = apart && bytes <= MOST_COPIED && job->group * job->query_blocks > 1;
+    job->joins_sums = bytes <= MOST_SUMMED && job->group * job->query_blocks > MHA_JOINED_BLOCKS;
     job->scratch_size = job->kernels->attention->backward_scratch_size(head_dim, value_head_dim);
-    if (job->copies_keys) {
+    if (has_sums_of_own(job)) {
         job->keys_size = (size_t)(column * (double)head_dim);
         job->values_size = (size_t)(column * (double)value_head_dim);
     }
@@ -267,8 +283,12 @@ static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
     }
     MHA_TRY(mha_workspace_take_pieces(workspace, job->scratch_size, threads, &job->scratch));
     if (job->copies_keys) {
-        MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, 2 * threads, &job->keys));
-        MHA_TRY(mha_workspace_take_pieces(workspace, job->values_size, 2 * threads, &job->values));
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, threads, &job->keys));
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->values_size, threads, &job->values));
+    }
+    if (has_sums_of_own(job)) {
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, threads, &job->grad_keys));
+        MHA_TRY(mha_workspace_take_pieces(workspace, job->values_size, threads, &job->grad_values));
     }
     return MHA_OK;
 }

@@ -165,9 +165,31 @@ static int64_t width_of(PyArrayObject *sequence) {
     return PyArray_DIM(sequence, PyArray_NDIM(sequence) - 1);
 }
 
+/* Whoever calls a layer did not give the weight: the error is about what was given. */
+static int check_width_of_layer(PyArrayObject *sequence, const char *name, PyObject *weight) {
+    const int64_t wanted = mha_rows_of_weight(weight), got = width_of(sequence);
+    if (wanted < 0 || got == wanted) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "%s: got a last axis of %lld, wanted %lld, the layer's %s_dim",
+                 name, (long long)got, (long long)wanted, name);
+    return -1;
+}
+
+static int check_widths_of_layer(PyObject *const *arguments, const layer_call *call) {
+    return check_width_of_layer(call->query, "query", arguments[W_Q]) < 0 ||
+                   check_width_of_layer(call->key, "key", arguments[W_K]) < 0 ||
+                   check_width_of_layer(call->value, "value", arguments[W_V]) < 0
+               ? -1
+               : 0;
+}
+
 static int convert_weights(PyObject *const *arguments, layer_call *call) {
     const char *kv_name = arguments[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
     const mha_dtype dtype = call->dtype;
+    if (PyArray_DescrCheck(arguments[DTYPE]) && check_widths_of_layer(arguments, call) < 0) {
+        return -1;
+    }
     if (mha_convert_weight(arguments[W_Q], dtype, width_of(call->query), "the last axis of query",
                            "W_q", &call->W_q) < 0 ||
         mha_convert_weight(arguments[W_K], dtype, width_of(call->key), "the last axis of key",
@@ -301,11 +323,34 @@ static int refuse_packed(const layer_call *call) {
                : 0;
 }
 
+/* Whether two arrays are one for the gradients. Another thread may have changed a shape meanwhile.
+ */
+static int check_same(bool is_same, PyArrayObject *array, const char *name, PyArrayObject *other) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    if (!is_same || PyArray_SAMESHAPE(array, other)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "%s: got shape %s, wanted %s, that of the array it is said to be", name,
+                 mha_array_shape_text(array, got), mha_array_shape_text(other, wanted));
+    return -1;
+}
+
+static int convert_sameness(PyObject *const *arguments, layer_call *call) {
+    call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
+    call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
+    return check_same(call->key_is_query, call->key, "key", call->query) < 0 ||
+                   check_same(call->value_is_key, call->value, "value", call->key) < 0
+               ? -1
+               : 0;
+}
+
 static int convert(void *given, PyObject **arguments) {
     layer_call *call = given;
     attention_results *results = &call->results;
-    if (convert_sequences(arguments, call) < 0 || convert_heads(arguments, call) < 0 ||
-        convert_weights(arguments, call) < 0 || convert_vectors(arguments, call) < 0) {
+    if (convert_sequences(arguments, call) < 0 || convert_sameness(arguments, call) < 0 ||
+        convert_heads(arguments, call) < 0 || convert_weights(arguments, call) < 0 ||
+        convert_vectors(arguments, call) < 0) {
         return -1;
     }
     set_scores(call);
@@ -324,8 +369,6 @@ static int convert(void *given, PyObject **arguments) {
                        &results->weights, &results->lse) < 0) {
         return -1;
     }
-    call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
-    call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
     call->keeps = arguments[KEEP] == Py_True;
     return call->keeps && (refuse_packed(call) < 0 || new_kept_steps(call) < 0) ? -1 : 0;
 }

@@ -75,7 +75,10 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
 
 int mha_settle(const argument_form *forms, int count, PyObject *const *given, PyObject **settled) {
     for (int i = 0; i < count; i++) {
-        settled[i] = settle_one(forms[i], given[i]);
+        /* An object that stands twice, as in self-attention, becomes one array. */
+        const bool is_same = i > 0 && given[i] == given[i - 1] && forms[i].kind == AS_REAL &&
+                             forms[i - 1].kind == AS_REAL;
+        settled[i] = is_same ? Py_NewRef(settled[i - 1]) : settle_one(forms[i], given[i]);
         if (settled[i] == NULL) {
             return -1;
         }

@@ -98,6 +98,14 @@ static int check_in(const converted_weight *weight, int64_t wanted, const char *
     return 0;
 }
 
+int64_t mha_rows_of_weight(PyObject *object) {
+    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
+        return ((const packed_weight *)PyCapsule_GetPointer(object, CAPSULE_NAME))->weight.in;
+    }
+    const bool is_matrix = PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 2;
+    return is_matrix ? PyArray_DIM((PyArrayObject *)object, 0) : -1;
+}
+
 static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
                           const char *name, converted_weight *weight) {
     const packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);

@@ -14,6 +14,9 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
                        const char *name, converted_weight *weight);
 mha_weight mha_point_weight(const converted_weight *converted);
 
+/* The rows of a weight that is not converted yet, or -1 where it is none. */
+int64_t mha_rows_of_weight(PyObject *object);
+
 /* 0, or -1 with a TypeError where the weight is packed: gradients read weights as they are. */
 int mha_refuse_packed(const converted_weight *weight, const char *name);
 

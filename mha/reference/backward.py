@@ -138,9 +138,10 @@ def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, bias: ArrayLike | N
         grad_weights = np.where(weights == 0, 0, grad_weights)
         # weights = softmax(scores): each row's gradients lose their weighted mean
         mean = (weights * grad_weights).sum(axis=-1, keepdims=True)
+        grad_rows = grad_weights - mean
         if grad_lse is not None:
-            mean = mean - grad_lse[..., None]
-        grad_scores = np.where(weights == 0, 0, weights * (grad_weights - mean))
+            grad_rows = grad_rows + grad_lse[..., None]
+        grad_scores = np.where(weights == 0, 0, weights * grad_rows)
         gradients = {"value": grad_value, "scores": grad_scores.astype(value.dtype),
                      "visible": visible}
         if bias is not None:
@@ -156,7 +157,11 @@ def multi_head_attention_vjp(
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         **options: Any) -> tuple[NDArray[Any], Pullback]:
-    """The whole figure; query (batch..., query_len, query_dim) with at least one batch axis."""
+    """The whole figure; query (batch..., query_len, query_dim)."""
+    if np.ndim(query) == 2:
+        return _of_one_sequence(
+            query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate, **options)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
     # 1. Linear projections.
@@ -194,6 +199,22 @@ def multi_head_attention_vjp(
         return gradients
 
     return output, pullback
+
+
+def _of_one_sequence(query: ArrayLike, key: ArrayLike, value: ArrayLike, *weights: ArrayLike,
+                     key_lengths: ArrayLike | None = None,
+                     **arguments: Any) -> tuple[NDArray[Any], Pullback]:
+    """A batch of one, there and back."""
+    output, whole_pullback = multi_head_attention_vjp(
+        *(np.asarray(x)[None] for x in (query, key, value)), *weights,
+        key_lengths=None if key_lengths is None else np.asarray(key_lengths)[None], **arguments)
+
+    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
+        gradients = whole_pullback(grad_output[None], None if grad_lse is None else grad_lse[None])
+        return {name: gradient[0] if name in ("query", "key", "value") else gradient
+                for name, gradient in gradients.items()}
+
+    return output[0], pullback
 
 
 def _transposed(x: NDArray[Any]) -> NDArray[Any]:

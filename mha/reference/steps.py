@@ -41,6 +41,13 @@ STEPS = {  # name: (the function of this module, the file of the C core)
 }
 
 
+class Steps(dict[str, NDArray[Any]]):
+    """Arrays by name; shown by their names and shapes."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: {array.shape}' for name, array in self.items())}}}"
+
+
 @takes_options(LAYER)
 def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
           value: ArrayLike | None = None, *, head_gate: ArrayLike | None = None,
@@ -83,7 +90,7 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     else:
         found = _intermediates(layer, x, key, value, head_gate, chosen)
     _print_steps(found)
-    return found
+    return Steps(found)
 
 
 def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, value: ArrayLike,

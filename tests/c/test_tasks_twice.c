@@ -5,7 +5,7 @@
 #include "../../csrc/threads/pool.h"
 #include "check.h"
 
-enum { BATCH = 2, LENGTH = 150, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
+enum { BATCH = 2, LENGTH = 900, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
 enum { NUMBERS = BATCH * LENGTH * DIM, ROWS = BATCH * LENGTH };
 
 static bool twice;

@@ -17,5 +17,14 @@ are changed to these, the framework's own among them:
 This package itself exports the PyTorch form.
 """
 
+import importlib
+from types import ModuleType
+
 from mha.compat.d2l.torch import *  # noqa: F403
 from mha.compat.d2l.torch import __all__ as __all__
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("jax", "mxnet", "tensorflow"):
+        return importlib.import_module(f"mha.compat.d2l.{name}")
+    raise AttributeError(f"module 'mha.compat.d2l' has no attribute {name!r}")

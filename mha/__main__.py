@@ -5,6 +5,7 @@ in place: the options of the other functions there would slow it down. Both run 
 for two seconds only, so the numbers are a first impression.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -34,6 +35,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
+    argparse.ArgumentParser("python -m mha", description=__doc__).parse_args()
     mha.show_config()
     print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
     cases = make_cases()

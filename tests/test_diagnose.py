@@ -315,6 +315,15 @@ class TutorialLayer:
         return self.finish(self.merge_heads(weights @ value)), weights
 
 
+@pytest.mark.parametrize("method", ["forward", "__call__"])
+def test_a_method_stands_for_its_layer(method):
+    class Callable(TutorialLayer):
+        __call__ = TutorialLayer.forward
+
+    layer = Callable(16, 4, seed=1)
+    assert str(diagnose(getattr(layer, method))) == str(diagnose(layer))
+
+
 class OutIn(TutorialLayer):
     def project(self, x, weight):
         return x @ weight.T

@@ -20,6 +20,12 @@ def lines():
     return done.stdout.splitlines()
 
 
+def test_help_is_help():
+    done = subprocess.run([sys.executable, "-m", "mha", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "race" in done.stdout and "median" not in done.stdout
+
+
 def test_the_configuration_comes_first(lines):
     assert lines[0] == f"mha {mha.__version__}"
     assert lines[1].startswith(f"  instruction set: {mha.instruction_set()} (of ")

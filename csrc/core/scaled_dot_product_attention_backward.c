@@ -69,14 +69,17 @@ static bool has_sums_of_own(const mha_gradient_job *job) {
 static void *sums_of_chunk(const mha_gradient_job *job, const key_chunk *c,
                            const mha_tensor *gradient, void *own, int64_t *stride,
                            mha_worker *worker) {
+    if (gradient->data == NULL) {
+        return NULL;
+    }
     const int64_t columns = mha_extent(gradient, 1);
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     char *rows = mha_gradient_rows(job, gradient, c->batch, c->kv_head, c->first_key, stride);
-    if (rows != NULL && has_sums_of_own(job)) {
+    if (has_sums_of_own(job)) {
         rows = own;
         *stride = columns;
     }
-    for (int64_t row = 0; rows != NULL && columns > 0 && row < c->end_key - c->first_key; row++) {
+    for (int64_t row = 0; columns > 0 && row < c->end_key - c->first_key; row++) {
         if (mha_stop_after(&worker->checkpoint, columns + 1)) {
             break;
         }
@@ -100,9 +103,12 @@ static void use_rows(const mha_gradient_job *job, mha_worker *worker, key_chunk 
 /* The worker's sums go to the array, or are added to what it has, and begin again from 0. */
 static void return_sums(const mha_gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
                         char *own, bool adds, mha_worker *worker) {
+    if (own == NULL) {
+        return;
+    }
     const int64_t columns = mha_extent(gradient, 1);
     const size_t width = (size_t)columns * mha_dtype_size(job->attention->dtype);
-    for (int64_t key = c->first_key; own != NULL && key < c->end_key; key++, own += width) {
+    for (int64_t key = c->first_key; key < c->end_key; key++, own += width) {
         char *to = mha_at_row(gradient, job->attention->batch_axes, c->batch, c->kv_head, key);
         if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (columns + 1))) {
             return;
@@ -228,7 +234,6 @@ static void plan_scratch(mha_gradient_job *job) {
 
 static mha_status plan(const mha_attention_gradients *gradients, mha_gradient_job *job) {
     const mha_attention *a = gradients->attention;
-    job->gradients = gradients;
     job->attention = a;
     job->kernels = mha_kernels_for(a->dtype);
     MHA_TRY(mha_check_columns(a));
@@ -308,7 +313,7 @@ static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
-    mha_gradient_job job;
+    mha_gradient_job job = {.gradients = gradients};
     if (nothing_to_compute(gradients)) {
         return MHA_OK;
     }

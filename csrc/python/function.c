@@ -79,6 +79,9 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
     }
     result = f->results(call);
 cleanup:
+    if (result == NULL && !PyErr_Occurred()) {
+        PyErr_NoMemory(); /* CPython 3.11 forgets it in the middle of writing another error */
+    }
     mha_clear_settled(f->count, settled);
     f->clear(call);
     return result;

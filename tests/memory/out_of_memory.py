@@ -224,10 +224,12 @@ def references():
 
 def is_out_of_memory(error):
     """A MemoryError, or CPython's own words where there is no memory for the frame of a function
-    written in Python; those written in C are "<built-in function"."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, SystemError) and str(error).startswith("<function ")
-        and "returned NULL without setting an exception" in str(error))
+    written in Python, or within it; of those written in C it says "<built-in function"."""
+    if not isinstance(error, SystemError):
+        return isinstance(error, MemoryError)
+    text = str(error)
+    return text == "error return without exception set" or (
+        text.startswith("<function ") and "returned NULL without setting an exception" in text)
 
 
 def attempt(call, how, first):

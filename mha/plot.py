@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["attention", "heads", "importance", "mask", "text"]
 
 
-
 def __dir__() -> list[str]:
     return sorted(__all__)
 

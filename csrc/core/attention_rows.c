@@ -31,14 +31,6 @@ void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, i
     }
 }
 
-void mha_scatter_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
-                      int64_t head, int64_t first, int64_t end, const char *own) {
-    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(attention->dtype);
-    for (int64_t row = first; row < end; row++, own += width) {
-        memcpy(mha_at_row(tensor, attention->batch_axes, batch, head, row), own, width);
-    }
-}
-
 mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64_t head,
                                     int64_t first, int64_t count, mha_key_ranges *visible) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);

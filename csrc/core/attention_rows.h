@@ -25,11 +25,9 @@ mha_attention_block mha_query_block(const mha_attention *attention, int64_t batc
  * of one head are pages apart, and reading them again and again is slow. */
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype);
 
-/* Copies the rows first..end of (batch, head) to `own`, where they lie side by side, or back. */
+/* Copies the rows first..end of (batch, head) to `own`, where they lie side by side. */
 void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own);
-void mha_scatter_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
-                      int64_t head, int64_t first, int64_t end, const char *own);
 
 /* Multiply-adds of the forward pass over so many heads of all batch items. */
 double mha_attention_operations(const mha_attention *attention, int64_t batch_heads);

@@ -1,5 +1,6 @@
-/* Gates of heads (Michel et al. 2019, section 3.1, whose gradients tell which heads matter). Alone
- * they run only where the way back needs what they multiply; else the attention step applies them.
+/* Gates of heads (the mask variables of Michel et al. 2019; their gradients tell which heads
+ * matter). Alone they run only where the way back needs what they multiply; else the attention step
+ * applies them.
  */
 #include "head_gate.h"
 

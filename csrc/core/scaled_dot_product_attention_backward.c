@@ -100,9 +100,10 @@ static void use_rows(const mha_gradient_job *job, mha_worker *worker, key_chunk 
                                   &c->grad_value_stride, worker);
 }
 
-/* The worker's sums go to the array, or are added to what it has, and begin again from 0. */
+/* The worker's sums go to the array, or are added to what it has; they begin again from 0 unless
+ * they were the last. */
 static void return_sums(const mha_gradient_job *job, const key_chunk *c, const mha_tensor *gradient,
-                        char *own, bool adds, mha_worker *worker) {
+                        char *own, bool adds, bool is_last, mha_worker *worker) {
     if (own == NULL) {
         return;
     }
@@ -118,7 +119,9 @@ static void return_sums(const mha_gradient_job *job, const key_chunk *c, const m
         } else {
             memcpy(to, own, width);
         }
-        memset(own, 0, width);
+        if (!is_last) {
+            memset(own, 0, width);
+        }
     }
 }
 
@@ -130,8 +133,8 @@ static void join_sums(const mha_gradient_job *job, const key_chunk *c, int64_t b
     const bool joins = job->joins_sums && blocks % MHA_JOINED_BLOCKS == 0;
     const bool adds = job->joins_sums && blocks > MHA_JOINED_BLOCKS;
     if (has_sums_of_own(job) && (joins || is_last)) {
-        return_sums(job, c, &job->gradients->grad_key, c->grad_key, adds, worker);
-        return_sums(job, c, &job->gradients->grad_value, c->grad_value, adds, worker);
+        return_sums(job, c, &job->gradients->grad_key, c->grad_key, adds, is_last, worker);
+        return_sums(job, c, &job->gradients->grad_value, c->grad_value, adds, is_last, worker);
     }
 }
 

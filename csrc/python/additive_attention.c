@@ -37,8 +37,8 @@ typedef struct additive_call {
     PyArrayObject *w_v;
     converted_options options;
     attention_results results;
-    PyArrayObject *projected_query,
-        *projected_key;              /* (..., len, hidden): for the way back, or NULL */
+    /* For the way back, or NULL: (..., len, hidden). */
+    PyArrayObject *projected_query, *projected_key;
     mha_additive_attention additive; /* the problem */
 } additive_call;
 

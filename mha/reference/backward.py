@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from mha.dropout import seed_from
 from mha.options import EmptyRows, RandomSource
 from mha.reference.forward import (
+    _batch_of_one,
     _dropout_factors,
     _group_size,
     _repeat_heads,
@@ -206,11 +207,11 @@ def _of_one_sequence(query: ArrayLike, key: ArrayLike, value: ArrayLike, *weight
                      **arguments: Any) -> tuple[NDArray[Any], Pullback]:
     """A batch of one, there and back."""
     output, whole_pullback = multi_head_attention_vjp(
-        *(np.asarray(x)[None] for x in (query, key, value)), *weights,
-        key_lengths=None if key_lengths is None else np.asarray(key_lengths)[None], **arguments)
+        *map(_batch_of_one, (query, key, value)), *weights,
+        key_lengths=_batch_of_one(key_lengths), **arguments)
 
     def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
-        gradients = whole_pullback(grad_output[None], None if grad_lse is None else grad_lse[None])
+        gradients = whole_pullback(grad_output[None], _batch_of_one(grad_lse))
         return {name: gradient[0] if name in ("query", "key", "value") else gradient
                 for name, gradient in gradients.items()}
 

@@ -36,12 +36,10 @@ def multi_head_attention(
     """
     if np.ndim(query) == 2:  # one sequence: a batch of one, and back
         one = multi_head_attention(
-            np.asarray(query)[None], np.asarray(key)[None], np.asarray(value)[None], W_q, W_k, W_v,
-            W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, num_heads=num_heads,
-            num_kv_heads=num_kv_heads, head_gate=head_gate, return_weights=return_weights,
-            return_lse=return_lse,
-            **{name: np.asarray(option)[None] if name == "key_lengths" and option is not None
-               else option for name, option in options.items()})
+            _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), W_q, W_k, W_v, W_o,
+            b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_gate=head_gate, return_weights=return_weights, return_lse=return_lse,
+            **options | {"key_lengths": _batch_of_one(options.get("key_lengths"))})
         return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
@@ -353,6 +351,10 @@ def _same_type(*arrays: ArrayLike) -> list[NDArray[Any]]:
     floating = [_floating(array) for array in arrays]
     common = np.result_type(*floating)
     return [array.astype(common, copy=False) for array in floating]
+
+
+def _batch_of_one(x: ArrayLike | None) -> Any:
+    return None if x is None else np.asarray(x)[None]
 
 
 def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from mha.layer import MultiHeadAttention
 from mha.options import LAYER, AttentionOptions, LayerKeywords, some_options, takes_options
 from mha.reference.forward import (
+    _batch_of_one,
     _repeat_heads,
     dot_product_scores,
     linear,
@@ -82,9 +83,8 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     layer(x, key, value, head_gate=head_gate, **options)  # raises what is wrong with an argument
 
     if np.ndim(x) == 2:  # one sequence: a batch of one, and back
-        x, key, value = (np.asarray(array)[None] for array in (x, key, value))
-        if chosen.key_lengths is not None:
-            chosen = chosen._replace(key_lengths=np.asarray(chosen.key_lengths)[None])
+        x, key, value = map(_batch_of_one, (x, key, value))
+        chosen = chosen._replace(key_lengths=_batch_of_one(chosen.key_lengths))
         found = _intermediates(layer, x, key, value, head_gate, chosen)
         found = {name: array[0] for name, array in found.items()}
     else:

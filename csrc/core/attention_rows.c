@@ -31,13 +31,13 @@ void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, i
     }
 }
 
-mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64_t head,
-                                    int64_t first, int64_t count, mha_key_ranges *visible) {
+void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, int64_t first,
+                          int64_t count, mha_key_ranges *visible, mha_attention_block *block) {
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
     const int64_t row = (batch * heads + head) * mha_extent(&a->query, 2) + first; /* of results */
-    mha_attention_block block = {
+    *block = (mha_attention_block){
         .query_len = count,
         .key_len = key_len,
         .head_dim = mha_extent(&a->query, 1),
@@ -62,7 +62,6 @@ mha_attention_block mha_query_block(const mha_attention *a, int64_t batch, int64
     for (int64_t i = 0; i < count; i++) {
         mha_visible_range(a, batch, first + i, &visible->begin[i], &visible->end[i]);
     }
-    return block;
 }
 
 double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {

@@ -17,9 +17,11 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
                  int64_t row);
 
 /* The queries first..first+count of a head, with everything that the problem says of them. Fills
- * `visible`, which the block points to. */
-mha_attention_block mha_query_block(const mha_attention *attention, int64_t batch, int64_t head,
-                                    int64_t first, int64_t count, mha_key_ranges *visible);
+ * `visible`, which the block points to. In place: a block is 350 bytes, and a small task's work
+ * little more than copying it. */
+void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t head,
+                          int64_t first, int64_t count, mha_key_ranges *visible,
+                          mha_attention_block *block);
 
 /* Whether something else lies between two rows, as where all heads lie side by side: then the rows
  * of one head are pages apart, and reading them again and again is slow. */

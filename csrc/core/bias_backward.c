@@ -114,8 +114,8 @@ static void differentiate_bias(void *context, int64_t task, mha_worker *worker) 
                 return;
             }
             mha_key_ranges visible;
-            mha_attention_backward_block block =
-                mha_gradient_block(job, batch, head, query_block, &visible);
+            mha_attention_backward_block block;
+            mha_fill_gradient_block(job, batch, head, query_block, &visible, &block);
             block.first_key = area.first_key;
             block.end_key = area.end_key;
             mha_want_bias(job, batch, head, block.attention.first_query, &block);

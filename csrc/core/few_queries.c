@@ -181,7 +181,8 @@ static void attend_chunk(void *context, int64_t task, mha_worker *worker) {
 static void average_again(const few_job *job, int64_t batch, int64_t head, int64_t query,
                           mha_worker *worker) {
     mha_key_ranges visible;
-    mha_attention_block block = mha_query_block(job->attention, batch, head, query, 1, &visible);
+    mha_attention_block block;
+    mha_fill_query_block(job->attention, batch, head, query, 1, &visible, &block);
     block.checkpoint = &worker->checkpoint;
     block.weights = block.lse = block.origin = NULL;
     job->kernels->attention->forward(&block, 1, job->block_scratch);

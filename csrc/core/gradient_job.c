@@ -34,24 +34,23 @@ void *mha_gradient_rows(const mha_gradient_job *job, const mha_tensor *gradient,
     return mha_at_row(gradient, job->attention->batch_axes, batch, head, row);
 }
 
-mha_attention_backward_block mha_gradient_block(const mha_gradient_job *job, int64_t batch,
-                                                int64_t head, int64_t query_block,
-                                                mha_key_ranges *visible) {
+void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t head,
+                             int64_t query_block, mha_key_ranges *visible,
+                             mha_attention_backward_block *block) {
     const mha_attention_gradients *g = job->gradients;
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = query_block * MHA_QUERY_CHAIN;
     const int64_t count = mha_smaller(query_len - first, MHA_QUERY_CHAIN);
     const int64_t row = (batch * job->heads + head) * query_len + first;
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    mha_attention_backward_block block = {
-        .attention = mha_query_block(job->attention, batch, head, first, count, visible),
+    *block = (mha_attention_backward_block){
         .end_key = mha_extent(&job->attention->key, 2),
         .few_queries = job->few_queries,
         .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
-    block.grad_output =
-        mha_gradient_rows(job, &g->grad_output, batch, head, first, &block.grad_output_stride);
-    return block;
+    mha_fill_query_block(job->attention, batch, head, first, count, visible, &block->attention);
+    block->grad_output =
+        mha_gradient_rows(job, &g->grad_output, batch, head, first, &block->grad_output_stride);
 }
 
 void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_block *block,

@@ -36,9 +36,9 @@ void *mha_gradient_rows(const mha_gradient_job *job, const mha_tensor *gradient,
                         int64_t head, int64_t row, int64_t *stride);
 
 /* One block of queries of one head, over all keys, without any gradient; and its kernel. */
-mha_attention_backward_block mha_gradient_block(const mha_gradient_job *job, int64_t batch,
-                                                int64_t head, int64_t query_block,
-                                                mha_key_ranges *visible);
+void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t head,
+                             int64_t query_block, mha_key_ranges *visible,
+                             mha_attention_backward_block *block);
 void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_block *block,
                             mha_worker *worker);
 

@@ -70,39 +70,35 @@ static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) 
                        &m->merged);
 }
 
-mha_tensor mha_heads_of(const mha_multi_head_attention *layer, void *rows, int64_t length,
-                        int64_t width, int64_t num_heads, int64_t row_bytes) {
+void mha_see_heads(const mha_multi_head_attention *layer, void *rows, int64_t length, int64_t width,
+                   int64_t num_heads, int64_t row_bytes, mha_tensor *heads) {
     const int batch_axes = layer->batch_axes;
-    mha_tensor sequence = {.data = rows, .axes = batch_axes + 2};
+    heads->data = rows;
+    heads->axes = batch_axes + 2;
     if (rows == NULL) {
-        return sequence;
+        return;
     }
     for (int axis = 0; axis < batch_axes; axis++) {
-        sequence.shape[axis] = layer->batch_shape[axis];
+        heads->shape[axis] = layer->batch_shape[axis];
     }
-    sequence.shape[batch_axes] = length;
-    sequence.shape[batch_axes + 1] = width;
-    mha_set_row_strides(&sequence, layer->dtype, row_bytes);
-    mha_split_heads(&sequence, num_heads, &sequence);
-    return sequence;
+    heads->shape[batch_axes] = length;
+    heads->shape[batch_axes + 1] = width;
+    mha_set_row_strides(heads, layer->dtype, row_bytes);
+    mha_split_heads(heads, num_heads, heads);
 }
 
 /* Step 2. */
-static mha_tensor heads_of_matrix(const mha_multi_head_attention *l, const matrix *m) {
-    mha_tensor heads = mha_heads_of(l, m->data, m->length, m->width, m->num_heads, m->row_bytes);
-    heads.strides[l->batch_axes] = m->head_bytes;
-    return heads;
+static void see_heads(const mha_multi_head_attention *l, const matrix *m, mha_tensor *heads) {
+    mha_see_heads(l, m->data, m->length, m->width, m->num_heads, m->row_bytes, heads);
+    heads->strides[l->batch_axes] = m->head_bytes;
 }
 
 /* Step 3, with its four tensors seen by head, and step 4, whose gates it applies. */
-static mha_attention attention_of(const mha_multi_head_attention *l, const matrices *m) {
-    const mha_attention attention = {
+static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
+                           mha_attention *attention) {
+    *attention = (mha_attention){
         .dtype = l->dtype,
         .batch_axes = l->batch_axes,
-        .query = heads_of_matrix(l, &m->query),
-        .key = heads_of_matrix(l, &m->key),
-        .value = heads_of_matrix(l, &m->value),
-        .output = heads_of_matrix(l, &m->merged),
         .weights = l->weights,
         .lse = l->lse,
         .origin = l->origin,
@@ -110,7 +106,10 @@ static mha_attention attention_of(const mha_multi_head_attention *l, const matri
         .head_gate = l->head_gate,
         .options = l->options,
     };
-    return attention;
+    see_heads(l, &m->query, &attention->query);
+    see_heads(l, &m->key, &attention->key);
+    see_heads(l, &m->value, &attention->value);
+    see_heads(l, &m->merged, &attention->output);
 }
 
 mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
@@ -175,7 +174,8 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
      * 3. Scaled dot-product attention.
      * 4. Merge heads: each head's output goes straight to its columns of merged (batch, query_len,
      *    heads * value_head_dim). */
-    mha_attention attention = attention_of(layer, &m);
+    mha_attention attention;
+    fill_attention(layer, &m, &attention);
     const bool gates_apart = layer->kept.attended != layer->kept.merged;
     if (gates_apart) {
         attention.output.data = layer->kept.attended;

@@ -7,8 +7,8 @@
 
 /* Step 2: rows (batch..., length, num_heads * d), row_bytes apart, seen by head: (batch...,
  * num_heads, length, d). Absent where `rows` is NULL. */
-mha_tensor mha_heads_of(const mha_multi_head_attention *layer, void *rows, int64_t length,
-                        int64_t width, int64_t num_heads, int64_t row_bytes);
+void mha_see_heads(const mha_multi_head_attention *layer, void *rows, int64_t length, int64_t width,
+                   int64_t num_heads, int64_t row_bytes, mha_tensor *heads);
 
 /* Step 4: the gates of all heads over the layer's tokens. */
 mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch);

@@ -161,46 +161,44 @@ static mha_linear_projection_gradients input_gradients(const way_back *w, const 
 }
 
 /* Step 2: contiguous rows of all heads, seen by head; or absent. */
-static mha_tensor heads_of(const way_back *w, void *rows, int64_t length, int64_t width,
-                           int64_t num_heads) {
+static void see_heads(const way_back *w, void *rows, int64_t length, int64_t width,
+                      int64_t num_heads, mha_tensor *heads) {
     const int64_t row_bytes = width * (int64_t)mha_dtype_size(w->layer->dtype);
-    return mha_heads_of(w->layer, rows, length, width, num_heads, row_bytes);
+    mha_see_heads(w->layer, rows, length, width, num_heads, row_bytes, heads);
 }
 
-static mha_tensor input_heads(const way_back *w, const input *in, void *rows) {
-    return heads_of(w, rows, in->length, in->weight->out, in->num_heads);
+static void see_input_heads(const way_back *w, const input *in, void *rows, mha_tensor *heads) {
+    see_heads(w, rows, in->length, in->weight->out, in->num_heads, heads);
 }
 
 /* Step 3 backwards, on the steps that the forward pass kept. */
-static mha_attention attention_of(const way_back *w) {
+static void fill_attention(const way_back *w, mha_attention *attention) {
     const mha_multi_head_attention *l = w->layer;
-    const mha_attention attention = {
+    *attention = (mha_attention){
         .dtype = l->dtype,
         .batch_axes = l->batch_axes,
-        .query = input_heads(w, &w->query, w->query.projected),
-        .key = input_heads(w, &w->key, w->key.projected),
-        .value = input_heads(w, &w->value, w->value.projected),
-        .output = heads_of(w, l->kept.attended, l->query_len, l->W_o.in, l->num_heads),
         .origin = l->origin,
         .denominator = l->denominator,
         .options = l->options,
     };
-    return attention;
+    see_input_heads(w, &w->query, w->query.projected, &attention->query);
+    see_input_heads(w, &w->key, w->key.projected, &attention->key);
+    see_input_heads(w, &w->value, w->value.projected, &attention->value);
+    see_heads(w, l->kept.attended, l->query_len, l->W_o.in, l->num_heads, &attention->output);
 }
 
-static mha_attention_gradients attention_gradients(const way_back *w,
-                                                   const mha_attention *attention) {
+static void fill_attention_gradients(const way_back *w, const mha_attention *attention,
+                                     mha_attention_gradients *gradients) {
     const mha_multi_head_attention *l = w->layer;
-    const mha_attention_gradients gradients = {
+    *gradients = (mha_attention_gradients){
         .attention = attention,
-        .grad_output = heads_of(w, w->grad_attended, l->query_len, l->W_o.in, l->num_heads),
         .grad_lse = w->gradients->grad_lse,
-        .grad_query = input_heads(w, &w->query, w->query.grad_projected),
-        .grad_key = input_heads(w, &w->key, w->key.grad_projected),
-        .grad_value = input_heads(w, &w->value, w->value.grad_projected),
         .grad_bias = w->gradients->grad_bias,
     };
-    return gradients;
+    see_heads(w, w->grad_attended, l->query_len, l->W_o.in, l->num_heads, &gradients->grad_output);
+    see_input_heads(w, &w->query, w->query.grad_projected, &gradients->grad_query);
+    see_input_heads(w, &w->key, w->key.grad_projected, &gradients->grad_key);
+    see_input_heads(w, &w->value, w->value.grad_projected, &gradients->grad_value);
 }
 
 /* Step 4 backwards: the gates, where there are any. */
@@ -312,8 +310,10 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
 
     /* 3. Scaled dot-product attention.
      * 2. Split heads: gradients of heads go straight to their columns of the projections'. */
-    const mha_attention attention = attention_of(&w);
-    const mha_attention_gradients of_attention = attention_gradients(&w, &attention);
+    mha_attention attention;
+    mha_attention_gradients of_attention;
+    fill_attention(&w, &attention);
+    fill_attention_gradients(&w, &attention, &of_attention);
     MHA_TRY(mha_scaled_dot_product_attention_backward(&of_attention, execution));
 
     /* 1. Linear projections: (batch, len, heads * head_dim) -> (batch, len, dim). */

@@ -33,14 +33,14 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
 }
 
 /* A block of queries of (batch, head), numbered over both. */
-static mha_attention_block block_of(const attention_job *job, int64_t batch_head,
-                                    int64_t query_block, mha_key_ranges *visible) {
+static void fill_block(const attention_job *job, int64_t batch_head, int64_t query_block,
+                       mha_key_ranges *visible, mha_attention_block *block) {
     const int64_t heads = mha_extent(&job->attention->query, 3);
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
-    return mha_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
-                           visible);
+    mha_fill_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
+                         visible, block);
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
@@ -82,7 +82,7 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
     const int64_t first = group * job->joint_blocks;
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
-        blocks[i] = block_of(job, batch_head, first + i, &visible[i]);
+        fill_block(job, batch_head, first + i, &visible[i], &blocks[i]);
         blocks[i].checkpoint = &worker->checkpoint;
     }
     if (job->copies_heads) {

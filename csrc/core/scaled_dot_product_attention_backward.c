@@ -143,8 +143,8 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
                                 int64_t query_block, mha_worker *worker) {
     const mha_attention_gradients *g = job->gradients;
     mha_key_ranges visible;
-    mha_attention_backward_block block =
-        mha_gradient_block(job, c->batch, head, query_block, &visible);
+    mha_attention_backward_block block;
+    mha_fill_gradient_block(job, c->batch, head, query_block, &visible, &block);
     _Atomic uint64_t *done =
         job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
     const int64_t first = block.attention.first_query;

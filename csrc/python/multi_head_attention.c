@@ -376,7 +376,7 @@ static int convert(void *given, PyObject **arguments) {
 bool mha_point_layer(void *given) {
     layer_call *call = given;
     const attention_results *results = &call->results;
-    const mha_multi_head_attention layer = {
+    call->layer = (mha_multi_head_attention){
         .dtype = call->dtype,
         .batch_axes = call->scores.batch_axes,
         .query_len = call->scores.query_len,
@@ -407,7 +407,6 @@ bool mha_point_layer(void *given) {
                  .attended = mha_data_or_null(call->attended),
                  .merged = mha_data_or_null(call->merged)},
     };
-    call->layer = layer;
     for (int axis = 0; axis < call->scores.batch_axes; axis++) {
         call->layer.batch_shape[axis] = call->scores.batch[axis];
     }

@@ -86,13 +86,12 @@ typedef struct additive_way_back {
 
 static mha_status plan_way_back(const mha_additive_attention_gradients *g, additive_way_back *w) {
     const mha_additive_attention *additive = g->additive;
-    const additive_way_back planned = {
+    *w = (additive_way_back){
         .gradients = g,
         .attention = attention_of(additive, additive->kept_query, additive->kept_key),
         .wants_query = g->grad_query != NULL || g->grad_W_q != NULL,
         .wants_key = g->grad_key != NULL || g->grad_W_k != NULL,
     };
-    *w = planned;
     MHA_TRY(projected_size(additive, additive->query_rows, &w->query_size));
     return projected_size(additive, additive->key_rows, &w->key_size);
 }

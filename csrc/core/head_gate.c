@@ -1,7 +1,6 @@
-/* Gates of heads (the mask variables of Michel et al. 2019; their gradients tell which heads
- * matter). Alone they run only where the way back needs what they multiply; else the attention step
- * applies them.
- */
+/* Gates of heads (the mask variables of Michel et al. 2019): their gradients tell which heads
+ * matter. Alone they run where the way back needs what they multiply; else the attention step does
+ * it. */
 #include "head_gate.h"
 
 #include "../kernels/kernels.h"

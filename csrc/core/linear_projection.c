@@ -65,8 +65,7 @@ static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
 
 /* One panel for each worker, unless the weights come packed. */
 static mha_status plan(const mha_linear_projection *projections, int count, projection_job *job) {
-    const projection_job empty = {.projections = projections, .count = count};
-    *job = empty;
+    *job = (projection_job){.projections = projections, .count = count};
     job->kernels = mha_kernels_for(projections[0].dtype);
     for (int i = 0; i < count; i++) {
         const mha_linear_projection *p = &projections[i];

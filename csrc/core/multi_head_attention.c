@@ -26,9 +26,8 @@ typedef struct matrices {
 static mha_status plan_matrix(const mha_multi_head_attention *layer, int64_t batch, int64_t length,
                               int64_t width, int64_t num_heads, void *kept, matrix *m) {
     const size_t item = mha_dtype_size(layer->dtype);
-    const matrix planned = {.length = length, .width = width, .num_heads = num_heads, .data = kept};
     size_t rows, row_bytes;
-    *m = planned;
+    *m = (matrix){.length = length, .width = width, .num_heads = num_heads, .data = kept};
     MHA_TRY(mha_multiply_sizes((size_t)batch, (size_t)length, &rows));
     MHA_TRY(mha_multiply_sizes((size_t)width, item, &row_bytes));
     MHA_TRY(mha_multiply_sizes(rows, row_bytes, &m->bytes));

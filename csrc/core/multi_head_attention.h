@@ -6,7 +6,8 @@
 #include "mha/attention.h"
 
 /* Step 2: rows (batch..., length, num_heads * d), row_bytes apart, seen by head: (batch...,
- * num_heads, length, d). Absent where `rows` is NULL. */
+ * num_heads, length, d). Absent where `rows` is NULL. Fills the axes that there are, and no more.
+ */
 void mha_see_heads(const mha_multi_head_attention *layer, void *rows, int64_t length, int64_t width,
                    int64_t num_heads, int64_t row_bytes, mha_tensor *heads);
 

@@ -83,7 +83,7 @@ static mha_status take_same(way_back *w, mha_workspace *workspace) {
 
 static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w) {
     const mha_multi_head_attention *l = g->layer;
-    const way_back planned = {
+    *w = (way_back){
         .gradients = g,
         .layer = l,
         .query = {.x = l->query,
@@ -111,7 +111,6 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                   .length = l->key_len,
                   .num_heads = l->num_kv_heads},
     };
-    *w = planned;
     MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &w->batch));
     w->same = same_of(g, w);
     w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||

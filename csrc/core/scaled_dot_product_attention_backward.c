@@ -235,7 +235,8 @@ static void plan_scratch(mha_gradient_job *job) {
     }
 }
 
-static mha_status plan(const mha_attention_gradients *gradients, mha_gradient_job *job) {
+static mha_status plan(mha_gradient_job *job) {
+    const mha_attention_gradients *gradients = job->gradients;
     const mha_attention *a = gradients->attention;
     job->attention = a;
     job->kernels = mha_kernels_for(a->dtype);
@@ -320,7 +321,7 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
     if (nothing_to_compute(gradients)) {
         return MHA_OK;
     }
-    MHA_TRY(plan(gradients, &job));
+    MHA_TRY(plan(&job));
     const mha_status status = run_passes(&job, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;

@@ -32,8 +32,7 @@ static mha_status size_of_piece(size_t bytes, size_t *size) {
 }
 
 void mha_workspace_begin(mha_workspace *workspace, char *base, size_t size) {
-    const mha_workspace empty = {.base = base, .size = size};
-    *workspace = empty;
+    *workspace = (mha_workspace){.base = base, .size = size};
     poison(base, size);
 }
 

@@ -144,7 +144,7 @@ static bool point(void *given) {
     PyArrayObject *query = call->inputs.query, *key = call->inputs.key;
     const int axes = PyArray_NDIM(query);
     const mha_attention_options *options = mha_point_options(&call->options, &call->inputs.scores);
-    const mha_additive_attention additive = {
+    call->additive = (mha_additive_attention){
         .attention = mha_point_attention(&call->inputs, &call->results, options),
         .query = PyArray_DATA(query),
         .key = PyArray_DATA(key),
@@ -156,7 +156,6 @@ static bool point(void *given) {
         .kept_query = mha_data_or_null(call->projected_query),
         .kept_key = mha_data_or_null(call->projected_key),
     };
-    call->additive = additive;
     return true;
 }
 
@@ -211,7 +210,7 @@ static bool point_backward(void *given) {
     additive_backward_call *call = given;
     PyArrayObject *const *gradients = call->back.gradients;
     point(&call->forward);
-    const mha_additive_attention_gradients problem = {
+    call->problem = (mha_additive_attention_gradients){
         .additive = &call->forward.additive,
         .grad_output = mha_tensor_with_heads(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
@@ -222,7 +221,6 @@ static bool point_backward(void *given) {
         .grad_W_k = mha_data_or_null(gradients[GRAD_W_K]),
         .grad_w_v = mha_data_or_null(gradients[GRAD_W_V]),
     };
-    call->problem = problem;
     return true;
 }
 

@@ -133,12 +133,11 @@ static int convert_merge(void *given, PyObject **arguments) {
 
 static bool point_merge(void *given) {
     heads_call *call = given;
-    const mha_merge_heads merge = {
+    call->merge = (mha_merge_heads){
         .dtype = PyArray_ITEMSIZE(call->x) == sizeof(float) ? MHA_FLOAT32 : MHA_FLOAT64,
         .heads = mha_tensor_of(call->x),
         .merged = PyArray_DATA(call->result),
     };
-    call->merge = merge;
     return moves_as_real(call->x) && PyArray_SIZE(call->result) > 0;
 }
 

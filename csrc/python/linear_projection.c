@@ -159,7 +159,7 @@ static bool point_backward(void *given) {
     linear_call *forward_call = &call->forward;
     PyArrayObject *const *gradients = call->back.gradients;
     forward_call->projection = projection_of(forward_call);
-    const mha_linear_projection_gradients problem = {
+    call->problem = (mha_linear_projection_gradients){
         .projection = &forward_call->projection,
         .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_output_stride = forward_call->projection.output_stride,
@@ -167,7 +167,6 @@ static bool point_backward(void *given) {
         .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
         .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),
     };
-    call->problem = problem;
     return true;
 }
 

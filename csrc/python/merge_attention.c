@@ -181,7 +181,7 @@ static bool point(void *given) {
         p->pointers[i] = PyArray_DATA(p->outputs[i]);
         p->pointers[p->count + i] = PyArray_DATA(p->lses[i]);
     }
-    const mha_merge_attention merge = {
+    p->merge = (mha_merge_attention){
         .dtype = p->dtype,
         .parts = p->count,
         .rows = PyArray_SIZE(p->lse),
@@ -191,7 +191,6 @@ static bool point(void *given) {
         .output = PyArray_DATA(p->output),
         .lse = PyArray_DATA(p->lse),
     };
-    p->merge = merge;
     return true;
 }
 

@@ -85,7 +85,7 @@ static void *data_of(const layer_backward_call *call, enum gradient gradient) {
 static bool point(void *given) {
     layer_backward_call *call = given;
     mha_point_layer(&call->forward);
-    const mha_multi_head_attention_gradients problem = {
+    call->problem = (mha_multi_head_attention_gradients){
         .layer = &call->forward.layer,
         .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
@@ -106,7 +106,6 @@ static bool point(void *given) {
         .key_is_query = call->forward.key_is_query,
         .value_is_key = call->forward.value_is_key,
     };
-    call->problem = problem;
     return true;
 }
 

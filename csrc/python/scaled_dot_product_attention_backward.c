@@ -40,7 +40,7 @@ static bool point(void *given) {
     attention_call *forward = &call->forward;
     PyArrayObject *const *gradients = call->back.gradients;
     mha_point_attention_call(forward);
-    const mha_attention_gradients problem = {
+    call->problem = (mha_attention_gradients){
         .attention = &forward->attention,
         .grad_output = mha_tensor_with_heads(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
@@ -49,7 +49,6 @@ static bool point(void *given) {
         .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
         .grad_bias = mha_broadcast_to_scores(gradients[GRAD_BIAS], &forward->inputs.scores),
     };
-    call->problem = problem;
     return true;
 }
 

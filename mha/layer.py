@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Never, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -22,6 +22,7 @@ from mha.arguments import (
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
+from mha.layer_attributes import FEWER_HEADS, OTHER_SIZES, Parameter, Setting
 from mha.layer_state import BIASES, LayerState
 from mha.options import (
     LAYER,
@@ -34,50 +35,7 @@ __all__ = ["MultiHeadAttention"]
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
-T = TypeVar("T")
 
-
-class Parameter:
-    """A parameter of the layer as an attribute; assigning checks its shape and type."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-        self.__doc__ = "A parameter, or None; assigning checks its shape and type."
-
-    def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:
-        return self if layer is None else layer._state.parameters.get(self.name)
-
-    def __set__(self, layer: MultiHeadAttention, array: ArrayLike) -> None:
-        layer._set_parameter(self.name, array)
-
-
-class Setting(Generic[T]):
-    """What the constructor was given, as an attribute that cannot be assigned."""
-
-    def __init__(self, instead: str) -> None:
-        self.instead = instead
-        self.__doc__ = f"Read-only. Wanted in place of an assignment: {instead}."
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, layer: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, layer: MultiHeadAttention, owner: type) -> T: ...
-    def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:
-        return self if layer is None else getattr(layer._state.settings, self.name)
-
-    def __set__(self, layer: MultiHeadAttention, value: Never) -> None:
-        raise AttributeError(f"{self.name}: got an assignment of {value!r} to a layer that is"
-                             f" made, wanted {self.instead}")
-
-    def __delete__(self, layer: MultiHeadAttention) -> None:
-        raise AttributeError(f"{self.name}: got deleted, wanted {self.instead}")
-
-
-OTHER_SIZES = "a new layer of these sizes"
-FEWER_HEADS = "prune_heads() for fewer heads, or a new layer"
 
 # Held while a layer changes, by one thread at a time: two changes at once would lose one, and
 # load_parameters writes where prune_heads and freeze read. Calls need no lock.

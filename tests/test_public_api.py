@@ -150,8 +150,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     loaded = run("import sys, mha; print(*sys.modules)")
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
-        "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_state",
-        "mha.linear_projection", "mha.options", "mha.runtime"}
+        "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_attributes",
+        "mha.layer_state", "mha.linear_projection", "mha.options", "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}

@@ -4,8 +4,8 @@
 
 #include "mha/attention.h"
 
-/* Whether the queries are so few that the kernel for them is the faster one: by shapes and options
- * alone, because the two kernels differ in their last bits. */
+/* Whether the queries are so few that the kernel for them is the faster one. Both give the same
+ * bits. */
 bool mha_has_few_queries(const mha_attention *attention);
 
 mha_status mha_few_queries_forward(const mha_attention *attention,

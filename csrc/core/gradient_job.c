@@ -45,7 +45,6 @@ void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     *block = (mha_attention_backward_block){
         .end_key = mha_extent(&job->attention->key, 2),
-        .few_queries = job->few_queries,
         .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
     mha_fill_query_block(job->attention, batch, head, first, count, visible, &block->attention);

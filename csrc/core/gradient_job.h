@@ -13,7 +13,6 @@ typedef struct mha_gradient_job {
     const mha_kernels *kernels;
     int64_t batch, heads, kv_heads, group; /* group: heads on one key head */
     int64_t query_blocks;
-    bool few_queries; /* as the forward pass went */
     int64_t chunks, chunk_keys;
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;

@@ -7,7 +7,6 @@
 
 #include "../threads/system.h"
 #include "bias_backward.h"
-#include "few_queries.h"
 #include "gradient_job.h"
 #include "run.h"
 
@@ -246,7 +245,6 @@ static mha_status plan(mha_gradient_job *job) {
     job->kv_heads = mha_extent(&a->key, 3);
     job->group = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads;
     job->query_blocks = mha_divide_up(mha_extent(&a->query, 2), MHA_QUERY_CHAIN);
-    job->few_queries = mha_has_few_queries(a);
     job->chunk_keys = chunk_keys_of(job);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = gradients->grad_bias.data != NULL &&

@@ -11,4 +11,8 @@
 /* What seldom runs is compiled for size. */
 #define RARE static __attribute__((noinline, noclone, cold))
 
+/* An address that the compiler takes as it is: of rows a stride apart it would carry each one along
+ * in a register of its own, and there are not so many. */
+#define KEEP_ADDRESS(address) __asm__("" : "+r"(address))
+
 #endif

@@ -85,7 +85,6 @@ typedef struct mha_attention_backward_block {
     mha_attention_block attention;
     int64_t first_key, end_key;
     bool adds_to_query;
-    bool few_queries;        /* the forward pass was that of the few_queries kernel */
     const void *grad_output; /* (query_len, value_head_dim) */
     int64_t grad_output_stride;
     const void *grad_lse; /* (query_len,) or NULL */
@@ -99,46 +98,33 @@ typedef struct mha_attention_backward_block {
     int64_t grad_bias_query_stride, grad_bias_key_stride;
 } mha_attention_backward_block;
 
-/* The most rows of one call of the few_queries kernel, and the most chunks of keys of one row. */
-enum { MHA_MAX_FEW_ROWS = 16, MHA_MAX_FEW_CHUNKS = 16 };
+/* The most rows of one call of the few_queries kernel. */
+enum { MHA_MAX_FEW_ROWS = 16 };
 
-/* Rows of its partial outputs are padded to this many numbers. */
-enum { MHA_FEW_PADDING = 16 };
-
-/* One query of one head. */
+/* One query of one head. Weights, lse, origin and denominator as in mha_attention_block; of
+ * key_len, 1, 1 and 1 numbers. */
 typedef struct mha_few_queries_row {
     const void *query;          /* (head_dim,) */
     int64_t query_index;        /* among all queries */
     int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
     mha_scores scores;          /* of its head */
-    void *weights;              /* of key 0: receives the raw scores; or NULL */
+    void *output;               /* (value_head_dim,) */
+    void *weights, *lse, *origin, *denominator;
+    bool is_finite; /* the output that was written */
 } mha_few_queries_row;
 
-/* A few queries that share a key head, over the keys first_key..end_key of one chunk; first_key is
- * a multiple of MHA_KEY_CHAIN. What comes out is not yet divided: mha_few_queries_join. */
+/* A few queries that share a key head, and see keys first_key..end_key; first_key is a multiple of
+ * MHA_KEY_BLOCK. Where several tasks share the keys, `blocks` is what they leave for each other:
+ * blocks_size bytes. */
 typedef struct mha_few_queries_block {
     mha_checkpoint *checkpoint;
-    int64_t rows, head_dim, value_head_dim;
+    int64_t rows, head_dim, value_head_dim, key_len;
     int64_t first_key, end_key;
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
-    void *output;               /* (rows, value_head_dim padded to MHA_FEW_PADDING) */
-    void *origin, *denominator; /* (rows,) */
+    void *blocks;
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
 } mha_few_queries_block;
-
-/* One row's chunks; pointers are to the first, chunk_stride bytes lead to the next. Raw scores in
- * weights (key_len,) become weights where begin <= key < end, zeros elsewhere. */
-typedef struct mha_few_queries_join {
-    mha_checkpoint *checkpoint;
-    int64_t chunks, chunk_stride, value_head_dim;
-    const char *outputs, *origin, *denominator;
-    mha_scores scores; /* of its head */
-    void *output;
-    int64_t begin, end, key_len;
-    void *weights, *lse;                /* or NULL */
-    void *row_origin, *row_denominator; /* of softmax, or NULL */
-} mha_few_queries_join;
 
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
  * packed one, zero-padded to full width, or the weight itself where columns fill a panel. a is
@@ -180,11 +166,16 @@ typedef struct mha_attention_kernels {
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
 } mha_attention_kernels;
 
+/* `forward` computes all of it. Else first `score` and then `weigh` take all blocks of keys between
+ * them, each the blocks first..end, counted from the first that is seen, and `join` is the end. The
+ * bits are the same. */
 typedef struct mha_few_queries_kernels {
     size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim);
-    void (*forward)(const mha_few_queries_block *block, void *scratch);
-    /* Whether the output is finite. */
-    bool (*join)(const mha_few_queries_join *join);
+    void (*forward)(mha_few_queries_block *block, void *scratch);
+    size_t (*blocks_size)(int64_t rows, int64_t blocks, int64_t value_head_dim);
+    void (*score)(const mha_few_queries_block *block, int64_t first, int64_t end, void *scratch);
+    void (*weigh)(const mha_few_queries_block *block, int64_t first, int64_t end, void *scratch);
+    void (*join)(mha_few_queries_block *block, void *scratch);
     void (*merge)(const mha_merge_block *block);
 } mha_few_queries_kernels;
 

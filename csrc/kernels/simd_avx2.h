@@ -11,6 +11,7 @@ typedef float real;
 typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
+#define PIECE_COLUMNS 4
 INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm256_storeu_ps(p, a); }
@@ -63,6 +64,27 @@ INLINE void v_transpose(vector rows[LANES]) {
         rows[i + LANES / 2] = _mm256_permute2f128_ps(a, b, 0x31);
     }
 }
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector fours[4], pairs[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) { /* rows i and i + 4 side by side */
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row));
+        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(fours[i], fours[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(fours[i], fours[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+        const __m256d a = _mm256_castps_pd(pairs[i]), b = _mm256_castps_pd(pairs[i + 2]);
+        columns[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+        columns[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+    }
+}
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
     const __m256i wanted = _mm256_loadu_si256((const void *)(ones_then_zeros + LANES - count));
@@ -77,6 +99,7 @@ typedef double real;
 typedef __m256d vector;
 #define DTYPE float64
 #define LANES 4
+#define PIECE_COLUMNS 2
 INLINE vector v_set1(real a) { return _mm256_set1_pd(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_pd(p); }
 INLINE void v_store(real *p, vector a) { _mm256_storeu_pd(p, a); }
@@ -117,6 +140,18 @@ INLINE void v_transpose(vector rows[LANES]) {
         rows[i] = _mm256_permute2f128_pd(pairs[i], pairs[i + 2], 0x20);
         rows[i + 2] = _mm256_permute2f128_pd(pairs[i], pairs[i + 2], 0x31);
     }
+}
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector pairs[2];
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) { /* rows i and i + 2 side by side */
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd(row));
+        pairs[i] = _mm256_insertf128_pd(pairs[i], _mm_loadu_pd(row + 2 * stride), 1);
+    }
+    columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
+    columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int64_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1};

@@ -11,6 +11,7 @@ typedef float real;
 typedef __m512 vector;
 #define DTYPE float32
 #define LANES 16
+#define PIECE_COLUMNS 4
 INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }
@@ -39,6 +40,29 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *low = _mm512_permutex2var_ps(a, first, b);
     *high = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
 }
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector fours[4], pairs[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) { /* rows i, i + 4, i + 8, i + 12 side by side */
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        fours[i] = _mm512_castps128_ps512(_mm_loadu_ps(row));
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 8 * stride), 2);
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 12 * stride), 3);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(fours[i], fours[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(fours[i], fours[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+        const __m512d a = _mm512_castps_pd(pairs[i]), b = _mm512_castps_pd(pairs[i + 2]);
+        columns[2 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        columns[2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+}
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
 }
@@ -51,6 +75,7 @@ typedef double real;
 typedef __m512d vector;
 #define DTYPE float64
 #define LANES 8
+#define PIECE_COLUMNS 2
 INLINE vector v_set1(real a) { return _mm512_set1_pd(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_pd(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_pd(p, a); }
@@ -78,6 +103,20 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     *low = _mm512_permutex2var_pd(a, first, b);
     *high = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(4)), b);
+}
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector pairs[2];
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) { /* rows i, i + 2, i + 4, i + 6 side by side */
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        pairs[i] = _mm512_castpd128_pd512(_mm_loadu_pd(row));
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 2 * stride), 1);
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 4 * stride), 2);
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 6 * stride), 3);
+    }
+    columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
+    columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p);

@@ -11,7 +11,8 @@
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_zip(a, b, &low, &high)   a0 b0 a1 b1 ...: the first half of the pairs, and the second
  *   v_transpose(rows)          LANES vectors, in place
- *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
+ *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
+ * each v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
  *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
@@ -34,6 +35,7 @@ typedef uint64_t bits;
 #define MANTISSA_BITS 52
 #endif
 #define LANES ((int)(16 / sizeof(real)))
+#define PIECE_COLUMNS LANES
 
 typedef real vector __attribute__((vector_size(16)));
 typedef bits vector_bits __attribute__((vector_size(16)));
@@ -78,5 +80,6 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
 }
 INLINE real r_fma(real a, real b, real c) { return a * b + c; }
 
-#include "simd_by_lane.h"
 #include "simd_by_zip.h"
+
+#include "simd_by_lane.h"

@@ -1,4 +1,5 @@
-/* For instruction sets that have nothing better: one lane after the other, through memory. */
+/* For instruction sets with vectors of 16 bytes, and nothing better than one lane after the other,
+ * through memory. */
 
 INLINE vector v_load_partial(const real *p, int64_t count) {
     real lanes[LANES] = {0};
@@ -6,6 +7,13 @@ INLINE vector v_load_partial(const real *p, int64_t count) {
         lanes[lane] = p[lane];
     }
     return v_load(lanes);
+}
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        columns[i] = v_load(rows + i * stride);
+    }
+    v_transpose(columns);
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     real lanes[LANES];

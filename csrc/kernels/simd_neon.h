@@ -32,6 +32,8 @@ typedef float64x2_t vector;
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
 
+#define PIECE_COLUMNS LANES
+
 INLINE vector v_set1(real a) { return NEON(vdupq_n)(a); }
 INLINE vector v_load(const real *p) { return NEON(vld1q)(p); }
 INLINE void v_store(real *p, vector a) { NEON(vst1q)(p, a); }
@@ -63,5 +65,6 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *high = NEON(vzip2q)(a, b);
 }
 
-#include "simd_by_lane.h"
 #include "simd_by_zip.h"
+
+#include "simd_by_lane.h"

@@ -5,13 +5,12 @@
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
 NumPy, to read. The submodules `masks`, `importance`, `plot`, `reference`, `testing` and `compat`
-load when used.
+load when used, and so do the functions for position biases.
 """
 
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
     raise ImportError(f"the mha in {__path__[0]} is not built for this Python: run `make run` or"
@@ -48,12 +47,14 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
+    from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
 
 __all__ = [
     "MultiHeadAttention",
     "__version__",
     "additive_attention",
     "additive_attention_vjp",
+    "alibi_slopes",
     "dropout_mask",
     "get_num_threads",
     "instruction_set",
@@ -68,17 +69,25 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "split_heads",
+    "t5_relative_bias",
+    "t5_relative_bias_vjp",
     "threads",
 ]
 
 _warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
+_OF_SUBMODULES = {"alibi_slopes": "position_biases", "t5_relative_bias": "position_biases",
+                  "t5_relative_bias_vjp": "position_biases"}
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"mha.{name}")
+    if name in _OF_SUBMODULES:
+        value = getattr(importlib.import_module(f"mha.{_OF_SUBMODULES[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'mha' has no attribute {name!r}")
 
 

@@ -113,7 +113,7 @@ def scaled_dot_product_attention_vjp(
 
     Parameters
     ----------
-    wrt : names out of "query", "key", "value", "bias", optional
+    wrt : names out of "query", "key", "value", "bias", "alibi", "relative_bias", "sinks", optional
         Whose gradients are wanted; by default all of them.
     The rest : as in `scaled_dot_product_attention`. The arrays are kept, not copied: they must
         not change before the pullback is called.
@@ -122,9 +122,9 @@ def scaled_dot_product_attention_vjp(
     -------
     (output, pullback). pullback(grad_output, grad_lse=None) takes the gradients of a loss with
     respect to the output (..., heads, query_len, value_head_dim) and, if it depends on it, the
-    log-sum-exp (..., heads, query_len); it returns those with respect to query, key, value and
-    bias, each shaped as the argument. It may be called again. Its memory is linear in the length:
-    the weights are computed again, block by block.
+    log-sum-exp (..., heads, query_len); it returns those with respect to query, key, value, bias,
+    alibi, relative_bias and sinks, each shaped as the argument. It may be called again. Its memory
+    is linear in the length: the weights are computed again, block by block.
 
     Raises
     ------
@@ -342,8 +342,8 @@ def multi_head_attention_vjp(
 
     Parameters
     ----------
-    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "head_gate", "bias", optional
-        Whose gradients are wanted; by default all of them.
+    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "head_gate", "bias", "alibi",
+        "relative_bias", "sinks", optional. Whose gradients are wanted; by default all of them.
     The rest : as in `multi_head_attention`. The arrays are kept, not copied: they must not change
         before the pullback is called.
 

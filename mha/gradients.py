@@ -18,6 +18,12 @@ class LinearGradients(NamedTuple):
     bias: Gradient
 
 
+class RelativeBiasGradients(NamedTuple):
+    """What the pullback of `mha.t5_relative_bias_vjp` returns."""
+
+    table: Gradient
+
+
 class ScaledDotProductAttentionGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_vjp` returns; None where not wanted
     or not given."""
@@ -26,6 +32,9 @@ class ScaledDotProductAttentionGradients(NamedTuple):
     key: Gradient
     value: Gradient
     bias: Gradient
+    alibi: Gradient
+    relative_bias: Gradient
+    sinks: Gradient
 
 
 class AdditiveAttentionGradients(NamedTuple):
@@ -56,6 +65,9 @@ class MultiHeadAttentionGradients(NamedTuple):
     b_o: Gradient
     head_gate: Gradient
     bias: Gradient
+    alibi: Gradient
+    relative_bias: Gradient
+    sinks: Gradient
 
 
 GradientsType = TypeVar("GradientsType", covariant=True)

@@ -241,7 +241,8 @@ class MultiHeadAttention(OwnNames):
         """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
 
         wrt names the gradients that are wanted, out of "query", "key", "value", the names of
-        `parameters()`, "head_gate" and "bias"; by default all of them. Returns (output, pullback);
+        `parameters()`, "head_gate", "bias", "alibi", "relative_bias" and "sinks"; by default all of
+        them. Returns (output, pullback);
         pullback(grad_output, grad_lse=None) returns the gradients by name, None for what was not
         given. Where key or value defaulted to query, or value to key, the gradients are summed into
         the one that was given. Nothing is stored on the layer. The arrays and the parameters are

@@ -31,6 +31,9 @@ class AttentionOptions(NamedTuple):
 
     mask: ArrayLike | None = None
     bias: ArrayLike | None = None
+    alibi: ArrayLike | None = None
+    relative_bias: ArrayLike | None = None
+    sinks: ArrayLike | None = None
     key_lengths: ArrayLike | None = None
     causal: bool = False
     query_offset: ArrayLike | None = None
@@ -56,6 +59,9 @@ class LayerKeywords(VisibilityKeywords, total=False):
     """The options of a layer's call: its dropout belongs to the layer."""
 
     bias: ArrayLike | None
+    alibi: ArrayLike | None
+    relative_bias: ArrayLike | None
+    sinks: ArrayLike | None
     window: Window | None
     scale: float | None
     softcap: float | None
@@ -98,6 +104,28 @@ OPTIONS = {
         "Added to the scaled scores, broadcast likewise; -inf blocks as a mask does.",
         "Raffel et al. 2020, section 2.1",
         (("attn_bias attention_bias position_bias", "bias="),)),
+    "alibi": Option(
+        "floats (heads,), optional",
+        "Adds -alibi[h] * abs(i + query_offset - j) to the scaled score of query i and key j:"
+        " `mha.alibi_slopes` has the paper's.",
+        "Press et al. 2022, \"Train Short, Test Long\", section 3",
+        (("alibi_slopes slopes", "alibi="),)),
+    "relative_bias": Option(
+        "floats (heads or 1, 2r + 1), optional",
+        "Adds relative_bias[h, clip(j - i - query_offset, -r, r) + r] to the scaled score of query"
+        " i and key j; -inf blocks as a mask does. `mha.t5_relative_bias` makes one of T5's table.",
+        "Shaw et al. 2018, section 3.2, whose distances are clipped; a number a head as in Raffel"
+        " et al. 2020, section 2.1",
+        (("relative_attention_bias relative_position_bias",
+          "relative_bias=, by mha.t5_relative_bias from T5's table"),)),
+    "sinks": Option(
+        "floats (heads,), optional",
+        "One more score a head that only the denominator of softmax sees: a row's weights sum to"
+        " less than 1, lse counts it, and a row that sees no key gives zeros and lse = sinks[h]."
+        " Zeros give softmax plus one, -inf none. Of parts that are merged, one gets the sinks.",
+        "OpenAI 2025, \"gpt-oss-120b & gpt-oss-20b Model Card\", section 2.2; Miller 2023,"
+        " \"Attention Is Off By One\"",
+        (("s_aux attention_sinks", "sinks="), ("softmax1", "sinks=, zeros"))),
     "key_lengths": Option(
         "ints in [0, key_len], optional",
         "Shaped as the batch axes, or batch axes + (query_len,): keys from there on are blocked.",

@@ -5,7 +5,7 @@ Run by test_same_bits.py in processes with different MHA_ISA and MHA_NUM_THREADS
 import hashlib
 
 import numpy as np
-from option_cases import SCORES
+from option_cases import SCORES, by_head
 
 import mha
 
@@ -26,10 +26,12 @@ def calls():
             for options in ({}, {"causal": True}, {"mask": mask}, {"bias": bias},
                             {"window": (30, 5)},
                             {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"},
-                            *SCORES, {"dropout": 0.2, "rng": 4}, {"scale": -1.0}):
+                            *SCORES, *by_head(4, dtype), {"dropout": 0.2, "rng": 4},
+                            {"scale": -1.0}):
                 yield mha.scaled_dot_product_attention(query, key, value, return_weights=True,
                                                        return_lse=True, **options)
             for options in ({"causal": True}, {"mask": mask}, {"bias": bias[0]}, *SCORES,
+                            *by_head(4, dtype),
                             {"bias": bias[:, :1]}, {"bias": bias[:, :, :1]},
                             {"dropout": 0.2, "rng": 4, "scale": -1.0},
                             {"key_lengths": [key_len // 2, 0], "empty_rows": "uniform"}):
@@ -41,6 +43,10 @@ def calls():
         output, pullback = mha.scaled_dot_product_attention_vjp(query, key, key, causal=True,
                                                                 bias=draw(1, 2, 1, 1))
         yield tuple(gradient for gradient in pullback(output) if gradient is not None)
+        for options in by_head(2, dtype):
+            output, pullback = mha.scaled_dot_product_attention_vjp(query, key, key, causal=True,
+                                                                    **options)
+            yield tuple(gradient for gradient in pullback(output) if gradient is not None)
         for rows, width, out in ((1, 5, 7), (9, 300, 65), (500, 130, 33)):
             yield mha.linear(draw(rows, width), draw(width, out), draw(out))
         yield mha.additive_attention(draw(3, 30, 6), draw(3, 200, 4), draw(3, 200, 5), draw(6, 70),

@@ -66,7 +66,8 @@ def use_threads(a, num_threads):
 
 ATTENTION = [
     *rows(attend, "query", WRONG_ARRAYS), *rows(attend, "key", WRONG_ARRAYS[:6]),
-    *rows(attend, "bias", WRONG_ARRAYS[1:6]),
+    *rows(attend, "bias", WRONG_ARRAYS[1:6]), *rows(attend, "alibi", WRONG_ARRAYS[1:3]),
+    *rows(attend, "relative_bias", WRONG_ARRAYS[1:3]), *rows(attend, "sinks", WRONG_ARRAYS[1:3]),
     *rows(attend, "scale", WRONG_NUMBERS), *rows(attend, "softcap", WRONG_NUMBERS[:5]),
     *rows(attend, "dropout", WRONG_NUMBERS[:5]), *rows(attend, "causal", WRONG_FLAGS),
     *rows(attend, "return_weights", WRONG_FLAGS), *rows(attend, "return_lse", WRONG_FLAGS[:1]),
@@ -98,6 +99,21 @@ ATTENTION = [
     row(attend, "bias", f(5, 6) > 0, T, "an array of bool", "floats; a bool mask goes to mask="),
     row(attend, "bias", f(2, 5, 6), V, "shape (2, 5, 6)", "broadcasts to the scores (2, 4, 5, 6)"),
     row(attend, "bias", 1j * f(5, 6), T, "an array of complex64", "float32"),
+    row(attend, "alibi", f(3), V, "shape (3,)", "(4,), a number for each head"),
+    row(attend, "alibi", f(4, 1), V, "shape (4, 1)", "(4,), a number for each head"),
+    row(attend, "alibi", 0.5, V, "shape ()", "(4,), a number for each head"),
+    row(attend, "alibi", f(4) > 0, T, "an array of bool", "floats"),
+    row(attend, "alibi", 1j * f(4), T, "an array of complex64", "float32"),
+    row(attend, "alibi", number(HUGE), V, f"shape ({HUGE},)", "(4,)"),
+    row(attend, "relative_bias", f(4, 6), V, "shape (4, 6)", "(4, 2r + 1)"),
+    row(attend, "relative_bias", f(4, 0), V, "shape (4, 0)", "(4, 2r + 1)"),
+    row(attend, "relative_bias", f(2, 7), V, "shape (2, 7)", "(4, 2r + 1), or (1, 2r + 1)"),
+    row(attend, "relative_bias", f(7), V, "shape (7,)", "(4, 2r + 1), or (1, 2r + 1)"),
+    row(attend, "relative_bias", f(4, 7) > 0, T, "an array of bool", "floats"),
+    row(attend, "relative_bias", number(1, 2**60 + 1), M, f"shape (1, {2**60 + 1})", "fits"),
+    row(attend, "sinks", f(1, 4), V, "shape (1, 4)", "(4,), a number for each head"),
+    row(attend, "sinks", 1j * f(4), T, "an array of complex64", "float32"),
+    row(attend, "empty_rows", "uniform", V, '"uniform" with sinks', '"zeros"', sinks=f(4)),
     row(attend, "key_lengths", [3, 7], V, "7", "lengths in [0, 6]"),
     row(attend, "key_lengths", [-1, 3], V, "-1", "lengths in [0, 6]"),
     row(attend, "key_lengths", np.array([1, 2**64 - 1], np.uint64), V, str(2**64 - 1),
@@ -115,6 +131,10 @@ ATTENTION = [
         key_lengths=[3, 6], causal=True),
     row(attend, "query_offset", None, V, "None", "the position of query 0 among the keys",
         key_lengths=[3, 6], window=(1, None)),
+    row(attend, "query_offset", None, V, "None", "the position of query 0 among the keys",
+        key_lengths=[3, 6], alibi=f(4)),
+    row(attend, "query_offset", None, V, "None", "the position of query 0 among the keys",
+        key_lengths=[3, 6], relative_bias=f(1, 3)),
     row(attend, "query_offset", 1.0, T, "an array of float64", "integers"),
     row(attend, "query_offset", True, T, "bool", "an int"),
     row(attend, "query_offset", np.True_, T, "an array of bool", "integers"),
@@ -304,8 +324,8 @@ def test_bad_call(case):
     bad_input.check(case)
 
 
-@pytest.mark.parametrize("name", ["query", "mask", "bias", "key_lengths", "query_offset", "scale",
-                                  "softcap", "dropout"])
+@pytest.mark.parametrize("name", ["query", "mask", "bias", "alibi", "relative_bias", "sinks",
+                                  "key_lengths", "query_offset", "scale", "softcap", "dropout"])
 def test_what_an_argument_raises_itself_arrives(name):
     """Only ValueError and TypeError get the argument's name; others pass as they are."""
     a = bad_input.fresh_arrays()

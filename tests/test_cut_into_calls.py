@@ -38,7 +38,9 @@ def options_of(shape):
     lengths = rng.integers(0, key_len + 1, (batch, query_len))
     cases = [{}, {"causal": True}, {"window": (20, 10)}, {"window": (150, 0)}, {"mask": mask},
              {"bias": bias}, {"bias": blocking}, {"key_lengths": lengths}, {"scale": -0.2},
-             {"dropout": 0.3, "rng": 5}, *SCORES]
+             {"dropout": 0.3, "rng": 5}, {"alibi": rng.standard_normal(heads) ** 2},
+             {"relative_bias": rng.standard_normal((heads, 41))},
+             {"sinks": 3 * rng.standard_normal(heads), "causal": True}, *SCORES]
     cases += [case | {"bias": bias, "causal": True} for case in SCORES]
     return cases
 

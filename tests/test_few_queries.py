@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from agreement import assert_accurate
-from option_cases import SCORES
+from option_cases import SCORES, by_head
 
 import mha
 from mha import reference
@@ -50,6 +50,9 @@ def options_of(shape, dtype):
                     "query_offset": 0},
         **{str(options): options for options in SCORES},
         **{f"{options}, bias": options | {"bias": bias} for options in SCORES},
+        **{f"{number}": options for number, options in enumerate(by_head(heads, dtype))},
+        "by head": by_head(heads, dtype)[0] | by_head(heads, dtype)[1] | by_head(heads, dtype)[3]
+        | {"causal": True, "query_offset": key_len // 2, "bias": bias},
         "dropout": {"dropout": 0.3, "rng": 5},
         "negative scale": {"scale": -0.2},
         "scale 0": {"scale": 0.0},

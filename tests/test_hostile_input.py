@@ -77,6 +77,12 @@ HOSTILE_CALLS = {
     "bias": lambda x, h: mha.scaled_dot_product_attention(x, x, x, bias=h(f(700, 700))),
     "changed bias": lambda x, h: mha.scaled_dot_product_attention(
         f(*SQUARE), f(32, 32), f(32, 32), bias=x, scale=h(None)),
+    "alibi": lambda x, h: mha.scaled_dot_product_attention(x, x, x, alibi=h(f(1))),
+    "relative_bias": lambda x, h: mha.scaled_dot_product_attention(x, x, x,
+                                                                   relative_bias=h(f(1, 701))),
+    "changed relative_bias": lambda x, h: mha.scaled_dot_product_attention(
+        f(*SQUARE), f(32, 32), f(32, 32), relative_bias=x, scale=h(None)),
+    "sinks": lambda x, h: mha.scaled_dot_product_attention(x, x, x, sinks=h(f(1))),
     "key_lengths": lambda x, h: mha.scaled_dot_product_attention(x, x, x, key_lengths=h(LENGTH)),
     "query_offset": lambda x, h: mha.scaled_dot_product_attention(x, x, x, query_offset=h(LENGTH)),
     "window": lambda x, h: mha.scaled_dot_product_attention(x, x, x, window=(h(None), 1)),

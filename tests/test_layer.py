@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from agreement import OnlyDlpack, assert_accurate
-from option_cases import SCORES
+from option_cases import SCORES, by_head
 
 import mha
 from mha import reference
@@ -78,7 +78,7 @@ def test_options_against_the_reference():
     x = rng.standard_normal((2, 7, 24))
     for options in ({"mask": rng.random((7, 7)) < 0.5}, {"mask": rng.random((2, 1, 7, 7)) < 0.5},
                     {"bias": rng.standard_normal((1, 4, 7, 7))}, {"key_lengths": [3, 0]},
-                    {"causal": True, "window": (2, None)}, *SCORES,
+                    {"causal": True, "window": (2, None)}, *SCORES, *by_head(4),
                     {"head_gate": rng.standard_normal(4)},
                     {"key_lengths": [0, 7], "empty_rows": "uniform"}):
         got = layer(x, return_weights=True, return_lse=True, **options)

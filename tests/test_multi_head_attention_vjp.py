@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from agreement import FLOOR, relative_error
-from option_cases import SCORES
+from option_cases import LEARNED, SCORES, by_head
 
 import mha
 from mha import reference
@@ -35,6 +35,7 @@ def figure_arguments(rng, dtype, batch=(2,), query_len=5, key_len=7, heads=4, kv
 OPTIONS = [
     {}, {"causal": True}, {"mask": np.tri(5, 7, 2, bool)}, {"key_lengths": [3, 0]},
     {"key_lengths": [4, 0], "empty_rows": "uniform"}, {"window": (2, 1)}, *SCORES,
+    *by_head(4), by_head(4)[0] | by_head(4)[3] | {"causal": True, "query_offset": 1},
     {"dropout": 0.4, "rng": 3}, {"bias": np.linspace(-1, 1, 140).reshape(4, 5, 7)},
     {"bias": np.linspace(-1, 1, 7), "causal": True, "dropout": 0.2, "rng": 1}]
 OPTIONS[-2]["bias"] = OPTIONS[-2]["bias"][None]
@@ -45,8 +46,7 @@ def test_reference_against_complex_steps(options):
     rng = np.random.default_rng(0)
     arguments = figure_arguments(rng, np.float64)
     options = dict(options)
-    if "bias" in options:
-        arguments["bias"] = options.pop("bias")
+    arguments |= {name: options.pop(name) for name in LEARNED if name in options}
     output, pullback = reference.multi_head_attention_vjp(
         **arguments, num_heads=4, num_kv_heads=2, **options)
     grad_output = rng.standard_normal(output.shape)
@@ -94,11 +94,10 @@ def test_figure_against_the_reference(dtype, options):
     rng = np.random.default_rng(1)
     options = dict(options)
     arguments = figure_arguments(rng, dtype)
-    if "bias" in options:
-        arguments["bias"] = options.pop("bias").astype(dtype)
+    arguments |= {name: options.pop(name).astype(dtype) for name in LEARNED if name in options}
     check(rng, dtype, arguments, **options)
     check(rng, dtype, {name: array for name, array in arguments.items()
-                       if name[0] not in "bh" or name == "bias"}, **options)
+                       if name[0] not in "bh" or name in LEARNED}, **options)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -125,8 +124,9 @@ def test_one_sequence_is_a_batch_of_one():
     exact_output, exact_pullback = reference.multi_head_attention_vjp(**arguments, **options)
     exact = exact_pullback(output, grad_lse)
     assert relative_error(output, exact_output) < FLOOR[output.dtype]
-    for name, gradient in got._asdict().items():
-        other = getattr(wanted, name)
+    assert all(getattr(got, name) is None for name in ("alibi", "relative_bias", "sinks"))
+    for name in exact:
+        gradient, other = getattr(got, name), getattr(wanted, name)
         assert relative_error(gradient, exact[name]) < FLOOR[output.dtype], name
         assert np.array_equal(gradient, other[0] if name in ("query", "key", "value") else other)
 

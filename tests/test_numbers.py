@@ -8,6 +8,7 @@ from agreement import ROUNDINGS, WIDER
 from option_cases import SCORES
 
 import mha
+from mha import reference
 
 DTYPES = [np.float32, np.float64]
 
@@ -257,6 +258,136 @@ def test_a_bias_of_zeros_changes_no_bit_and_minus_infinity_is_a_mask(head_dim, q
             for either in (plain, biased))
         for one, other in zip(wanted, got, strict=True):
             assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("head_dim", [24, 64])
+@pytest.mark.parametrize("query_len", [1, 3, 40])
+@pytest.mark.parametrize("options", [{}, *SCORES, {"causal": True, "query_offset": 250}])
+def test_what_a_head_adds_to_no_score_changes_no_bit(head_dim, query_len, options):
+    rng = np.random.default_rng([head_dim, query_len])
+    query, key, value = (rng.standard_normal((1, 2, length, head_dim)).astype(np.float32)
+                         for length in (query_len, 300, 300))
+    grad_output = rng.standard_normal((1, 2, query_len, head_dim)).astype(np.float32)
+    nothing = [{"alibi": np.zeros(2)}, {"relative_bias": np.zeros((1, 9))},
+               {"sinks": np.full(2, -np.inf)}, {"sinks": np.full(2, -200)}]
+    wanted, *found = (
+        [*mha.scaled_dot_product_attention(query, key, value, return_weights=True, return_lse=True,
+                                           **options, **added),
+         *mha.scaled_dot_product_attention_vjp(query, key, value, wrt=("query", "key", "value"),
+                                               **options, **added)[1](grad_output)[:3]]
+        for added in ({}, *nothing))
+    for got in found:
+        for one, other in zip(wanted, got, strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("query_len", [1, 3, 40])
+def test_minus_infinity_in_relative_bias_is_a_window(query_len):
+    rng = np.random.default_rng(query_len)
+    query, key, value = (rng.standard_normal((length, 40)).astype(np.float32)
+                         for length in (query_len, 300, 300))
+    value[299] = np.nan  # behind the window of every query
+    table = np.where(abs(np.arange(-9, 10)) <= 8, 0, -np.inf)[None]
+    wanted, got = (mha.scaled_dot_product_attention(query, key, value, query_offset=250,
+                                                    return_weights=True, return_lse=True, **either)
+                   for either in ({"window": (8, 8)}, {"relative_bias": table}))
+    for one, other in zip(wanted, got, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_alibi_at_positions_beyond_what_a_float_counts():
+    """Distances are whole numbers until they are multiplied."""
+    query, key = np.ones((1, 32), np.float32), np.ones((40, 32), np.float32)
+    value = np.eye(40, dtype=np.float32)
+    for rows in (1, 20):
+        for offset in (10**6, 2**24 + 20, 10**15):
+            options = {"alibi": [2.0**-20], "query_offset": offset}
+            got = mha.scaled_dot_product_attention(query.repeat(rows, 0), key, value, **options)
+            exact = reference.scaled_dot_product_attention(
+                query.repeat(rows, 0).astype(float), key.astype(float), value.astype(float),
+                **options)
+            assert np.abs(got - exact).max() < 2e-7 * max(1, offset * 2.0**-20)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sink", [30.0, 80.0, 200.0, 2000.0, -60.0])
+@pytest.mark.parametrize("query_len", [1, 40])
+def test_a_large_sink_makes_no_weight_wrong(dtype, sink, query_len):
+    """Beside it weights are small, not wrong; where the type ends they are 0, and lse the sink."""
+    rng = np.random.default_rng(int(abs(sink)))
+    query, key, value = (rng.standard_normal((50, length, 64)).astype(dtype)
+                         for length in (query_len, 300, 300))
+    options = {"sinks": np.array([sink], dtype), "return_weights": True, "return_lse": True}
+    wide = WIDER[np.dtype(dtype)]
+    got = mha.scaled_dot_product_attention(query, key, value, **options)
+    exact, plain = (reference.scaled_dot_product_attention(
+        *(x.astype(kind) for x in (query, key, value)), **options) for kind in (wide, dtype))
+    if sink > -np.log(np.finfo(dtype).tiny) + 10:
+        assert not got[0].any() and not got[1].any()
+        assert (got[2] == dtype(sink)).all()
+        return
+    for ours, numpys, wanted in zip(got, plain, exact, strict=True):
+        floor = 2 * np.finfo(dtype).eps
+        assert error_of(ours, wanted) <= max(2 * ROUNDINGS * error_of(numpys, wanted), floor)
+
+
+def test_rows_that_see_no_key_have_their_sink():
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((2, 3, 50, 32))
+    sinks = np.array([0.5, -2, -np.inf])
+    for query_len, key_len in ((1, 40), (50, 40), (5, 0)):
+        key, mask = rng.standard_normal((2, 3, key_len, 32)), np.ones((query_len, key_len), bool)
+        mask[-1] = False
+        output, weights, lse = mha.scaled_dot_product_attention(
+            query[:, :, :query_len], key, key, mask=mask, sinks=sinks, return_weights=True,
+            return_lse=True)
+        assert not output[..., -1, :].any() and not weights[..., -1, :].any()
+        assert np.array_equal(lse[..., -1], np.tile(sinks, (2, 1)))
+        grad_lse = np.zeros(lse.shape)
+        grad_lse[..., -1] = [[1, 2, 4], [3, 5, 6]]
+        gradients = mha.scaled_dot_product_attention_vjp(
+            query[:, :, :query_len], key, key, mask=mask, sinks=sinks)[1](
+                np.zeros(output.shape), grad_lse)
+        assert np.array_equal(gradients.sinks, [4, 7, 0])
+        assert not gradients.query.any()
+
+
+def test_parts_of_which_one_has_the_sinks():
+    rng = np.random.default_rng(1)
+    query, key, value = (rng.standard_normal((2, 4, length, 24)) for length in (30, 100, 100))
+    sinks = rng.standard_normal(4)
+    wanted = mha.scaled_dot_product_attention(query, key, value, sinks=sinks, return_lse=True)
+    parts = [mha.scaled_dot_product_attention(query, key[:, :, part], value[:, :, part],
+                                              return_lse=True, **options)
+             for part, options in ((slice(0, 70), {"sinks": sinks}), (slice(70, 100), {}))]
+    for one, other in zip(mha.merge_attention(*zip(*parts, strict=True)), wanted, strict=True):
+        assert np.allclose(one, other, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [0, 300])
+@pytest.mark.parametrize(("query_len", "key_len"), [(4, 40), (100, 300), (700, 1500)])
+def test_gradients_of_many_heads(query_len, key_len, size):
+    """What each key's roundings have in common does not grow by distances, with 300 added to all
+    scores either; nor at the table's ends."""
+    rng = np.random.default_rng([query_len, size])
+    heads = 60 if key_len < 1000 else 16
+    query, key, value = (rng.standard_normal((1, heads, length, 32)).astype(np.float32)
+                         for length in (query_len, key_len, key_len))
+    query[..., 0], key[..., 0] = size * 32**0.5, 1
+    arguments = {"query": query, "key": key, "value": value,
+                 "alibi": rng.uniform(0, 0.1, heads).astype(np.float32),
+                 "relative_bias": rng.standard_normal((heads, 5)).astype(np.float32),
+                 "sinks": rng.uniform(size, size + 5, heads).astype(np.float32)}
+    output, pullback = mha.scaled_dot_product_attention_vjp(**arguments)
+    grad_output = rng.standard_normal(output.shape).astype(np.float32)
+    grad_lse = rng.standard_normal(output.shape[:-1]).astype(np.float32)
+    got = pullback(grad_output, grad_lse)
+    exact, plain = (reference.scaled_dot_product_attention_vjp(
+        **{name: array.astype(dtype) for name, array in arguments.items()})[1](
+            grad_output.astype(dtype), grad_lse.astype(dtype)) for dtype in (float, np.float32))
+    for name in ("alibi", "relative_bias", "sinks"):
+        error = error_of(getattr(got, name), exact[name])
+        assert error <= max(2 * ROUNDINGS * error_of(plain[name], exact[name]), 1e-7), name
 
 
 def test_large_biases_do_not_overflow():

@@ -17,12 +17,12 @@ import mha
 from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
 
 NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
-         "additive_attention_vjp", "dropout_mask",
+         "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
          "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
-         "split_heads", "threads"]
+         "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 def spelled(names):
@@ -50,6 +50,9 @@ SIGNATURES = {
         b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <options>, wrt=None""",
     "merge_attention": "outputs, lses",
     "dropout_mask": "shape, p, seed",
+    "alibi_slopes": "num_heads, max_bias=8.0",
+    "t5_relative_bias": "table, *, bidirectional, max_distance=128",
+    "t5_relative_bias_vjp": "table, *, bidirectional, max_distance=128",
     "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
         num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
         value_dim=None, output_dim=None, dtype=<class 'numpy.float32'>, rng=None""",
@@ -116,7 +119,7 @@ def test_the_public_names():
         assert hasattr(mha, name)
     public_here = {name for name, value in vars(mha).items()
                    if not name.startswith("_") and not inspect.ismodule(value)}
-    assert public_here - {"TYPE_CHECKING", "ModuleType"} == set(NAMES) - {"__version__"}
+    assert public_here - {"TYPE_CHECKING", "Any"} == set(NAMES) - {"__version__"}
 
 
 def test_no_public_function_is_forgotten_here():
@@ -218,6 +221,9 @@ CALLS = {
     "split_heads": (mha.split_heads, [X, 2]), "merge_heads": (mha.merge_heads, [X]),
     "merge_attention": (mha.merge_attention, [[X], [X]]),
     "dropout_mask": (mha.dropout_mask, [(2, 3), 0.5, 1]),
+    "alibi_slopes": (mha.alibi_slopes, [4]),
+    **{name: (functools.partial(getattr(mha, name), bidirectional=True), [X]) for name in (
+        "t5_relative_bias", "t5_relative_bias_vjp")},
     "set_num_threads": (mha.set_num_threads, [1]), "threads": (mha.threads, [1]),
     "MultiHeadAttention": (mha.MultiHeadAttention, [8, 2]),
     "MultiHeadAttention.__call__": (LAYER, [X]), "MultiHeadAttention.vjp": (LAYER.vjp, [X]),

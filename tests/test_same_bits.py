@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from agreement import by_token
-from option_cases import SCORES
+from option_cases import SCORES, by_head
 from spread_of_calls import digest
 
 import mha
@@ -47,7 +47,7 @@ def check_that_neighbours_do_not_matter(dtype, length, head_dim, parts):
     mask = rng.random((length, len(key))) < 0.5
     bias = rng.standard_normal((length, len(key))).astype(dtype)
     lengths = rng.integers(0, len(key) + 1, length)
-    for options in ({}, {"causal": True}, {"window": (70, 3)}, *SCORES):
+    for options in ({}, {"causal": True}, {"window": (70, 3)}, *SCORES, *by_head(1, dtype)):
         whole = mha.scaled_dot_product_attention(
             query, key, value, query_offset=0, mask=mask, bias=bias, key_lengths=lengths,
             return_weights=True, return_lse=True, **options)
@@ -87,7 +87,7 @@ def test_grouped_heads_give_the_same_bits_as_heads_of_their_own(dtype):
 
 @pytest.mark.parametrize("options", [
     {}, {"causal": True, "dropout": 0.2}, {"window": (40, 40)}, {"key_lengths": [0, 530]},
-    {"causal": True, "query_offset": -100, "empty_rows": "uniform"}], ids=str)
+    *by_head(4), {"causal": True, "query_offset": -100, "empty_rows": "uniform"}], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_same_bits_however_rows_lie(dtype, options):
     """Rows that lie apart are copied side by side first; nothing else may change."""

@@ -9,8 +9,8 @@ Written from mha/options.py by `python tests/write_options.py > docs/options.md`
 `scaled_dot_product_attention` and `multi_head_attention` take all of them, by keyword, and so do
 their vjp. A layer's call takes those marked "layer": its dropout belongs to the layer and acts with
 `training=True`. Additive attention has no dot products to scale: it takes those marked "additive".
-Scores are scaled, then capped, then biased, then masked; all conditions of visibility hold
-together.
+Scores are scaled, then capped, then bias, alibi and relative_bias are added, then they are masked;
+then the sink joins. All conditions of visibility hold together.
 """
 
 

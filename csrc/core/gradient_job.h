@@ -17,9 +17,12 @@ typedef struct mha_gradient_job {
     /* (batch, heads, query_blocks): bit c is set when chunk c is done with the block. */
     _Atomic uint64_t *done;
     bool bias_has_own_pass; /* tasks share it */
-    bool copies_keys;       /* and values, side by side */
-    bool joins_sums;        /* over so many queries that they are chains of chains */
-    mha_pieces scratch;     /* scratch_size bytes for each worker: the kernel's */
+    mha_row_sums *row_sums; /* (batch, heads, query_len), or NULL: per_head_backward.c */
+    mha_pieces diagonals;   /* (batch, heads, chunks) of `most_diagonals`, or first NULL */
+    int64_t most_diagonals;
+    bool copies_keys;   /* and values, side by side */
+    bool joins_sums;    /* over so many queries that they are chains of chains */
+    mha_pieces scratch; /* scratch_size bytes for each worker: the kernel's */
     mha_pieces keys, values, grad_keys, grad_values; /* one for each worker: copies, own sums */
     size_t scratch_size, keys_size, values_size;
 } mha_gradient_job;

@@ -114,7 +114,9 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
     MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &w->batch));
     w->same = same_of(g, w);
     w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
-                 is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL;
+                 is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL ||
+                 g->grad_alibi.data != NULL || g->grad_relative_bias.data != NULL ||
+                 g->grad_sinks.data != NULL;
     return MHA_OK;
 }
 
@@ -193,6 +195,9 @@ static void fill_attention_gradients(const way_back *w, const mha_attention *att
         .attention = attention,
         .grad_lse = w->gradients->grad_lse,
         .grad_bias = w->gradients->grad_bias,
+        .grad_alibi = w->gradients->grad_alibi,
+        .grad_relative_bias = w->gradients->grad_relative_bias,
+        .grad_sinks = w->gradients->grad_sinks,
     };
     see_heads(w, w->grad_attended, l->query_len, l->W_o.in, l->num_heads, &gradients->grad_output);
     see_input_heads(w, &w->query, w->query.grad_projected, &gradients->grad_query);

@@ -8,6 +8,7 @@
 #include "../threads/system.h"
 #include "bias_backward.h"
 #include "gradient_job.h"
+#include "per_head_backward.h"
 #include "run.h"
 
 /* What a task works on, first_key..end_key of one key head, and where it finds these keys and
@@ -166,6 +167,7 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
     if (!job->bias_has_own_pass) {
         mha_want_bias(job, c->batch, head, first, &block);
     }
+    mha_want_per_head(job, c->batch, head, c->number, &block);
     if (sees_chunk(&block)) {
         await_turn(done, c->number, worker);
         mha_run_gradient_block(job, &block, worker);
@@ -191,6 +193,7 @@ static void differentiate_chunk(void *context, int64_t task, mha_worker *worker)
         if (c.number == 0 && !job->bias_has_own_pass) {
             mha_clear_bias(job, c.batch, head, worker);
         }
+        mha_clear_diagonals(job, c.batch, head, c.number, worker);
         for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
             if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_BLOCK)) {
                 return;
@@ -272,7 +275,8 @@ static bool nothing_to_compute(const mha_attention_gradients *gradients) {
 static bool wants_more_than_bias(const mha_gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
-           g->grad_w_v.data != NULL || (g->grad_bias.data != NULL && !job->bias_has_own_pass);
+           g->grad_w_v.data != NULL || mha_wants_per_head(g) ||
+           (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 
 static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
@@ -288,6 +292,7 @@ static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
     for (int64_t i = 0; i < query_blocks && !workspace->measures; i++) {
         atomic_init(&job->done[i], 0);
     }
+    MHA_TRY(mha_take_per_head(job, workspace));
     MHA_TRY(mha_workspace_take_pieces(workspace, job->scratch_size, threads, &job->scratch));
     if (job->copies_keys) {
         MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, threads, &job->keys));
@@ -309,6 +314,7 @@ static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
                               mha_gradient_threads(job, tasks, execution->num_threads),
                               differentiate_chunk, job));
     }
+    MHA_TRY(mha_per_head_backward(job, execution));
     return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }
 

@@ -12,16 +12,25 @@ static int64_t option_of(const mha_tensor *option, int batch_axes, int64_t batch
     return *(const int64_t *)at;
 }
 
+int64_t mha_query_offset(const mha_attention *attention, int64_t batch) {
+    const mha_tensor *offset = &attention->options->query_offset;
+    return offset->data == NULL ? 0 : option_of(offset, attention->batch_axes, batch, 0);
+}
+
+/* The head's part of an option that has no batch axes, or NULL. */
+static const void *of_head(const mha_tensor *option, int heads_from_last, int64_t head) {
+    return option->data == NULL
+               ? NULL
+               : (const char *)option->data + head * mha_stride(option, heads_from_last);
+}
+
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
                        int64_t *end) {
     const mha_attention_options *options = attention->options;
     const int axes = attention->batch_axes;
-    int64_t position = i;
+    const int64_t position = i + mha_query_offset(attention, batch);
     *begin = 0;
     *end = mha_extent(&attention->key, 2);
-    if (options->query_offset.data != NULL) {
-        position += option_of(&options->query_offset, axes, batch, 0);
-    }
     if (options->key_lengths.data != NULL) {
         const int64_t further = i * mha_stride(&options->key_lengths, 1);
         *end = mha_smaller(*end, option_of(&options->key_lengths, axes, batch, further));
@@ -48,6 +57,7 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
         .w_v = attention->w_v,
         .scale = attention->score_function == MHA_ADDITIVE ? 1 : options->scale,
         .softcap = options->softcap,
+        .query_offset = mha_query_offset(attention, batch),
         .uniform_empty_rows = options->uniform_empty_rows,
         .dropout = {options->dropout_threshold, options->dropout_seed, head, batch},
         .gate = mha_gate_of(attention->dtype, attention->head_gate, head),
@@ -62,5 +72,11 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
         scores.bias_query_stride = mha_stride(bias, 2) / item;
         scores.bias_key_stride = mha_stride(bias, 1) / item;
     }
+    scores.alibi = of_head(&options->alibi, 1, head);
+    scores.relative_bias = of_head(&options->relative_bias, 2, head);
+    if (scores.relative_bias != NULL) {
+        scores.farthest = (mha_extent(&options->relative_bias, 1) - 1) / 2;
+    }
+    scores.sink = of_head(&options->sinks, 1, head);
     return scores;
 }

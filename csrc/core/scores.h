@@ -8,6 +8,9 @@
 /* All that makes a head's weights of its dot products. */
 mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head);
 
+/* The position of query 0 of the batch item among the keys. */
+int64_t mha_query_offset(const mha_attention *attention, int64_t batch);
+
 /* Query i of the batch item sees keys *begin <= j < *end that mask and bias leave visible. */
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
                        int64_t *end);

@@ -46,7 +46,12 @@ typedef struct mha_scores {
     int64_t mask_query_stride, mask_key_stride;
     const void *bias; /* of query 0 and key 0, or NULL */
     int64_t bias_query_stride, bias_key_stride;
-    bool uniform_empty_rows; /* what a query gets that sees nothing: the mean of all values */
+    int64_t query_offset;      /* the position of query 0 among the keys */
+    const void *alibi;         /* the head's number, or NULL */
+    const void *relative_bias; /* (2 * farthest + 1,), the head's row, or NULL */
+    int64_t farthest;          /* the distance that its ends serve, and all beyond */
+    const void *sink;          /* the head's number, or NULL */
+    bool uniform_empty_rows;   /* what a query gets that sees nothing: the mean of all values */
     mha_dropout dropout;
     double gate; /* multiplies the output */
 } mha_scores;
@@ -76,6 +81,25 @@ typedef struct mha_attention_block {
     void *origin, *denominator; /* (query_len,) both, or NULL: of softmax */
 } mha_attention_block;
 
+/* A sum in double precision, and what its additions have rounded off. */
+typedef struct mha_compensated_sum {
+    double sum, lost;
+} mha_compensated_sum;
+
+/* Over the keys of a row, each times a number of its own: the gradients of its scores, and its
+ * weights. */
+typedef struct mha_moments {
+    double gradients, weights;
+} mha_moments;
+
+/* What a row adds to the gradients that are one row a head (core/per_head_backward.c). */
+typedef struct mha_row_sums {
+    double total;               /* of the gradients of its scores */
+    double sink;                /* the gradient of its sink */
+    mha_moments distances;      /* of query and key */
+    mha_moments before, behind; /* 1 where the key is as far before or behind as the table ends */
+} mha_row_sums;
+
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
  * `attention` has the output, origin and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
@@ -96,6 +120,9 @@ typedef struct mha_attention_backward_block {
     int64_t grad_key_stride, grad_value_stride;
     void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */
     int64_t grad_bias_query_stride, grad_bias_key_stride;
+    mha_row_sums *row_sums;             /* (query_len,): written, or added to as grad_query */
+    mha_compensated_sum *diagonal_sums; /* one for each of `diagonals` distances from ... */
+    int64_t first_diagonal, diagonals;  /* ... the first on, key - query - query_offset */
 } mha_attention_backward_block;
 
 /* The most rows of one call of the few_queries kernel. */
@@ -150,11 +177,6 @@ typedef struct mha_merge_block {
     void *output, *lse;
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
-
-/* A sum in double precision, and what its additions have rounded off. */
-typedef struct mha_compensated_sum {
-    double sum, lost;
-} mha_compensated_sum;
 
 typedef struct mha_attention_kernels {
     int64_t query_block; /* the most queries of one call */

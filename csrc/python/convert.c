@@ -247,6 +247,32 @@ PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *na
     return copy;
 }
 
+PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return NULL;
+    }
+    const bool may_wrap = PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
+    if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
+        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
+                     (PyObject *)PyArray_DESCR(array));
+        Py_DECREF(array);
+        return NULL;
+    }
+    PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
+        array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
+    if (integers == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    } else if (may_wrap) { /* a new array, negative where the number is beyond int64 */
+        int64_t *values = PyArray_DATA(integers);
+        for (npy_intp i = 0; i < PyArray_SIZE(integers); i++) {
+            values[i] = values[i] < 0 ? INT64_MAX : values[i];
+        }
+    }
+    Py_DECREF(array);
+    return integers;
+}
+
 int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector) {
     char text[MHA_SHAPE_TEXT];

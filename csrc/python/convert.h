@@ -44,6 +44,9 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
 /* As mha_as_real, any strides. */
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* An int64 array from anything of integers; an empty list counts as integers. New reference. */
+PyArrayObject *mha_as_integers(PyObject *object, const char *name);
+
 /* A contiguous (length,) in the element type; NULL, and 0, for None. */
 int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector);

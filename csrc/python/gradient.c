@@ -127,11 +127,13 @@ void mha_clear_way_back(void *call) {
     }
 }
 
-void mha_clear_unwritten(const score_shape *scores, PyArrayObject *bias) {
+void mha_clear_unwritten(const score_shape *scores, PyArrayObject *const *gradients, int count) {
     const bool has_no_scores = scores->heads == 0 || scores->query_len == 0 ||
                                scores->key_len == 0 ||
                                PyArray_MultiplyList(scores->batch, scores->batch_axes) == 0;
-    if (bias != NULL && has_no_scores) {
-        memset(PyArray_DATA(bias), 0, (size_t)PyArray_NBYTES(bias));
+    for (int i = 0; has_no_scores && i < count; i++) {
+        if (gradients[i] != NULL) {
+            memset(PyArray_DATA(gradients[i]), 0, (size_t)PyArray_NBYTES(gradients[i]));
+        }
     }
 }

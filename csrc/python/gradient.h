@@ -61,7 +61,8 @@ int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject 
 PyObject *mha_pack_gradients(void *call);
 void mha_clear_way_back(void *call);
 
-/* Zeros in the gradient of a bias (or NULL) where there are no scores, and so nothing writes it. */
-void mha_clear_unwritten(const score_shape *scores, PyArrayObject *bias);
+/* Zeros in the gradients (or NULL) of what is added to scores, where there are none, and so nothing
+ * may write them. */
+void mha_clear_unwritten(const score_shape *scores, PyArrayObject *const *gradients, int count);
 
 #endif

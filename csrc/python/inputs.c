@@ -193,3 +193,39 @@ int mha_output_shape(const attention_inputs *inputs, npy_intp *shape) {
     shape[axes - 1] = (npy_intp)inputs->value_head_dim;
     return axes;
 }
+
+int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
+                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse) {
+    npy_intp shape[NPY_MAXDIMS];
+    bool wants_weights, wants_lse;
+    const int axes = mha_user_shape(scores, shape);
+    if (mha_convert_bool(return_weights, "return_weights", &wants_weights) < 0 ||
+        mha_convert_bool(return_lse, "return_lse", &wants_lse) < 0) {
+        return -1;
+    }
+    if (wants_weights) {
+        *weights = mha_new_array(axes, shape, mha_typenum(dtype), "weights");
+    }
+    if (wants_lse) {
+        *lse = mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
+    }
+    return (wants_weights && *weights == NULL) || (wants_lse && *lse == NULL) ? -1 : 0;
+}
+
+static int statistics_shape(const score_shape *scores, npy_intp *shape) {
+    shape[0] = 2;
+    return mha_user_shape(scores, shape + 1); /* without key_len, with the 2 */
+}
+
+PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores) {
+    npy_intp shape[NPY_MAXDIMS + 1];
+    const int axes = statistics_shape(scores, shape);
+    return mha_new_array(axes, shape, mha_typenum(dtype), "statistics");
+}
+
+void *mha_origin_of(PyArrayObject *statistics) { return mha_data_or_null(statistics); }
+
+void *mha_denominator_of(PyArrayObject *statistics) {
+    return statistics == NULL ? NULL
+                              : (char *)PyArray_DATA(statistics) + PyArray_NBYTES(statistics) / 2;
+}

@@ -40,6 +40,18 @@ PyObject *mha_pack_results(attention_results *results);
 PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *call, size_t size,
                            void (*clear)(void *call));
 
+/* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
+ * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */
+int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
+                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse);
+
+/* A new array (2, ..., heads, query_len): origin and denominator of each row's softmax. */
+PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
+
+/* origin and denominator, that half of the array; NULL for none. */
+void *mha_origin_of(PyArrayObject *statistics);
+void *mha_denominator_of(PyArrayObject *statistics);
+
 /* Every field of the core's struct, of dot products, without head_gate. On the way back, when the
  * output is the caller's, the kept one takes its place. */
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,

@@ -17,11 +17,14 @@ enum gradient {
     GRAD_B_O,
     GRAD_HEAD_GATE,
     GRAD_BIAS,
+    GRAD_ALIBI,
+    GRAD_RELATIVE_BIAS,
+    GRAD_SINKS,
     NUM_GRADIENTS
 };
 static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query", "key", "value", "W_q", "W_k",       "W_v",  "W_o",
-    "b_q",   "b_k", "b_v",   "b_o", "head_gate", "bias",
+    "query", "key", "value", "W_q",       "W_k",  "W_v",   "W_o",           "b_q",
+    "b_k",   "b_v", "b_o",   "head_gate", "bias", "alibi", "relative_bias", "sinks",
 };
 
 typedef struct layer_backward_call {
@@ -68,18 +71,25 @@ static int convert(void *given, PyObject **arguments) {
         [GRAD_B_O] = kept->b_o,
         [GRAD_HEAD_GATE] = kept->head_gate,
         [GRAD_BIAS] = kept->options.bias,
+        [GRAD_ALIBI] = kept->options.alibi,
+        [GRAD_RELATIVE_BIAS] = kept->options.relative_bias,
+        [GRAD_SINKS] = kept->options.sinks,
     };
     if (convert_results(arguments, call) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    mha_clear_unwritten(&kept->scores, call->back.gradients[GRAD_BIAS]);
+    mha_clear_unwritten(&kept->scores, call->back.gradients + GRAD_BIAS, NUM_GRADIENTS - GRAD_BIAS);
     return 0;
 }
 
 static void *data_of(const layer_backward_call *call, enum gradient gradient) {
     return mha_data_or_null(call->back.gradients[gradient]);
+}
+
+static mha_tensor by_head(const layer_backward_call *call, enum gradient gradient) {
+    return mha_by_head(call->back.gradients[gradient], &call->forward.scores);
 }
 
 static bool point(void *given) {
@@ -103,6 +113,9 @@ static bool point(void *given) {
         .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
         .grad_bias =
             mha_broadcast_to_scores(call->back.gradients[GRAD_BIAS], &call->forward.scores),
+        .grad_alibi = by_head(call, GRAD_ALIBI),
+        .grad_relative_bias = by_head(call, GRAD_RELATIVE_BIAS),
+        .grad_sinks = by_head(call, GRAD_SINKS),
         .key_is_query = call->forward.key_is_query,
         .value_is_key = call->forward.value_is_key,
     };

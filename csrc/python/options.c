@@ -2,8 +2,7 @@
 
 #include <math.h>
 
-/* The scores as the user sees them: (batch..., heads, query_len, key_len), no heads in 2-D, 3-D. */
-static int user_shape(const score_shape *scores, npy_intp *shape) {
+int mha_user_shape(const score_shape *scores, npy_intp *shape) {
     int axes = 0;
     for (int axis = 0; axis < scores->batch_axes; axis++) {
         shape[axes++] = scores->batch[axis];
@@ -19,7 +18,7 @@ static int user_shape(const score_shape *scores, npy_intp *shape) {
 static int check_broadcasts(PyArrayObject *array, const score_shape *scores, const char *name) {
     npy_intp shape[NPY_MAXDIMS];
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
-    const int axes = user_shape(scores, shape);
+    const int axes = mha_user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
     bool fits = extra >= 0;
     for (int axis = 0; fits && axis < PyArray_NDIM(array); axis++) {
@@ -49,7 +48,7 @@ mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scor
     if (array == NULL) {
         return tensor;
     }
-    const int axes = user_shape(scores, shape);
+    const int axes = mha_user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
     for (int axis = 0; axis < axes; axis++) {
         if (!scores->has_heads && axis == scores->batch_axes) {
@@ -68,6 +67,20 @@ typedef struct option_context {
     mha_dtype dtype;
     const score_shape *scores;
 } option_context;
+
+/* An array of any numbers but bools. New reference, or NULL with the exception. */
+static PyArrayObject *as_floats(PyObject *object, const char *name, const char *instead) {
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array != NULL && PyArray_TYPE(array) == NPY_BOOL) {
+        PyErr_Format(PyExc_TypeError, "%s: got an array of bool, wanted floats%s", name, instead);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
+    return PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
+}
 
 static int convert_mask(PyObject *object, const option_context *context, converted_options *c) {
     if (object == Py_None) {
@@ -92,49 +105,69 @@ static int convert_bias(PyObject *object, const option_context *context, convert
     if (object == Py_None) {
         return 0;
     }
-    PyArrayObject *array = mha_as_array(object, "bias");
+    PyArrayObject *array = as_floats(object, "bias", "; a bool mask goes to mask=");
     if (array == NULL) {
         return -1;
     }
-    if (PyArray_TYPE(array) == NPY_BOOL) {
-        PyErr_SetString(PyExc_TypeError,
-                        "bias: got an array of bool, wanted floats; a bool mask goes to mask=");
-    } else if (check_broadcasts(array, context->scores, "bias") == 0) {
+    if (check_broadcasts(array, context->scores, "bias") == 0) {
         c->bias = mha_as_strided_real(array, context->dtype, "bias");
     }
     Py_DECREF(array);
     return c->bias == NULL ? -1 : 0;
 }
 
-/* An int64 array from anything of integers; an empty list counts as integers. */
-static PyArrayObject *as_integers(PyObject *object, const char *name) {
-    PyArrayObject *array = mha_as_array(object, name);
+/* One number a head. */
+static int convert_by_head(PyObject *object, const char *name, const option_context *context,
+                           PyArrayObject **converted) {
+    const npy_intp wanted = (npy_intp)context->scores->heads;
+    char got[MHA_SHAPE_TEXT], text[MHA_SHAPE_TEXT];
+    if (object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = as_floats(object, name, "");
     if (array == NULL) {
-        return NULL;
+        return -1;
     }
-    const bool may_wrap = PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
-    if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
-        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
-                     (PyObject *)PyArray_DESCR(array));
-        Py_DECREF(array);
-        return NULL;
-    }
-    PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
-    if (integers == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    } else if (may_wrap) { /* a new array, negative where the number is beyond int64 */
-        int64_t *values = PyArray_DATA(integers);
-        for (npy_intp i = 0; i < PyArray_SIZE(integers); i++) {
-            values[i] = values[i] < 0 ? INT64_MAX : values[i];
-        }
+    if (has_shape(array, &wanted, 1)) {
+        *converted = mha_as_contiguous_real(array, context->dtype, name);
+    } else {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s, a number for each head", name,
+                     mha_array_shape_text(array, got), mha_shape_text(&wanted, 1, text));
     }
     Py_DECREF(array);
-    return integers;
+    return *converted == NULL ? -1 : 0;
 }
 
-static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
-    return PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
+static int convert_alibi(PyObject *object, const option_context *context, converted_options *c) {
+    return convert_by_head(object, "alibi", context, &c->alibi);
+}
+
+static int convert_relative_bias(PyObject *object, const option_context *context,
+                                 converted_options *c) {
+    const int64_t heads = context->scores->heads;
+    char got[MHA_SHAPE_TEXT];
+    if (object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = as_floats(object, "relative_bias", "");
+    if (array == NULL) {
+        return -1;
+    }
+    if (PyArray_NDIM(array) == 2 && PyArray_DIM(array, 1) % 2 == 1 &&
+        (PyArray_DIM(array, 0) == 1 || PyArray_DIM(array, 0) == heads)) {
+        c->relative_bias = mha_as_contiguous_real(array, context->dtype, "relative_bias");
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "relative_bias: got shape %s, wanted (%lld, 2r + 1), or (1, 2r + 1) for one "
+                     "row that all heads share",
+                     mha_array_shape_text(array, got), (long long)heads);
+    }
+    Py_DECREF(array);
+    return c->relative_bias == NULL ? -1 : 0;
+}
+
+static int convert_sinks(PyObject *object, const option_context *context, converted_options *c) {
+    return convert_by_head(object, "sinks", context, &c->sinks);
 }
 
 /* Names the number that was given; as int64 it may be another one. */
@@ -163,7 +196,7 @@ static int convert_key_lengths(PyObject *object, const option_context *context,
     if (object == Py_None) {
         return 0;
     }
-    *lengths = as_integers(object, "key_lengths");
+    *lengths = mha_as_integers(object, "key_lengths");
     if (*lengths == NULL) {
         return -1;
     }
@@ -206,7 +239,7 @@ static int convert_query_offset(PyObject *object, const option_context *context,
         *(int64_t *)PyArray_DATA(*offset) = number;
         return 0;
     }
-    PyArrayObject *integers = as_integers(object, "query_offset");
+    PyArrayObject *integers = mha_as_integers(object, "query_offset");
     if (integers == NULL) {
         return -1;
     }
@@ -366,7 +399,8 @@ static int convert_rng(PyObject *object, const option_context *context, converte
 static int check_offset_given(const converted_options *converted, const score_shape *scores) {
     const mha_attention_options *values = &converted->values;
     const bool positioned = values->causal || values->window_left < MHA_UNLIMITED ||
-                            values->window_right < MHA_UNLIMITED;
+                            values->window_right < MHA_UNLIMITED || converted->alibi != NULL ||
+                            converted->relative_bias != NULL;
     if (converted->key_lengths == NULL || !positioned || converted->query_offset != NULL ||
         scores->query_len == scores->key_len) {
         return 0;
@@ -374,9 +408,21 @@ static int check_offset_given(const converted_options *converted, const score_sh
     PyErr_Format(
         PyExc_ValueError,
         "query_offset: got None, wanted the position of query 0 among the keys, since key_lengths "
-        "is given with causal or window and query_len (%lld) is not key_len (%lld)",
+        "is given with causal, window, alibi or relative_bias and query_len (%lld) is not key_len "
+        "(%lld)",
         (long long)scores->query_len, (long long)scores->key_len);
     return -1;
+}
+
+/* A row without a visible key has the sink's weight, and none is left for a mean. */
+static int check_sinks_alone(const converted_options *converted) {
+    if (converted->sinks != NULL && converted->values.uniform_empty_rows) {
+        PyErr_SetString(PyExc_ValueError,
+                        "empty_rows: got \"uniform\" with sinks, wanted \"zeros\", since the sink "
+                        "has the weight of a row that sees no key");
+        return -1;
+    }
+    return 0;
 }
 
 /* clang-format off */
@@ -389,7 +435,7 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
     }
     MHA_OPTIONS(CONVERT)
     c->default_offset = scores->key_len - scores->query_len;
-    return check_offset_given(c, scores);
+    return check_offset_given(c, scores) < 0 || check_sinks_alone(c) < 0 ? -1 : 0;
 }
 
 void mha_clear_options(converted_options *converted) {
@@ -411,6 +457,29 @@ static void point_bias(const converted_options *c, const score_shape *scores, mh
     if (c->bias != NULL) {
         *bias = mha_broadcast_to_scores(c->bias, scores);
     }
+}
+
+mha_tensor mha_by_head(PyArrayObject *array, const score_shape *scores) {
+    mha_tensor tensor = {.data = NULL};
+    if (array != NULL) {
+        tensor = mha_tensor_of(array);
+        tensor.shape[0] = scores->heads;
+        tensor.strides[0] = PyArray_DIM(array, 0) == 1 ? 0 : PyArray_STRIDE(array, 0);
+    }
+    return tensor;
+}
+
+static void point_alibi(const converted_options *c, const score_shape *scores, mha_tensor *alibi) {
+    *alibi = mha_by_head(c->alibi, scores);
+}
+
+static void point_relative_bias(const converted_options *c, const score_shape *scores,
+                                mha_tensor *relative_bias) {
+    *relative_bias = mha_by_head(c->relative_bias, scores);
+}
+
+static void point_sinks(const converted_options *c, const score_shape *scores, mha_tensor *sinks) {
+    *sinks = mha_by_head(c->sinks, scores);
 }
 
 static void point_key_lengths(const converted_options *c, const score_shape *scores,
@@ -447,39 +516,3 @@ const mha_attention_options *mha_point_options(converted_options *converted,
     return &converted->values;
 }
 /* clang-format on */
-
-int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
-                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse) {
-    npy_intp shape[NPY_MAXDIMS];
-    bool wants_weights, wants_lse;
-    const int axes = user_shape(scores, shape);
-    if (mha_convert_bool(return_weights, "return_weights", &wants_weights) < 0 ||
-        mha_convert_bool(return_lse, "return_lse", &wants_lse) < 0) {
-        return -1;
-    }
-    if (wants_weights) {
-        *weights = mha_new_array(axes, shape, mha_typenum(dtype), "weights");
-    }
-    if (wants_lse) {
-        *lse = mha_new_array(axes - 1, shape, mha_typenum(dtype), "lse");
-    }
-    return (wants_weights && *weights == NULL) || (wants_lse && *lse == NULL) ? -1 : 0;
-}
-
-static int statistics_shape(const score_shape *scores, npy_intp *shape) {
-    shape[0] = 2;
-    return user_shape(scores, shape + 1); /* without key_len, with the 2 */
-}
-
-PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores) {
-    npy_intp shape[NPY_MAXDIMS + 1];
-    const int axes = statistics_shape(scores, shape);
-    return mha_new_array(axes, shape, mha_typenum(dtype), "statistics");
-}
-
-void *mha_origin_of(PyArrayObject *statistics) { return mha_data_or_null(statistics); }
-
-void *mha_denominator_of(PyArrayObject *statistics) {
-    return statistics == NULL ? NULL
-                              : (char *)PyArray_DATA(statistics) + PyArray_NBYTES(statistics) / 2;
-}

@@ -13,6 +13,9 @@
 #define MHA_OPTIONS(X)                                                                             \
     X(mask, AS_ARRAY, ARRAY)                                                                       \
     X(bias, AS_REAL, ARRAY)                                                                        \
+    X(alibi, AS_REAL, ARRAY)                                                                       \
+    X(relative_bias, AS_REAL, ARRAY)                                                               \
+    X(sinks, AS_REAL, ARRAY)                                                                       \
     X(key_lengths, AS_ARRAY, ARRAY)                                                                \
     X(causal, AS_IT_IS, VALUE)                                                                     \
     X(query_offset, AS_ARRAY, ARRAY)                                                               \
@@ -58,21 +61,16 @@ void mha_clear_options(converted_options *converted);
 const mha_attention_options *mha_point_options(converted_options *converted,
                                                const score_shape *scores);
 
-/* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
- * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */
-int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dtype,
-                   const score_shape *scores, PyArrayObject **weights, PyArrayObject **lse);
-
-/* A new array (2, ..., heads, query_len): origin and denominator of each row's softmax. */
-PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
-
-/* origin and denominator, that half of the array; NULL for none. */
-void *mha_origin_of(PyArrayObject *statistics);
-void *mha_denominator_of(PyArrayObject *statistics);
+/* The scores as the user sees them: (batch..., heads, query_len, key_len), no heads in 2-D, 3-D;
+ * the number of their axes. */
+int mha_user_shape(const score_shape *scores, npy_intp *shape);
 
 /* As the options are: shape and strides of the scores, 0 where the array is repeated; absent where
  * it is NULL. */
 mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores);
+
+/* The gradient of an option that is one row a head, as the option is; absent where it is NULL. */
+mha_tensor mha_by_head(PyArrayObject *array, const score_shape *scores);
 
 /* A probability in [0, 1). */
 int mha_convert_dropout(PyObject *object, const char *name, double *dropout);

@@ -3,8 +3,19 @@
 
 #include "scaled_dot_product_attention.h"
 
-enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_BIAS, NUM_GRADIENTS };
-static const char *const GRADIENTS[NUM_GRADIENTS] = {"query", "key", "value", "bias"};
+enum gradient {
+    GRAD_QUERY,
+    GRAD_KEY,
+    GRAD_VALUE,
+    GRAD_BIAS,
+    GRAD_ALIBI,
+    GRAD_RELATIVE_BIAS,
+    GRAD_SINKS,
+    NUM_GRADIENTS
+};
+static const char *const GRADIENTS[NUM_GRADIENTS] = {
+    "query", "key", "value", "bias", "alibi", "relative_bias", "sinks",
+};
 
 typedef struct attention_backward_call {
     way_back back;
@@ -20,10 +31,10 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_QUERY] = kept->inputs.query,
-        [GRAD_KEY] = kept->inputs.key,
-        [GRAD_VALUE] = kept->inputs.value,
-        [GRAD_BIAS] = kept->options.bias,
+        [GRAD_QUERY] = kept->inputs.query,  [GRAD_KEY] = kept->inputs.key,
+        [GRAD_VALUE] = kept->inputs.value,  [GRAD_BIAS] = kept->options.bias,
+        [GRAD_ALIBI] = kept->options.alibi, [GRAD_RELATIVE_BIAS] = kept->options.relative_bias,
+        [GRAD_SINKS] = kept->options.sinks,
     };
     if (mha_convert_grad_results(arguments, kept->inputs.dtype, kept->results.kept_output,
                                  &call->back) < 0 ||
@@ -31,7 +42,8 @@ static int convert(void *given, PyObject **arguments) {
                           &call->back) < 0) {
         return -1;
     }
-    mha_clear_unwritten(&kept->inputs.scores, call->back.gradients[GRAD_BIAS]);
+    mha_clear_unwritten(&kept->inputs.scores, call->back.gradients + GRAD_BIAS,
+                        NUM_GRADIENTS - GRAD_BIAS);
     return 0;
 }
 
@@ -48,6 +60,9 @@ static bool point(void *given) {
         .grad_key = mha_tensor_with_heads(gradients[GRAD_KEY]),
         .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
         .grad_bias = mha_broadcast_to_scores(gradients[GRAD_BIAS], &forward->inputs.scores),
+        .grad_alibi = mha_by_head(gradients[GRAD_ALIBI], &forward->inputs.scores),
+        .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS], &forward->inputs.scores),
+        .grad_sinks = mha_by_head(gradients[GRAD_SINKS], &forward->inputs.scores),
     };
     return true;
 }

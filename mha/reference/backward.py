@@ -19,11 +19,13 @@ from mha.dropout import seed_from
 from mha.options import EmptyRows, RandomSource
 from mha.reference.forward import (
     _batch_of_one,
+    _by_head,
     _dropout_factors,
     _group_size,
     _repeat_heads,
     _same_type,
     _weighted_sum,
+    distances,
     dot_product_scores,
     linear,
     mask_scores,
@@ -56,15 +58,14 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike,
 
 
 def scaled_dot_product_attention_vjp(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, bias: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, **options: Any,
-        ) -> tuple[NDArray[Any], Pullback]:
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, scale: float | None = None,
+        softcap: float | None = None, **options: Any) -> tuple[NDArray[Any], Pullback]:
     """The options are those of `mha.reference.scaled_dot_product_attention`."""
     query, key, value = _same_type(query, key, value)
     group = _group_size(query, key)
     keys, values = _repeat_heads(key, group), _repeat_heads(value, group)
     capped = dot_product_scores(query, keys, scale=scale, softcap=softcap)
-    output, attend_pullback = attend_vjp(capped, values, bias=bias, **options)
+    output, attend_pullback = attend_vjp(capped, values, **options)
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
 
@@ -115,12 +116,12 @@ def additive_attention_vjp(
     return output, pullback
 
 
-def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, bias: ArrayLike | None = None,
+def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, sinks: ArrayLike | None = None,
                empty_rows: EmptyRows = "zeros", dropout: float = 0.0, rng: RandomSource = None,
                **conditions: Any) -> tuple[NDArray[Any], Pullback]:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
-    masked, visible = mask_scores(scores, bias=bias, **conditions)
-    weights, lse = softmax(masked)
+    masked, visible = mask_scores(scores, **conditions)
+    weights, lse = softmax(masked, sinks)
     empty = (lse == -np.inf)[..., None]
     seen = visible  # what stands in value at other pairs never counts
     used = weights
@@ -145,11 +146,38 @@ def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, bias: ArrayLike | N
         grad_scores = np.where(weights == 0, 0, weights * grad_rows)
         gradients = {"value": grad_value, "scores": grad_scores.astype(value.dtype),
                      "visible": visible}
-        if bias is not None:
-            gradients["bias"] = _sum_to_shape(grad_scores, np.shape(bias))
+        gradients |= grad_biases(grad_scores, **conditions)
+        if sinks is not None:
+            # a score whose weight times value is 0
+            sink = _by_head(np.asarray(sinks).astype(lse.dtype), scores.shape)
+            lse_of_row = np.where(lse == -np.inf, 0, lse)[..., None]
+            of_lse = 0 if grad_lse is None else grad_lse[..., None]
+            grad_sinks = np.where(sink == -np.inf, 0, np.exp(sink - lse_of_row) * (of_lse - mean))
+            gradients["sinks"] = _sum_to_heads(grad_sinks)
         return gradients
 
     return output, pullback
+
+
+def grad_biases(grad_scores: NDArray[Any], *, bias: ArrayLike | None = None,
+                alibi: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+                query_offset: ArrayLike | None = None, **visibility: Any) -> Gradients:
+    """The gradients of what was added to scores, as far as it was given."""
+    gradients = {}
+    if bias is not None:
+        gradients["bias"] = _sum_to_shape(grad_scores, np.shape(bias))
+    distance = distances(grad_scores.shape, query_offset)
+    if alibi is not None:
+        gradients["alibi"] = _sum_to_heads(-grad_scores * abs(distance).astype(grad_scores.dtype))
+    if relative_bias is not None:
+        table = np.zeros(np.shape(relative_bias), grad_scores.dtype)
+        farthest = table.shape[1] // 2
+        at = np.broadcast_to(np.clip(distance, -farthest, farthest) + farthest, grad_scores.shape)
+        for entry in range(table.shape[1]):
+            found = np.where(at == entry, grad_scores, 0)
+            table[:, entry] = _sum_to_heads(found) if len(table) > 1 else found.sum()
+        gradients["relative_bias"] = table
+    return gradients
 
 
 def multi_head_attention_vjp(
@@ -195,8 +223,9 @@ def multi_head_attention_vjp(
         if head_gate is not None:
             products = np.moveaxis(grad_attended * attended, -3, 0)
             gradients["head_gate"] = products.reshape(num_heads, -1).sum(axis=1)
-        if "bias" in of_heads:
-            gradients["bias"] = of_heads["bias"]
+        for name in ("bias", "alibi", "relative_bias", "sinks"):
+            if name in of_heads:
+                gradients[name] = of_heads[name]
         return gradients
 
     return output, pullback
@@ -228,6 +257,13 @@ def _sum_of_groups(gradient: NDArray[Any], group: int) -> NDArray[Any]:
         return gradient
     *batch, heads, length, width = gradient.shape
     return gradient.reshape(*batch, heads // group, group, length, width).sum(axis=-3)
+
+
+def _sum_to_heads(gradient: NDArray[Any]) -> NDArray[Any]:
+    """(..., heads, query_len, any) or that of one head -> (heads,)."""
+    if gradient.ndim < 4:
+        return gradient.sum()[None]
+    return gradient.sum(axis=(-2, -1)).reshape(-1, gradient.shape[-3]).sum(axis=0)
 
 
 def _sum_to_shape(gradient: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -90,7 +90,9 @@ def merge_heads(x: ArrayLike) -> NDArray[Any]:
 
 def scaled_dot_product_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, key_lengths: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, alibi: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        key_lengths: ArrayLike | None = None, causal: bool = False,
         query_offset: ArrayLike | None = None,
         window: Window | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: EmptyRows = "zeros", dropout: float = 0.0,
@@ -107,9 +109,10 @@ def scaled_dot_product_attention(
 
     # 1. Scores: one number for each (query, key) pair, (..., heads, query_len, key_len).
     scores = dot_product_scores(query, key, scale=scale, softcap=softcap)
-    return _attend(scores, value, mask=mask, bias=bias, key_lengths=key_lengths, causal=causal,
-                   query_offset=query_offset, window=window, empty_rows=empty_rows,
-                   dropout=dropout, rng=rng, return_weights=return_weights, return_lse=return_lse)
+    return _attend(scores, value, mask=mask, bias=bias, alibi=alibi, relative_bias=relative_bias,
+                   sinks=sinks, key_lengths=key_lengths, causal=causal, query_offset=query_offset,
+                   window=window, empty_rows=empty_rows, dropout=dropout, rng=rng,
+                   return_weights=return_weights, return_lse=return_lse)
 
 
 def dot_product_scores(query: NDArray[Any], key: NDArray[Any], *, scale: float | None = None,
@@ -165,13 +168,13 @@ def additive_attention(
 
 def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: EmptyRows, dropout: float,
             rng: RandomSource, return_weights: bool, return_lse: bool = False,
-            **conditions: Any) -> Any:
+            sinks: ArrayLike | None = None, **conditions: Any) -> Any:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
-    # 2. Bias, then -inf wherever a query may not see a key.
+    # 2. Biases, then -inf wherever a query may not see a key.
     scores, visible = mask_scores(scores, **conditions)
 
-    # 3. Softmax over the keys.
-    weights, lse = softmax(scores)
+    # 3. Softmax over the keys, and the sink where there is one.
+    weights, lse = softmax(scores, sinks)
     if empty_rows == "uniform" and scores.shape[-1]:
         empty = (lse.real == -np.inf)[..., None]
         weights = np.where(empty, weights.dtype.type(1 / scores.shape[-1]), weights)
@@ -186,22 +189,62 @@ def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: EmptyRows,
 
 
 def mask_scores(scores: NDArray[Any], *, bias: ArrayLike | None = None,
+                alibi: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+                query_offset: ArrayLike | None = None,
                 **conditions: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Add the bias and block with -inf what `visible_pairs` rules out: (scores, visible)."""
-    visible = np.broadcast_to(visible_pairs(scores.shape, **conditions), scores.shape)
-    if bias is not None:
-        bias = _cast(bias, scores.dtype)
-        scores = scores + bias
-        visible = visible & (bias.real != -np.inf)
+    """Add the biases and block with -inf what `visible_pairs` rules out: (scores, visible)."""
+    visible = np.broadcast_to(
+        visible_pairs(scores.shape, query_offset=query_offset, **conditions), scores.shape)
+    added = [] if bias is None else [_cast(bias, scores.dtype)]
+    if alibi is not None:
+        slopes = _cast(alibi, scores.dtype)
+        size = abs(distances(scores.shape, query_offset)).astype(scores.real.dtype)
+        added.append(_by_head(-slopes, scores.shape) * size)
+    if relative_bias is not None:
+        added.append(biases_by_distance(_cast(relative_bias, scores.dtype),
+                                        distances(scores.shape, query_offset), scores.shape))
+    for biases in added:
+        with np.errstate(invalid="ignore", over="ignore"):
+            scores = scores + biases
+        visible = visible & (biases.real != -np.inf)
     return np.where(visible, scores, scores.dtype.type(-np.inf)), visible
 
 
-def softmax(scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def distances(scores_shape: tuple[int, ...],
+              query_offset: ArrayLike | None = None) -> NDArray[np.int64]:
+    """j - i - query_offset of query i and key j: (query_len, key_len), or batch axes before."""
+    query_len, key_len = scores_shape[-2:]
+    offset = key_len - query_len if query_offset is None else query_offset
+    offset = np.asarray(np.clip(np.asarray(offset, object), -2**60, 2**60)).astype(np.int64)
+    return np.arange(key_len) - np.arange(query_len)[:, None] - _over_scores(
+        offset, scores_shape, False)
+
+
+def biases_by_distance(table: NDArray[Any], distance: NDArray[np.int64],
+                       scores_shape: tuple[int, ...]) -> NDArray[Any]:
+    """relative_bias: table (heads or 1, 2r + 1) -> what is added to the scores."""
+    farthest = table.shape[-1] // 2
+    at = np.clip(distance, -farthest, farthest) + farthest
+    if len(scores_shape) < 4:  # one head, and no axis for it
+        return table[0][at]
+    by_head = np.broadcast_to(at, np.broadcast_shapes(at.shape, (scores_shape[-3], 1, 1)))
+    head = np.arange(scores_shape[-3])[:, None, None] if len(table) > 1 else 0
+    return table[head, by_head]
+
+
+def softmax(scores: NDArray[Any],
+            sinks: ArrayLike | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Weights exp(s) / sum(exp(s)) over the last axis, and the log-sum-exp of every row.
 
     The row's maximum is subtracted first, so that large scores do not overflow. A row that is
     -inf throughout has weights 0 and lse -inf. Complex scores take the maximum by real part.
+    sinks (heads,) are one more score of each row, whose weight is left out.
     """
+    if sinks is not None:
+        sink = np.broadcast_to(_by_head(_cast(sinks, scores.dtype), scores.shape),
+                               (*scores.shape[:-1], 1))
+        weights, lse = softmax(np.concatenate([scores, sink], axis=-1))
+        return weights[..., :-1], lse
     if scores.shape[-1] == 0:
         return scores, np.full(scores.shape[:-1], -np.inf, scores.dtype)
     largest = scores.real.max(axis=-1, keepdims=True)
@@ -219,9 +262,8 @@ def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = Non
                   query_offset: ArrayLike | None = None,
                   window: Window | None = None) -> NDArray[np.bool_]:
     """Which query may see which key: bool, broadcastable to scores_shape. All conditions hold."""
-    query_len, key_len = scores_shape[-2:]
+    key_len = scores_shape[-1]
     batch_axes = max(len(scores_shape) - 3, 0) if len(scores_shape) != 3 else 1
-    query_index = np.arange(query_len)[:, None]
     key_index = np.arange(key_len)
 
     visible = np.ones((1, 1), bool)
@@ -232,16 +274,14 @@ def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = Non
         per_query = lengths.ndim == batch_axes + 1
         visible = visible & (key_index < _over_scores(lengths, scores_shape, per_query))
     if causal or window is not None:
-        offset = key_len - query_len if query_offset is None else query_offset
-        offset = np.asarray(np.clip(np.asarray(offset, object), -2**60, 2**60)).astype(np.int64)
-        position = query_index + _over_scores(offset, scores_shape, False)
+        distance = distances(scores_shape, query_offset)
         if causal:
-            visible = visible & (key_index <= position)
+            visible = visible & (distance <= 0)
         left, right = window if window is not None else (None, None)
         if left is not None:
-            visible = visible & (key_index >= position - min(left, 2**60))
+            visible = visible & (distance >= -min(left, 2**60))
         if right is not None:
-            visible = visible & (key_index <= position + min(right, 2**60))
+            visible = visible & (distance <= min(right, 2**60))
     return visible
 
 
@@ -325,6 +365,11 @@ def _over_scores(per_batch: NDArray[Any], scores_shape: tuple[int, ...],
     head_axis = (1,) if len(scores_shape) >= 4 and batch else ()
     query_axis = per_batch.shape[-1:] if per_query else (1,)
     return per_batch.reshape(*batch, *head_axis, *query_axis, 1)
+
+
+def _by_head(numbers: NDArray[Any], scores_shape: tuple[int, ...]) -> NDArray[Any]:
+    """(heads,) so that it broadcasts to the scores."""
+    return numbers[:, None, None] if len(scores_shape) >= 4 else numbers
 
 
 def _group_size(query: NDArray[Any], key: NDArray[Any]) -> int:

@@ -57,7 +57,8 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
 
     x (batch, query_len, query_dim), or (query_len, query_dim) for one sequence. Prints a line for
     each: its name and shape, the function here and the file in C that compute it. `scores` are
-    the final ones, scaled and -inf where blocked: weights are their softmax. No dropout.
+    the final ones, scaled and -inf where blocked: weights are their softmax, in which a sink has
+    its part. No dropout.
 
     Raises
     ------
@@ -109,8 +110,8 @@ def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, 
     key_of_query_head = _repeat_heads(found["key_heads"], layer.num_heads // layer.num_kv_heads)
     scores = dot_product_scores(found["query_heads"], key_of_query_head,
                                 **_chosen_of(options, dot_product_scores))
-    found["scores"], _ = mask_scores(scores, bias=options.bias,
-                                     **_chosen_of(options, visible_pairs))
+    found["scores"], _ = mask_scores(scores, **_chosen_of(options, visible_pairs)
+                                     | _chosen_of(options, mask_scores))
     attended, found["weights"] = scaled_dot_product_attention(
         found["query_heads"], found["key_heads"], found["value_heads"], return_weights=True,
         **options._asdict())

@@ -6,13 +6,13 @@
 
 #include "check.h"
 
-static const uint64_t WITH_FMA = 0x8a134f3f9f03c97eu, WITHOUT_FMA = 0x68b035c955fb90e7u;
+static const uint64_t WITH_FMA = 0x3532e0323ec62959u, WITHOUT_FMA = 0xe447ca41bc598a2bu;
 
-enum { HEADS = 4, KV_HEADS = 2, MOST_NUMBERS = 200000 };
+enum { HEADS = 4, KV_HEADS = 2, MOST_NUMBERS = 200000, FARTHEST = 20 };
 
 typedef struct problem {
     int64_t query_len, key_len, head_dim, value_head_dim;
-    bool causal, masked, biased, additive;
+    bool causal, masked, biased, additive, by_head;
     double softcap;
     uint32_t dropout_threshold;
 } problem;
@@ -25,6 +25,8 @@ static const problem PROBLEMS[] = {
     {49, 130, 130, 65, .masked = true, .dropout_threshold = 13107},
     {130, 200, 64, 64, .biased = true, .causal = true, .dropout_threshold = 6554},
     {60, 90, 20, 9, .additive = true},
+    {3, 600, 40, 21, .by_head = true, .masked = true},
+    {70, 210, 24, 33, .by_head = true, .causal = true, .dropout_threshold = 6554},
 };
 
 /* FNV-1a over numbers; + 0.0, since the sign of zero is not promised. */
@@ -47,12 +49,22 @@ static mha_tensor tensor_of(void *data, int64_t heads, int64_t rows, int64_t col
     return tensor;
 }
 
+/* (HEADS,), or (HEADS, columns). */
+static mha_tensor by_head(void *data, int64_t columns, mha_dtype dtype) {
+    mha_tensor tensor = {.data = data, .axes = columns > 1 ? 2 : 1, .shape = {HEADS, columns}};
+    mha_set_contiguous_strides(&tensor, dtype);
+    return tensor;
+}
+
 /* What goes in, the same for every kernel set, and room for what comes out. */
 static struct numbers {
     void *query, *key, *value, *bias, *gradient, *w;
     uint8_t mask[MOST_NUMBERS];
     double out[6][MOST_NUMBERS];
 } numbers;
+
+/* The gradients that are one row a head. */
+static double by_heads[3][HEADS * (2 * FARTHEST + 1)];
 
 static uint64_t hash_backward(uint64_t hash, const problem *p, const mha_attention *attention,
                               int num_threads) {
@@ -65,10 +77,18 @@ static uint64_t hash_backward(uint64_t hash, const problem *p, const mha_attenti
         .grad_key = tensor_of(numbers.out[2], KV_HEADS, keys, p->head_dim, dtype),
         .grad_value = tensor_of(numbers.out[3], KV_HEADS, keys, p->value_head_dim, dtype)};
     size_t bytes;
+    if (p->by_head) {
+        gradients.grad_alibi = by_head(by_heads[0], 1, dtype);
+        gradients.grad_relative_bias = by_head(by_heads[1], 2 * FARTHEST + 1, dtype);
+        gradients.grad_sinks = by_head(by_heads[2], 1, dtype);
+    }
     CHECK_OK(mha_scaled_dot_product_attention_backward_workspace(&gradients, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_scaled_dot_product_attention_backward(&gradients, &execution));
     free(execution.workspace.base);
+    for (int i = 0; p->by_head && i < 3; i++) {
+        hash = hash_of(hash, by_heads[i], HEADS * (i == 1 ? 2 * FARTHEST + 1 : 1), dtype);
+    }
     hash = hash_of(hash, numbers.out[1], HEADS * queries * p->head_dim, dtype);
     hash = hash_of(hash, numbers.out[2], KV_HEADS * keys * p->head_dim, dtype);
     return hash_of(hash, numbers.out[3], KV_HEADS * keys * p->value_head_dim, dtype);
@@ -86,6 +106,11 @@ static uint64_t hash_attention(uint64_t hash, const problem *p, mha_dtype dtype,
                                      .query_offset = {.data = &offset}};
     if (p->biased) {
         options.bias = tensor_of(numbers.bias, HEADS, p->query_len, p->key_len, dtype);
+    }
+    if (p->by_head) {
+        options.alibi = by_head(numbers.w, 1, dtype);
+        options.relative_bias = by_head(numbers.bias, 2 * FARTHEST + 1, dtype);
+        options.sinks = by_head(numbers.gradient, 1, dtype);
     }
     if (p->masked) { /* (query_len, key_len), the same for all heads */
         const mha_tensor mask = {.data = numbers.mask,

@@ -6,6 +6,7 @@
 #include "check.h"
 
 enum { BATCH = 2, LENGTH = 900, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
+enum { DISTANCES = 31 };
 enum { NUMBERS = BATCH * LENGTH * DIM, ROWS = BATCH * LENGTH };
 
 static bool twice;
@@ -24,6 +25,7 @@ mha_status __wrap_mha_pool_run(int64_t num_tasks, int num_threads, mha_task_func
 
 static struct numbers {
     double x[NUMBERS], W[4][DIM * DIM], b[DIM], gate[HEADS], bias[HEADS * LENGTH * LENGTH];
+    double alibi[HEADS], relative_bias[HEADS * DISTANCES], sinks[HEADS];
     double grad_output[NUMBERS];
 } in;
 
@@ -32,6 +34,7 @@ static struct results {
     double origin[BATCH * HEADS * LENGTH], denominator[BATCH * HEADS * LENGTH];
     double grad_x[3][NUMBERS], grad_W[4][DIM * DIM], grad_b[4][DIM], grad_gate[HEADS];
     double grad_bias[HEADS * LENGTH * LENGTH];
+    double grad_alibi[HEADS], grad_relative_bias[HEADS * DISTANCES], grad_sinks[HEADS];
 } once, again;
 
 static void fill(double *numbers, int count, unsigned seed) {
@@ -56,8 +59,18 @@ static mha_tensor bias_of(double *data) {
     return bias;
 }
 
+/* (heads,) or (heads, columns). */
+static mha_tensor by_head(double *data, int64_t columns) {
+    mha_tensor tensor = {.data = data, .axes = columns > 1 ? 2 : 1, .shape = {HEADS, columns}};
+    mha_set_contiguous_strides(&tensor, MHA_FLOAT64);
+    return tensor;
+}
+
 static void run_figure(struct results *r, bool key_is_query, int num_threads) {
     const mha_attention_options options = {.bias = bias_of(in.bias),
+                                           .alibi = by_head(in.alibi, 1),
+                                           .relative_bias = by_head(in.relative_bias, DISTANCES),
+                                           .sinks = by_head(in.sinks, 1),
                                            .causal = true,
                                            .window_left = MHA_UNLIMITED,
                                            .window_right = MHA_UNLIMITED,
@@ -101,6 +114,9 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
         .grad_b_o = r->grad_b[3],
         .grad_head_gate = r->grad_gate,
         .grad_bias = bias_of(r->grad_bias),
+        .grad_alibi = by_head(r->grad_alibi, 1),
+        .grad_relative_bias = by_head(r->grad_relative_bias, DISTANCES),
+        .grad_sinks = by_head(r->grad_sinks, 1),
         .key_is_query = key_is_query,
         .value_is_key = key_is_query};
     size_t bytes, backward_bytes;
@@ -134,6 +150,9 @@ int main(void) {
     fill(in.gate, HEADS, 4);
     fill(in.bias, HEADS * LENGTH * LENGTH, 5);
     fill(in.grad_output, NUMBERS, 6);
+    fill(in.alibi, HEADS, 7);
+    fill(in.relative_bias, HEADS * DISTANCES, 8);
+    fill(in.sinks, HEADS, 9);
     on_every_instruction_set(test_figure);
     printf("test_tasks_twice: passed\n");
     return 0;

@@ -160,19 +160,22 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
         options["mask"] = case.place(case.rng.random(of_scores()) < 0.8)
     if sometimes() and not is_additive:
         options["bias"] = case.place(case.numbers(*of_scores()))
+    if not is_additive:
+        options |= by_head(case, *heads)
     if sometimes():
         shape = (*batch, query_len) if sometimes() else batch
         options["key_lengths"] = case.place(case.rng.integers(0, key_len + 1, shape))
     if sometimes():
         options["causal"] = True
-    if sometimes() or (options.get("causal") and "key_lengths" in options):
+    if sometimes() or ("key_lengths" in options
+                       and options.keys() & {"causal", "alibi", "relative_bias"}):
         options["query_offset"] = case.place(case.rng.integers(-3, 9, batch))
     if not is_additive:
         if sometimes():
             options["window"] = case.choose((3, None), (None, 2), (70, 5), (0, 0))
         if sometimes(0.4):
             options |= case.choose(*SCORES)
-    if sometimes(0.2):
+    if sometimes(0.2) and "sinks" not in options:
         options["empty_rows"] = "uniform"
     if sometimes(0.2):
         options |= {"dropout": 0.3, "rng": 7}
@@ -181,6 +184,15 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
     if not is_vjp and not is_additive and sometimes():
         options["return_lse"] = True
     return options
+
+
+def by_head(case, heads=1):
+    """Options with a number or a row for each head."""
+    rows = heads if case.rng.random() < 0.5 else 1
+    shapes = {"alibi": (heads,), "relative_bias": (rows, int(case.choose(1, 7, 201))),
+              "sinks": (heads,)}
+    return {name: case.place(case.numbers(*shape)) for name, shape in shapes.items()
+            if case.rng.random() < 0.2}
 
 
 def scaled_dot_product_attention(case):

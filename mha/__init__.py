@@ -10,8 +10,7 @@ load when used.
 
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
     raise ImportError(f"the mha in {__path__[0]} is not built for this Python: run `make run` or"
@@ -48,8 +47,10 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
+    from mha.kv_cache import KVCache as KVCache
 
 __all__ = [
+    "KVCache",
     "MultiHeadAttention",
     "__version__",
     "additive_attention",
@@ -74,11 +75,14 @@ __all__ = [
 _warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
+_LATE = {"KVCache": "mha.kv_cache"}  # names of these modules, which load when used
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"mha.{name}")
+    if name in _LATE:
+        return globals().setdefault(name, getattr(importlib.import_module(_LATE[name]), name))
     raise AttributeError(f"module 'mha' has no attribute {name!r}")
 
 

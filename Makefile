@@ -17,7 +17,7 @@ PYTEST := -m pytest -n auto
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
-NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples train_language_model plot diagnose \
+NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples train_language_model generate plot diagnose \
 	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 CORES := $(shell getconf _NPROCESSORS_ONLN)

@@ -302,10 +302,9 @@ def read_checkpoint(path):
 def check_checkpoint(saved, num_parameters, steps):
     """ValueError unless these arrays can be those of a run of so many steps."""
     of_parameters = np.float32, (num_parameters,)
-    validations = len(saved["validation_losses"])
     wanted = {"parameters": of_parameters, "mean": of_parameters, "square": of_parameters,
               "losses": (np.float64, (saved["losses"].size,)),
-              "validation_losses": (np.float64, (validations, 2))}
+              "validation_losses": (np.float64, (len(saved["validation_losses"]), 2))}
     for name, (dtype, shape) in wanted.items():
         array = saved[name]
         if array.dtype != dtype or array.shape != shape:
@@ -398,7 +397,8 @@ class Training:
         self.saved_step = len(self.losses)
 
     def _identity(self):
-        return json.dumps(asdict(self.settings) | {"text": self.text.digest[:16]})
+        return json.dumps(asdict(self.settings) | {"text": self.text.digest[:16],
+                                                   "characters": self.text.characters})
 
     def run(self, path):
         """All steps that are missing, with checkpoints on the way."""

@@ -47,9 +47,11 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
+    from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
 
 __all__ = [
+    "KVCache",
     "MultiHeadAttention",
     "__version__",
     "additive_attention",
@@ -77,17 +79,20 @@ __all__ = [
 _warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
-_OF_SUBMODULES = {"alibi_slopes": "position_biases", "t5_relative_bias": "position_biases",
-                  "t5_relative_bias_vjp": "position_biases"}
+_LATE = {  # names of these modules, which load when used
+    "KVCache": "kv_cache",
+    "alibi_slopes": "position_biases",
+    "t5_relative_bias": "position_biases",
+    "t5_relative_bias_vjp": "position_biases",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"mha.{name}")
-    if name in _OF_SUBMODULES:
-        value = getattr(importlib.import_module(f"mha.{_OF_SUBMODULES[name]}"), name)
-        globals()[name] = value
-        return value
+    if name in _LATE:
+        module = importlib.import_module(f"mha.{_LATE[name]}")
+        return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module 'mha' has no attribute {name!r}")
 
 

@@ -10,12 +10,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 
 def as_array(array: Any, name: str) -> NDArray[Any]:
     """numpy.asarray, or from_dlpack where that is all that is offered, with the argument's name in
     front of its errors."""
+    if type(array) is np.ndarray:
+        return array
     offers = [hasattr(array, name) for name in ("__array__", "__array_interface__", "__dlpack__")]
     try:
         return np.from_dlpack(array) if offers == [False, False, True] else np.asarray(array)
@@ -30,6 +32,14 @@ def check_kind(array: NDArray[Any], name: str, kinds: str, wanted: object) -> No
     bool, int, uint and float."""
     if array.dtype.kind not in kinds:
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted {wanted}")
+
+
+def check_real(array: NDArray[Any], name: str) -> None:
+    """TypeError unless the core computes with numbers of this type."""
+    if array.dtype.kind not in "iu" and array.dtype.newbyteorder("=") not in (
+            np.float32, np.float64):
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float32, float64 or"
+                        " integers")
 
 
 def as_bool(value: Any, name: str) -> bool:
@@ -70,6 +80,33 @@ def as_ints(values: Any, name: str) -> list[int]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Collection) or is_number:
         raise TypeError(f"{name}: got {type(values).__name__}, wanted a list of ints")
     return [as_int(value, name) for value in values]
+
+
+def checked_lengths(lengths: ArrayLike | None, batch: int, n: int,
+                    name: str = "lengths") -> NDArray[Any] | None:
+    """How many of n rows of each sequence are real; None where all are."""
+    if lengths is None:
+        return None
+    counts = as_lengths(lengths, batch, name)
+    if (counts < 0).any() or (counts > n).any():
+        raise ValueError(f"{name}: got {counts.tolist()}, wanted lengths in [0, {n}]")
+    return None if (counts == n).all() else counts
+
+
+def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray[Any]:
+    """(batch,) int64, of its own, of as many ints or of one for all."""
+    array = as_int_array(lengths, name)
+    if array.shape not in ((), (batch,)):
+        raise ValueError(f"{name}: got shape {array.shape}, wanted ({batch},)")
+    return np.full(batch, array)
+
+
+def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
+    array = as_array(ints, name)
+    if not array.size:
+        return array.astype(np.int64)  # of an empty list NumPy makes floats
+    check_kind(array, name, "iu", "ints")
+    return np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
 
 
 def as_probability(value: Any, name: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Never, Self, Unpack, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+import mha
 from mha import _core, layer_state
 from mha.arguments import (
     as_array,
@@ -21,8 +22,9 @@ from mha.arguments import (
 )
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
-from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
+from mha.keywords import names_its_keywords, unknown_keyword
 from mha.layer_attributes import FEWER_HEADS, OTHER_SIZES, Parameter, Setting
+from mha.layer_decoding import Decoding
 from mha.layer_state import BIASES, LayerState
 from mha.options import (
     LAYER,
@@ -35,6 +37,7 @@ __all__ = ["MultiHeadAttention"]
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
+Padding = Literal["right", "left"]
 
 
 # Held while a layer changes, by one thread at a time: two changes at once would lose one, and
@@ -51,7 +54,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
-class MultiHeadAttention(OwnNames):
+class MultiHeadAttention(Decoding):
     """Multi-head attention with its parameters (Vaswani et al. 2017, section 3.2.2).
 
     Parameters
@@ -85,8 +88,8 @@ class MultiHeadAttention(OwnNames):
     Calls
     -----
     layer(query, key=None, value=None, ...) gives the output; mask, bias, key_lengths, causal and
-    the other options of `mha.scaled_dot_product_attention`, training, rng and head_gate are
-    keywords.
+    the other options of `mha.scaled_dot_product_attention`, training, rng, head_gate and, for
+    decoding, cache are keywords.
 
     Raises
     ------
@@ -158,33 +161,39 @@ class MultiHeadAttention(OwnNames):
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: bool = ..., return_lse: bool = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
-            return_weights: bool = False, return_lse: bool = False,
+            cache: mha.KVCache | None = None, lengths: ArrayLike | None = None,
+            padding: Padding = "right", return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
 
@@ -200,6 +209,16 @@ class MultiHeadAttention(OwnNames):
             Draws the dropout: None is fresh entropy, an int the seed.
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
+        cache : mha.KVCache, optional
+            Of `new_cache`: the rows of query are the next positions; their keys and values are
+            appended, attention is causal and goes over all positions so far. Mask and bias have a
+            column for each of them. A cache's window is the default of the call's. Of
+            `new_memory`: attention over the memory, not causal.
+        lengths : ints (batch,), optional
+            With a cache, how many rows of each sequence are real; the others give zeros and are
+            not stored.
+        padding : "right" or "left"
+            On which side of the real rows the others are.
         return_weights, return_lse : bool
             Return the weights (before dropout) and the log-sum-exp of the scores too.
         The rest : as in `mha.scaled_dot_product_attention`.
@@ -220,11 +239,18 @@ class MultiHeadAttention(OwnNames):
         >>> weights.shape
         (2, 8, 10, 10)
         """
-        key = query if key is None else key
-        value = key if value is None else value
         state = self._state
         call = MultiHeadAttention.__call__
         chosen = layer_state.call_options(call, options, state, training, rng)
+        if cache is not None or lengths is not None or padding != "right":
+            from mha import layer_cache
+
+            return layer_cache.call(
+                state, query, key, value, cache=cache, lengths=lengths, padding=padding,
+                training=training, options=chosen, head_gate=head_gate,
+                return_weights=return_weights, return_lse=return_lse)
+        key = query if key is None else key
+        value = key if value is None else value
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
         with drawn(chosen) as drawn_options:
             return _core.multi_head_attention(

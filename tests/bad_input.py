@@ -29,7 +29,11 @@ def fresh_arrays():
         return rng.random(shape, np.float32)
 
     layer = mha.MultiHeadAttention(12, 4, rng=0)
+    cache, windowed = layer.new_cache(2), layer.new_cache(2, window=10)
+    layer(random(2, 5, 12), cache=cache, lengths=[5, 2])
+    layer(random(2, 300, 12), cache=windowed)
     return SimpleNamespace(
+        cache=cache, windowed=windowed, memory=layer.new_memory(random(2, 5, 12), None, [5, 3]),
         query=random(2, 4, 5, 8), key=random(2, 2, 6, 8), value=random(2, 2, 6, 3),
         out=random(2, 4, 5, 3), lse=random(2, 4, 5), row=random(5, 8),
         readonly=np.frombuffer(bytes(480), np.float32).reshape(2, 4, 5, 3),
@@ -43,6 +47,10 @@ def contents(a):
     arrays = {name: array for name, array in vars(a).items() if isinstance(array, np.ndarray)}
     for owner in ("layer", "frozen"):
         arrays |= {owner + name: array for name, array in getattr(a, owner).parameters().items()}
+    for owner in ("cache", "windowed", "memory"):
+        cache = getattr(a, owner)
+        arrays |= {owner + name: getattr(cache, name) for name in ("key", "value", "lengths")}
+        arrays[owner] = np.array([cache.start, cache.capacity, cache.nbytes])
     return {name: (array.tobytes(), array.dtype, array.shape, array.strides, str(array.flags))
             for name, array in arrays.items()}
 

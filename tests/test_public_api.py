@@ -16,7 +16,7 @@ import pytest
 import mha
 from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
 
-NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
+NAMES = ["KVCache", "MultiHeadAttention", "__version__", "additive_attention",
          "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
@@ -57,7 +57,8 @@ SIGNATURES = {
         num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
         value_dim=None, output_dim=None, dtype=<class 'numpy.float32'>, rng=None""",
     "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, head_gate=None, return_weights=False, return_lse=False""",
+        training=False, rng=None, head_gate=None, cache=None, lengths=None, padding='right',
+        return_weights=False, return_lse=False""",
     "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, <layer>,
         training=False, rng=None, head_gate=None, wrt=None""",
     "MultiHeadAttention.dropout": "self",
@@ -68,6 +69,14 @@ SIGNATURES = {
     "MultiHeadAttention.freeze": "self",
     "MultiHeadAttention.unfreeze": "self",
     "MultiHeadAttention.prune_heads": "self, heads",
+    "MultiHeadAttention.new_cache": "self, batch, capacity=0, *, dtype=None, window=None",
+    "MultiHeadAttention.new_memory": "self, key, value=None, key_lengths=None, key_positions=None",
+    "KVCache": """batch, kv_heads, head_dim, value_head_dim=None, *, capacity=0,
+        dtype=<class 'numpy.float32'>, window=None""",
+    "KVCache.append": "self, key, value, lengths=None",
+    "KVCache.truncate": "self, lengths",
+    "KVCache.select": "self, indices",
+    "KVCache.reset": "self",
     "importance.variance": "weights, *, lengths=None",
     "importance.confidence": "weights, *, lengths=None",
     "importance.entropy": "weights, *, lengths=None",
@@ -88,12 +97,12 @@ SIGNATURES = {
 }
 NEVER_RAISE = {"get_num_threads", "instruction_set", "show_config", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
-               "MultiHeadAttention.unfreeze"}
+               "MultiHeadAttention.unfreeze", "KVCache.reset"}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
                   "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
-                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze"}
+                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset"}
 
 
 def looked_up(name):
@@ -117,6 +126,7 @@ def test_the_public_names():
         assert dir(module) == sorted(module.__all__)
     for name in NAMES:
         assert hasattr(mha, name)
+    assert mha.KVCache is mha.kv_cache.KVCache  # which loads when used
     public_here = {name for name, value in vars(mha).items()
                    if not name.startswith("_") and not inspect.ismodule(value)}
     assert public_here - {"TYPE_CHECKING", "Any"} == set(NAMES) - {"__version__"}
@@ -125,10 +135,14 @@ def test_the_public_names():
 def test_no_public_function_is_forgotten_here():
     functions = {name for name in NAMES if callable(getattr(mha, name))}
     functions |= {"masks." + name for name in mha.masks.__all__}
-    methods = {name for name, value in vars(mha.MultiHeadAttention).items()
-               if inspect.isfunction(value) or isinstance(value, property)}
-    functions |= {"MultiHeadAttention." + name for name in methods if not name.startswith("_")}
-    assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"}
+    for owner in (mha.MultiHeadAttention, mha.KVCache):
+        functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
+                      if (inspect.isfunction(value) or isinstance(value, property))
+                      and not name.startswith("_")}
+    of_caches = {"KVCache." + name for name in (
+        "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "capacity", "nbytes",
+        "lengths", "start", "key", "value")}
+    assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"} | of_caches
 
 
 @pytest.mark.parametrize("name", ["masks", "importance"])
@@ -154,7 +168,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_attributes",
-        "mha.layer_state", "mha.linear_projection", "mha.options", "mha.runtime"}
+        "mha.layer_decoding", "mha.layer_state", "mha.linear_projection", "mha.options",
+        "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}
@@ -230,6 +245,12 @@ CALLS = {
     "MultiHeadAttention.load_parameters": (LAYER.load_parameters, [{}]),
     "MultiHeadAttention.astype": (LAYER.astype, ["float32"]),
     "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
+    "MultiHeadAttention.new_cache": (LAYER.new_cache, [1]),
+    "MultiHeadAttention.new_memory": (LAYER.new_memory, [X]),
+    "KVCache": (mha.KVCache, [1, 2, 4]),
+    "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
+    "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
+    "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
     "masks.causal": (mha.masks.causal, [3]),
     "masks.sliding_window": (functools.partial(mha.masks.sliding_window, window=(1, 0)), [3]),
     "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),

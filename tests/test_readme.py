@@ -1,4 +1,4 @@
-"""What the README shows runs, and what a newcomer meets first is said in words."""
+"""What the README and the docs show runs, and what a newcomer meets first is said in words."""
 
 import re
 import shutil
@@ -13,13 +13,18 @@ import mha
 ROOT = Path(__file__).parent.parent
 
 
-def test_its_python_runs(capsys):
-    """All blocks one after the other: later ones go on with the names of those before."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def run_blocks(path):
+    """(the text, its blocks of Python, the names that they have defined, one after the other)."""
+    text = (ROOT / path).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     names = {}
     for block in blocks:
         exec(block, names)
+    return text, blocks, names
+
+
+def test_its_python_runs(capsys):
+    text, blocks, names = run_blocks("README.md")
     printed = capsys.readouterr().out
     losses = re.search(r"# the loss: (.+)", text)[1].split(", ")
     shown = re.findall(r"^[\d.]+$", printed, re.MULTILINE)
@@ -30,6 +35,13 @@ def test_its_python_runs(capsys):
     assert len(blocks) >= 3
     assert names["gradients"].W_o.shape == names["layer"].W_o.shape
     assert np.isfinite(names["gradients"].W_o).all()
+
+
+def test_decoding_runs_and_prints_what_it_says(capsys):
+    _, blocks, _ = run_blocks("docs/decoding.md")
+    wanted = re.findall(r"^print.*?# (.+)$", "".join(blocks), re.MULTILINE)
+    assert len(wanted) >= 6
+    assert capsys.readouterr().out.splitlines() == wanted
 
 
 def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):

@@ -12,6 +12,7 @@ enum argument {
     RETURN_LSE,
     OUT,
     KEEP,
+    HEAD_GATE,
     NUM_ARGUMENTS
 };
 
@@ -23,6 +24,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [RETURN_LSE] = {"return_lse", AS_FLAG},
     [OUT] = {"out", AS_IT_IS},
     [KEEP] = {"keep", AS_FLAG},
+    [HEAD_GATE] = {"head_gate", AS_REAL},
 };
 
 static void clear(void *given) {
@@ -30,6 +32,7 @@ static void clear(void *given) {
     mha_clear_inputs(&call->inputs);
     mha_clear_options(&call->options);
     mha_clear_results(&call->results);
+    Py_CLEAR(call->head_gate);
 }
 
 /* Whether two indices may meet in one element: an axis steps less far than those with smaller
@@ -146,7 +149,13 @@ static int convert(void *given, PyObject **arguments) {
     results->output = output_array(arguments, inputs);
     if (results->output == NULL ||
         mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], inputs->dtype,
-                       &inputs->scores, &results->weights, &results->lse) < 0) {
+                       &inputs->scores, &results->weights, &results->lse) < 0 ||
+        mha_optional_vector(arguments[HEAD_GATE], inputs->dtype, inputs->scores.heads, "head_gate",
+                            &call->head_gate) < 0) {
+        return -1;
+    }
+    if (arguments[KEEP] == Py_True && call->head_gate != NULL) {
+        PyErr_SetString(PyExc_ValueError, "head_gate: got gates with keep, wanted none");
         return -1;
     }
     if (arguments[KEEP] == Py_True) {
@@ -161,6 +170,7 @@ bool mha_point_attention_call(void *given) {
     attention_call *call = given;
     const mha_attention_options *options = mha_point_options(&call->options, &call->inputs.scores);
     call->attention = mha_point_attention(&call->inputs, &call->results, options);
+    call->attention.head_gate = mha_data_or_null(call->head_gate);
     return true;
 }
 

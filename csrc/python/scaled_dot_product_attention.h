@@ -11,7 +11,8 @@ typedef struct attention_call {
     attention_inputs inputs;
     converted_options options;
     attention_results results;
-    mha_attention attention; /* the problem */
+    PyArrayObject *head_gate; /* or NULL: of a layer's cache, and never on the way back */
+    mha_attention attention;  /* the problem */
 } attention_call;
 
 /* Takes the pointers. */

@@ -1,0 +1,394 @@
+"""KVCache: the keys and values of the positions so far, for decoding a token or a piece at a time.
+
+What a cache holds at one moment is one value (`CacheState`), put in place by one assignment. Rows
+are first written behind the lengths of that value, where nothing is read, so that whatever fails,
+or is interrupted, before the assignment leaves the cache as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Never, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mha.arguments import (
+    as_array,
+    as_int_array,
+    as_lengths,
+    as_real_dtype,
+    as_size,
+    check_real,
+    checked_lengths,
+)
+from mha.cache_state import (
+    BLOCK,
+    CacheState,
+    clear,
+    copied,
+    first_needed,
+    most_columns,
+    read_only,
+    write_ragged,
+    zeros,
+)
+from mha.keywords import names_its_keywords, unknown_keyword
+
+__all__ = ["KVCache"]
+
+Array = NDArray[Any]
+
+
+class KVCache:
+    """Keys and values of the positions so far, for attention that goes on behind them.
+
+    Parameters
+    ----------
+    batch : int
+        Sequences; each has a length of its own.
+    kv_heads, head_dim : int
+    value_head_dim : int, by default head_dim
+    capacity : int
+        Positions to reserve; beyond them the cache grows by doubling.
+    dtype : numpy.float32 or numpy.float64
+    window : int, optional
+        Keeps what attention with window=(window - 1, 0) needs: whole blocks of 128 positions that
+        no sequence needs any more are dropped after a call. Holds fewer than 2 * max(window, 128)
+        positions, plus the spread of the lengths and what one call appends.
+
+    Attributes
+    ----------
+    lengths (batch,): positions so far, dropped ones too; start: the position of column 0 of key
+    (batch, kv_heads, longest - start, head_dim) and value, read-only views that hold until the
+    cache changes, with zeros behind shorter sequences; capacity, nbytes, and the parameters above.
+
+    Calls
+    -----
+    `layer(x, cache=cache)` appends the rows of x and attends to all positions so far.
+    `mha.scaled_dot_product_attention` takes key and value as they are, with
+    key_lengths=cache.lengths - cache.start where lengths differ.
+
+    Raises
+    ------
+    ValueError: a size out of range. TypeError: a size that is not an int, another dtype.
+    MemoryError: a capacity that cannot be had.
+
+    Source: Shazeer 2019, "Fast Transformer Decoding"; the window as in Beltagy et al. 2020.
+
+    >>> cache = mha.KVCache(batch=2, kv_heads=8, head_dim=64)
+    >>> cache.append(np.ones((2, 8, 5, 64)), np.ones((2, 8, 5, 64)), lengths=[5, 3])
+    >>> cache.lengths, cache.key.shape
+    (array([5, 3]), (2, 8, 5, 64))
+    """
+
+    __slots__ = ("_state", "_window")
+
+    _state: CacheState
+    _window: int | None
+
+    @names_its_keywords
+    def __init__(self, batch: int, kv_heads: int, head_dim: int,
+                 value_head_dim: int | None = None, *, capacity: int = 0,
+                 dtype: DTypeLike = np.float32, window: int | None = None,
+                 **unknown: Never) -> None:
+        if unknown:
+            raise unknown_keyword(KVCache.__init__, unknown)
+        batch, kv_heads = as_size(batch, "batch"), as_size(kv_heads, "kv_heads")
+        head_dim = as_size(head_dim, "head_dim")
+        value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
+        columns = as_size(capacity, "capacity", least=0)
+        known_dtype = as_real_dtype(dtype)
+        self._window = None if window is None else as_size(window, "window")
+        if self._window is not None:
+            columns = min(columns, most_columns(self._window))
+        heads = batch, kv_heads
+        self._state = CacheState(
+            zeros((*heads, columns, head_dim), known_dtype),
+            zeros((*heads, columns, value_head_dim), known_dtype),
+            read_only(np.zeros(batch, np.int64)), 0, 0, 0, 0)
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        return self._state.key.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self._state.key.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head's keys."""
+        return self._state.key.shape[3]
+
+    @property
+    def value_head_dim(self) -> int:
+        """Columns of a head's values."""
+        return self._state.value.shape[3]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which keys and values are stored."""
+        return self._state.key.dtype
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query needs, its own among them; None: all."""
+        return self._window
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is memory for."""
+        return self._state.key.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of that memory."""
+        return self._state.key.nbytes + self._state.value.nbytes
+
+    @property
+    def lengths(self) -> Array:
+        """Positions so far (batch,), dropped ones too; read-only."""
+        return self._state.lengths
+
+    @property
+    def start(self) -> int:
+        """The position of column 0 of key and value: a multiple of 128, 0 without a window."""
+        return self._state.start
+
+    @property
+    def key(self) -> Array:
+        """(batch, kv_heads, longest - start, head_dim), read-only, until the cache changes."""
+        return read_only(self._state.held()[0])
+
+    @property
+    def value(self) -> Array:
+        """(batch, kv_heads, longest - start, value_head_dim), read-only, until the cache changes.
+        """
+        return read_only(self._state.held()[1])
+
+    @names_its_keywords
+    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
+               **unknown: Never) -> None:
+        """Put key (batch, kv_heads, n, head_dim) and value behind what is there.
+
+        lengths (batch,), or one int for all, says how many of the n positions are real, the first
+        ones; the others are not stored.
+
+        Raises
+        ------
+        ValueError: shapes that do not fit, lengths outside [0, n]. TypeError: arrays that are not
+        numbers. MemoryError: no room for more. The cache is as it was then.
+
+        Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4.
+
+        >>> cache = mha.KVCache(1, 8, 64)
+        >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
+        >>> cache.key.shape
+        (1, 8, 5, 64)
+        """
+        if unknown:
+            raise unknown_keyword(KVCache.append, unknown)
+        state = self._state
+        keys, values = as_array(key, "key"), as_array(value, "value")
+        n = keys.shape[2] if keys.ndim == 4 else -1
+        for array, like, name in ((keys, state.key, "key"), (values, state.value, "value")):
+            check_real(array, name)
+            heads, columns = like.shape[:2], like.shape[3]
+            if array.shape != (*heads, n, columns):
+                length = "n" if name == "key" else n
+                raise ValueError(f"{name}: got shape {array.shape}, wanted"
+                                 f" ({heads[0]}, {heads[1]}, {length}, {columns})")
+        self._put(self._appended(keys, values, checked_lengths(lengths, self.batch, n)))
+
+    @names_its_keywords
+    def truncate(self, lengths: ArrayLike, **unknown: Never) -> None:
+        """Forget all positions from lengths (batch,), or one int for all, on.
+
+        Raises
+        ------
+        ValueError: lengths beyond those that are there, or, with a window, so short that dropped
+        positions would be needed. TypeError: no ints. The cache is as it was then.
+
+        Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
+
+        >>> cache = mha.KVCache(1, 8, 64)
+        >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
+        >>> cache.truncate([3])
+        >>> cache.lengths
+        array([3])
+        """
+        if unknown:
+            raise unknown_keyword(KVCache.truncate, unknown)
+        old = self._state
+        new = as_lengths(lengths, old.lengths.size)
+        if (new < 0).any() or (new > old.lengths).any():
+            raise ValueError(f"lengths: got {new.tolist()}, wanted lengths from 0 to those that are"
+                             f" there, {old.lengths.tolist()}")
+        if old.start > first_needed(int(new.min()), self._window):
+            raise ValueError(f"lengths: got {new.tolist()}, wanted lengths whose window of"
+                             f" {self._window} begins at {old.start} or later: what was before is"
+                             " dropped")
+        self._state = old._replace(lengths=read_only(new), shortest=int(new.min()),
+                                   longest=int(new.max()))
+        clear(old, new)
+
+    @names_its_keywords
+    def select(self, indices: ArrayLike, **unknown: Never) -> None:
+        """Make the sequences of these indices the batch, in their order.
+
+        key (batch, kv_heads, len, head_dim) becomes key[indices], and value likewise: indices are
+        ints in [0, batch), some several times, some not at all. Takes as much memory again while it
+        copies.
+
+        Raises
+        ------
+        ValueError: no indices, or some out of range. TypeError: no ints. MemoryError: no room for
+        the new batch. The cache is as it was then.
+
+        Source: beam search as in Sutskever et al. 2014, section 3.2.
+
+        >>> cache = mha.KVCache(2, 8, 64)
+        >>> cache.select([1, 1, 0])
+        >>> cache.batch
+        3
+        """
+        if unknown:
+            raise unknown_keyword(KVCache.select, unknown)
+        chosen, batch = as_int_array(indices, "indices"), self.batch
+        if chosen.ndim != 1 or not chosen.size:
+            raise ValueError(f"indices: got shape {chosen.shape}, wanted one index or more in a"
+                             " row")
+        if (chosen < 0).any() or (chosen >= batch).any():
+            raise ValueError(f"indices: got {chosen.tolist()}, wanted indices into {batch}"
+                             " sequences")
+        self._put(copied(self._state, chosen.tolist(), self.capacity))
+
+    def reset(self) -> None:
+        """Forget all positions; the memory stays reserved.
+
+        >>> cache = mha.KVCache(2, 8, 64, capacity=100)
+        >>> cache.reset()
+        >>> cache.lengths, cache.capacity
+        (array([0, 0]), 100)
+        """
+        old = self._state
+        none = read_only(np.zeros_like(old.lengths))
+        self._state = old._replace(lengths=none, shortest=0, longest=0, start=0, first=0)
+        for array in (old.key, old.value):
+            array[:, :, :old.first + old.longest - old.start] = 0
+
+    def _appended(self, key: Array, value: Array, counts: Array | None,
+                  left: bool = False) -> CacheState:
+        """The state with key (batch, kv_heads, n, head_dim) and value behind what is there, for
+        `_put` once all has succeeded. counts (batch,): of sequence b the first counts[b] rows are
+        real, or, where left, the last ones; None: all n."""
+        state, n = self._state, key.shape[2]
+        lengths = read_only(state.lengths + (n if counts is None else counts))
+        if counts is None:
+            shortest, longest = state.shortest + n, state.longest + n
+        else:
+            shortest, longest = int(lengths.min()), int(lengths.max())
+        state = self._with_room(state, longest, longest - shortest + n)
+        after = CacheState(state.key, state.value, lengths, shortest, longest, state.start,
+                           state.first)
+        try:
+            if counts is None and state.shortest == state.longest:
+                begin = state.first + state.longest - state.start
+                state.key[:, :, begin:begin + n] = key
+                state.value[:, :, begin:begin + n] = value
+            else:
+                write_ragged(state, key, value, n if counts is None else counts, left)
+        except BaseException:
+            self._take_back(after)
+            raise
+        return after
+
+    def _take_back(self, after: CacheState) -> None:
+        """Zeros again for the rows of a call that failed, which views of longer sequences show."""
+        clear(after, self._state.lengths)
+
+    def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
+        """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
+        this call appends, which a window's cache may hold beyond its own."""
+        columns, needed = state.key.shape[2], longest - state.start
+        fits = state.first + needed <= columns
+        if self._window is None:
+            return state if fits else copied(state, None, max(needed, 2 * columns))
+        most = most_columns(self._window)
+        if fits and columns <= most + ragged:
+            return state
+        return copied(state, None, max(needed, min(2 * columns, most)))
+
+    def _put(self, state: CacheState) -> None:
+        """Let this be the state, without the blocks that no sequence needs any more."""
+        if self._window is not None:
+            needed = first_needed(state.shortest, self._window) // BLOCK * BLOCK
+            dropped = max(0, needed - state.start)
+            state = state._replace(start=state.start + dropped, first=state.first + dropped)
+        self._state = state
+
+    def __copy__(self) -> Self:
+        other = self.__class__.__new__(self.__class__)
+        other._state, other._window = copied(self._state, None, self.capacity), self._window
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = memo[id(self)] = self.__copy__()
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self._state
+        key, value = state.held()
+        return {"key": key.copy(), "value": value.copy(), "lengths": state.lengths.copy(),
+                "start": state.start, "capacity": self.capacity, "window": self._window}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        """Of what `__getstate__` gave; all else is a ValueError."""
+        try:
+            state, window = _unpickled(**pickled)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever strange objects raise
+            raise ValueError(f"state: got one that does not fit together ({error}), wanted what"
+                             " pickling a KVCache gives") from error
+        self._state, self._window = state, window
+
+    def __repr__(self) -> str:
+        widths = f"{self.head_dim}"
+        if self.value_head_dim != self.head_dim:
+            widths += f", value_head_dim={self.value_head_dim}"
+        window = "" if self._window is None else f", window={self._window}"
+        return (f"{type(self).__name__}({self.batch}, {self.kv_heads}, {widths},"
+                f" capacity={self.capacity}, dtype={self.dtype}{window},"
+                f" lengths={self.lengths.tolist()})")
+
+
+class Memory(KVCache):
+    """An encoder's keys and values: `MultiHeadAttention.new_memory` fills it, once."""
+
+    __slots__ = ()
+
+    @names_its_keywords
+    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
+               **unknown: Never) -> None:
+        """Raises a ValueError: a memory is filled already."""
+        raise ValueError("cache: got an append to a memory, wanted a new_cache()")
+
+
+def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: int,
+               window: int | None) -> tuple[CacheState, int | None]:
+    """The state of these, which must fit together, and the window."""
+    batch, heads, held, head_dim = key.shape
+    empty = KVCache(batch, heads, head_dim, value.shape[3], dtype=key.dtype, window=window)
+    known = as_lengths(lengths, batch)
+    shortest, longest = int(known.min()), int(known.max())
+    if value.shape[:3] != key.shape[:3] or value.dtype != key.dtype or shortest < 0:
+        raise ValueError("wanted a value for each key")
+    start, columns = as_size(start, "start", least=0), as_size(capacity, "capacity", least=held)
+    if start % BLOCK or start > first_needed(shortest, window) or longest - start != held:
+        raise ValueError("wanted lengths of the positions that are held")
+    whole = CacheState(key, value, read_only(known), shortest, longest, start, 0)
+    return copied(whole._replace(key=key.astype(empty.dtype), value=value.astype(empty.dtype)),
+                   None, columns), empty.window

@@ -1,0 +1,252 @@
+"""A layer's call with a cache: project, append, attend to all positions so far, merge, project.
+
+Row i of sequence b stands at position lengths[b] + i, with the cache's lengths before the call. The
+cache changes by one assignment, after everything else has succeeded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha import _core
+from mha.arguments import as_array, as_bool, as_int, as_int_array, check_real, checked_lengths
+from mha.cache_state import CacheState
+from mha.dropout import drawn
+from mha.kv_cache import KVCache, Memory
+from mha.layer_state import LayerSettings, LayerState
+from mha.options import DEFAULTS, AttentionOptions, Window
+
+Array = NDArray[Any]
+Maybe = ArrayLike | None
+
+# Options that ask where the queries stand among the keys: among a memory's they stand nowhere.
+OF_POSITIONS = ("causal", "window")
+
+
+def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: KVCache | None,
+         lengths: Maybe, padding: str, training: Any, options: AttentionOptions, head_gate: Maybe,
+         return_weights: bool, return_lse: bool) -> Any:
+    """A layer's call where cache, lengths or padding is given: query (batch, n, query_dim), or
+    (n, query_dim), in; the output, and weights and lse where asked for, out."""
+    if key is not None or value is not None:
+        raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
+                         " the rows of query are the next positions")
+    if training is not False and as_bool(training, "training"):
+        raise ValueError("training: got True with a cache, wanted False")
+    if padding not in ("right", "left"):
+        raise ValueError(f'padding: got {padding!r}, wanted "right" or "left"')
+    cache = _checked_cache(state.settings, cache, lengths)
+    with drawn(_checked_options(options, cache)) as drawn_options:
+        return _call(state, query, cache, lengths, padding == "left", drawn_options, head_gate,
+                     return_weights, return_lse)
+
+
+def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
+          options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+          return_lse: bool) -> Any:
+    given, x = _rows(query, "query", state.settings.query_dim, state.settings)
+    batch, n, _ = x.shape
+    if batch != cache.batch:
+        raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has")
+    counts = checked_lengths(lengths, batch, n)
+    real = None if counts is None else _real_rows(counts, n, left)
+    is_memory = isinstance(cache, Memory)
+    before = cache._state
+    first = _first_positions(before, counts, n, left, is_memory)
+    positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    after = before
+    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
+    query_heads = _prepared(state, "q", _core.linear(x, W_q, b_q), positions)
+    if not is_memory:
+        key_heads = _prepared(state, "k", _core.linear(x, W_k, b_k), positions)
+        value_heads = _prepared(state, "v", _core.linear(x, W_v, b_v), positions)
+        after = cache._appended(key_heads, value_heads, counts, left)
+    try:
+        placed = _placed(options, after, first, real, is_memory)
+        results = _attended(state, query_heads, after, placed, head_gate, return_weights,
+                            return_lse)
+        if real is not None:
+            results[0][~real] = 0
+        if given.ndim == 2:
+            results = [result[0] for result in results]
+        returned = tuple(results) if len(results) > 1 else results[0]
+    except BaseException:
+        if not is_memory:
+            cache._take_back(after)
+        raise
+    if not is_memory:
+        cache._put(after)
+    return returned
+
+
+def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: Maybe,
+               key_positions: Maybe) -> KVCache:
+    """key (batch, key_len, key_dim) and value projected, in a cache that refuses more."""
+    settings = state.settings
+    _, keys = _rows(key, "key", settings.key_dim, settings)
+    _, values = _rows(key if value is None else value, "value", settings.value_dim, settings)
+    batch, key_len, _ = keys.shape
+    if values.shape[:2] != (batch, key_len):
+        raise ValueError(f"value: got {values.shape[0]} sequences of {values.shape[1]} rows, wanted"
+                         f" {batch} of {key_len} as key has")
+    counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
+    positions = np.arange(key_len)
+    if key_positions is not None:
+        positions = as_int_array(key_positions, "key_positions")
+        if positions.shape not in ((key_len,), (batch, key_len)):
+            raise ValueError(f"key_positions: got shape {positions.shape}, wanted ({key_len},) or"
+                             f" ({batch}, {key_len})")
+    memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
+                    capacity=key_len, dtype=settings.dtype)
+    _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
+    key_heads = _prepared(state, "k", _core.linear(keys, W_k, b_k), positions)
+    value_heads = _prepared(state, "v", _core.linear(values, W_v, b_v), positions)
+    memory._put(memory._appended(key_heads, value_heads, counts))
+    return memory
+
+
+def _prepared(state: LayerState, which: str, projected: Array, positions: Array) -> Array:
+    """What is projected (batch, n, heads * d) to "q", "k" or "v", by head (batch, heads, n, d).
+    Its rows stand at positions (n,) or (batch, n)."""
+    settings = state.settings
+    return _core.split_heads(projected, settings.num_heads if which == "q"
+                             else settings.num_kv_heads)
+
+
+def _attended(state: LayerState, query: Array, after: CacheState, options: AttentionOptions,
+              head_gate: Maybe, return_weights: bool, return_lse: bool) -> list[Array]:
+    """The layer's output (batch, n, output_dim), and weights and lse where asked for."""
+    key, value = after.held()
+    attended = _core.scaled_dot_product_attention(
+        query, key, value, options, return_weights=return_weights, return_lse=return_lse,
+        head_gate=head_gate)
+    results = list(attended) if isinstance(attended, tuple) else [attended]
+    batch, heads, n, columns = results[0].shape
+    # Of one row each, heads lie side by side as they are.
+    merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
+              else _core.merge_heads(results[0]))
+    results[0] = _core.linear(merged, state.call.W_o, state.call.b_o)
+    if return_weights and after.start:
+        results[1] = np.pad(results[1], [(0, 0)] * 3 + [(after.start, 0)])
+    return results
+
+
+def _placed(options: AttentionOptions, after: CacheState, first: int | Array, real: Array | None,
+            is_memory: bool) -> AttentionOptions:
+    """The options with queries and keys in their places: column 0 of the keys is at start."""
+    start = after.start
+    if real is not None:  # rows of padding see no key
+        key_lengths = np.where(real, (after.lengths - start)[:, None], 0)
+    elif after.shortest != after.longest:
+        key_lengths = after.lengths - start
+    else:
+        key_lengths = None
+    mask, bias = options.mask, options.bias
+    if mask is not None or bias is not None:
+        mask, bias = _columns(mask, "mask", after), _columns(bias, "bias", after)
+    return options._replace(
+        mask=mask, bias=bias, key_lengths=key_lengths, causal=not is_memory,
+        query_offset=None if is_memory else first - start)
+
+
+def _columns(array: Maybe, name: str, after: CacheState) -> Array | None:
+    """A mask or bias without its columns of dropped positions."""
+    if array is None:
+        return None
+    scores = as_array(array, name)
+    if scores.ndim not in (2, 4):
+        raise ValueError(f"{name}: got {scores.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
+                         " (batch, heads, query_len, key_len); for one per batch item write"
+                         f" {name}[:, None]")
+    if scores.shape[-1] not in (1, after.longest):
+        raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {after.longest}: one for"
+                         " every position so far, those of this call too")
+    return scores[..., after.start:] if scores.shape[-1] == after.longest else scores
+
+
+def _real_rows(counts: Array, n: int, left: bool) -> Array:
+    """(batch, n): which rows are no padding."""
+    rows = np.arange(n)
+    return rows >= n - counts[:, None] if left else rows < counts[:, None]
+
+
+def _first_positions(before: CacheState, counts: Array | None, n: int, left: bool,
+                     is_memory: bool) -> int | Array:
+    """Where row 0 stands: an int where it does so in all sequences, else ints (batch,). In front
+    of rows padded left that is before the first real one."""
+    if counts is not None and left:
+        return (0 if is_memory else before.lengths) + counts - n
+    if is_memory:
+        return 0
+    return before.shortest if before.shortest == before.longest else before.lengths
+
+
+def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
+    """What was given, and it as (batch, n, width) in the layer's type."""
+    given = as_array(array, name)
+    dtype = settings.dtype
+    if given.ndim not in (2, 3):
+        raise ValueError(f"{name}: got shape {given.shape}, wanted (batch, len, dim) or (len, dim)")
+    if given.shape[-1] != width:
+        raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
+    if given.dtype != dtype:
+        check_real(given, name)
+    rows = given.astype(dtype, copy=False)
+    return given, rows if rows.ndim == 3 else rows[None]
+
+
+def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
+    """The cache, if it fits the layer."""
+    if cache is None:
+        raise ValueError(f"{'padding' if lengths is None else 'lengths'}: got one without a cache,"
+                         " wanted cache= too")
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache()")
+    wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim
+    got = cache.kv_heads, cache.head_dim, cache.value_head_dim
+    if got != wanted:
+        raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
+                         " as the layer has: one of its new_cache()")
+    if cache.dtype != settings.dtype and cache.dtype.itemsize >= settings.dtype.itemsize:
+        raise TypeError(f"cache: got one of {cache.dtype}, wanted {settings.dtype} as the layer"
+                        " has, or a narrower one")
+    widths = settings.query_dim, settings.key_dim, settings.value_dim
+    if not isinstance(cache, Memory) and len(set(widths)) > 1:
+        raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
+                         " wanted equal ones, or what new_memory() gives")
+    return cache
+
+
+def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOptions:
+    """Without what the cache decides; the window no wider than the cache's."""
+    is_memory = isinstance(cache, Memory)
+    if options is not DEFAULTS:
+        for name in ("key_lengths", "query_offset"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{name}: got one with a cache, wanted none: the cache knows what"
+                                 " stands where")
+        if isinstance(options.empty_rows, str) and options.empty_rows == "uniform":
+            raise ValueError('empty_rows: got "uniform" with a cache, wanted "zeros": a mean of all'
+                             " values would change as others join")
+        for name in OF_POSITIONS if is_memory else ():
+            if getattr(options, name) not in (None, False):
+                raise ValueError(f"{name}: got one with a memory, wanted none: rows have no place"
+                                 " among its keys")
+    if cache.window is None or is_memory:
+        return options
+    return options._replace(window=_within(options.window, cache.window))
+
+
+def _within(window: Window | None, kept: int) -> Window:
+    """The call's window, by default the cache's own; a ValueError where it needs dropped keys."""
+    if window is None:
+        return kept - 1, 0
+    if isinstance(window, (tuple, list)) and len(window) == 2:  # else attention says what is wrong
+        left = None if window[0] is None else as_int(window[0], "window")
+        if left is None or left >= kept:
+            raise ValueError(f"window: got {window} with a cache of window {kept}, wanted at most"
+                             f" {kept - 1} positions to the left")
+    return window

@@ -16,13 +16,14 @@ import pytest
 import mha
 from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
 
-NAMES = ["MultiHeadAttention", "__version__", "additive_attention",
+NAMES = ["MultiHeadAttention", "Rotary", "__version__", "additive_attention",
          "additive_attention_vjp", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
          "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "threads"]
+LAZY = {"Rotary"}  # loaded when they are used
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 def spelled(names):
@@ -65,6 +66,11 @@ SIGNATURES = {
     "MultiHeadAttention.freeze": "self",
     "MultiHeadAttention.unfreeze": "self",
     "MultiHeadAttention.prune_heads": "self, heads",
+    "Rotary": """dims, *, base=10000.0, layout='half', frequencies=None, magnitude=1.0""",
+    "Rotary.from_config": """mapping, head_dim, *, layout='half', length=None,
+        layer_type=None""",
+    "Rotary.__call__": "self, x, positions=None",
+    "Rotary.vjp": "self, x, positions=None",
     "importance.variance": "weights, *, lengths=None",
     "importance.confidence": "weights, *, lengths=None",
     "importance.entropy": "weights, *, lengths=None",
@@ -100,6 +106,9 @@ def looked_up(name):
     return found.fget if isinstance(found, property) else found
 
 
+RESULTS = ["dims", "base", "layout", "frequencies", "magnitude"]  # of a Rotary: its arguments
+
+
 def run(code):
     """What the code prints in a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -116,7 +125,7 @@ def test_the_public_names():
         assert hasattr(mha, name)
     public_here = {name for name, value in vars(mha).items()
                    if not name.startswith("_") and not inspect.ismodule(value)}
-    assert public_here - {"TYPE_CHECKING", "ModuleType"} == set(NAMES) - {"__version__"}
+    assert public_here - {"TYPE_CHECKING"} == set(NAMES) - LAZY - {"__version__"}
 
 
 def test_no_public_function_is_forgotten_here():
@@ -125,7 +134,9 @@ def test_no_public_function_is_forgotten_here():
     methods = {name for name, value in vars(mha.MultiHeadAttention).items()
                if inspect.isfunction(value) or isinstance(value, property)}
     functions |= {"MultiHeadAttention." + name for name in methods if not name.startswith("_")}
-    assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"}
+    functions |= {"Rotary." + name for name in vars(mha.Rotary) if not name.startswith("_")}
+    undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
+    assert functions - set(SIGNATURES) == undescribed
 
 
 @pytest.mark.parametrize("name", ["masks", "importance"])
@@ -139,6 +150,13 @@ def test_submodules_load_at_first_use(name):
     assert getattr(mha, name) is importlib.import_module("mha." + name)
     assert run(f"import sys, mha; print('mha.{name}' in sys.modules); mha.{name};"
                f" print('mha.{name}' in sys.modules)") == ["False", "True"]
+
+
+def test_lazy_names_load_at_first_use():
+    for name in LAZY:
+        module = "mha." + name.lower()
+        assert run(f"import sys, mha; print('{module}' in sys.modules, 'decimal' in sys.modules);"
+                   f" mha.{name}; print('{module}' in sys.modules)") == ["False", "False", "True"]
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -224,6 +242,8 @@ CALLS = {
     "MultiHeadAttention.load_parameters": (LAYER.load_parameters, [{}]),
     "MultiHeadAttention.astype": (LAYER.astype, ["float32"]),
     "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
+    "Rotary": (mha.Rotary, [4]), "Rotary.__call__": (mha.Rotary(4), [X]),
+    "Rotary.vjp": (mha.Rotary(4).vjp, [X]), "Rotary.from_config": (mha.Rotary.from_config, [{}, 4]),
     "masks.causal": (mha.masks.causal, [3]),
     "masks.sliding_window": (functools.partial(mha.masks.sliding_window, window=(1, 0)), [3]),
     "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),

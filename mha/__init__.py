@@ -49,10 +49,12 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import testing as testing
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
+    from mha.rotary import Rotary
 
 __all__ = [
     "KVCache",
     "MultiHeadAttention",
+    "Rotary",
     "__version__",
     "additive_attention",
     "additive_attention_vjp",
@@ -81,6 +83,7 @@ _warn_of_wrong_environment()
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
+    "Rotary": "rotary",
     "alibi_slopes": "position_biases",
     "t5_relative_bias": "position_biases",
     "t5_relative_bias_vjp": "position_biases",

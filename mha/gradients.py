@@ -24,6 +24,12 @@ class RelativeBiasGradients(NamedTuple):
     table: Gradient
 
 
+class RotaryGradients(NamedTuple):
+    """What the pullback of `mha.Rotary.vjp` returns."""
+
+    x: Gradient
+
+
 class ScaledDotProductAttentionGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_vjp` returns; None where not wanted
     or not given."""

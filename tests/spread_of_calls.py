@@ -57,6 +57,9 @@ def calls():
                 draw(4, 20), draw(20), **options)
             yield tuple(pullback(np.cos(output), output[..., 0]))
         yield mha.merge_attention([draw(40, 6), draw(40, 6)], [draw(40), draw(40)])
+        for rotary in (mha.Rotary(34, magnitude=1.1), mha.Rotary(64, layout="interleaved")):
+            turned, pullback = rotary.vjp(draw(2, 3, 200, 64), np.arange(200) * 9973 - 10**6)
+            yield turned, pullback(np.cos(turned)).x
         layer = mha.MultiHeadAttention(96, 6, num_kv_heads=2, dtype=dtype, rng=1)
         x = draw(2, 150, 96)
         yield layer(x, causal=True, return_weights=True)

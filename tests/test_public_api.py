@@ -16,13 +16,14 @@ import pytest
 import mha
 from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
 
-NAMES = ["KVCache", "MultiHeadAttention", "__version__", "additive_attention",
+NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_attention",
          "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
          "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
+LAZY = {"KVCache", "Rotary", "alibi_slopes", "t5_relative_bias", "t5_relative_bias_vjp"}
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 def spelled(names):
@@ -77,6 +78,11 @@ SIGNATURES = {
     "KVCache.truncate": "self, lengths",
     "KVCache.select": "self, indices",
     "KVCache.reset": "self",
+    "Rotary": """dims, *, base=10000.0, layout='half', frequencies=None, magnitude=1.0""",
+    "Rotary.from_config": """mapping, head_dim, *, layout='half', length=None,
+        layer_type=None""",
+    "Rotary.__call__": "self, x, positions=None",
+    "Rotary.vjp": "self, x, positions=None",
     "importance.variance": "weights, *, lengths=None",
     "importance.confidence": "weights, *, lengths=None",
     "importance.entropy": "weights, *, lengths=None",
@@ -112,6 +118,9 @@ def looked_up(name):
     return found.fget if isinstance(found, property) else found
 
 
+RESULTS = ["dims", "base", "layout", "frequencies", "magnitude"]  # of a Rotary: its arguments
+
+
 def run(code):
     """What the code prints in a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -135,14 +144,15 @@ def test_the_public_names():
 def test_no_public_function_is_forgotten_here():
     functions = {name for name in NAMES if callable(getattr(mha, name))}
     functions |= {"masks." + name for name in mha.masks.__all__}
-    for owner in (mha.MultiHeadAttention, mha.KVCache):
+    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
-                      if (inspect.isfunction(value) or isinstance(value, property))
+                      if (inspect.isroutine(value) or isinstance(value, property))
                       and not name.startswith("_")}
     of_caches = {"KVCache." + name for name in (
         "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "capacity", "nbytes",
         "lengths", "start", "key", "value")}
-    assert functions - set(SIGNATURES) == {"MultiHeadAttention.frozen"} | of_caches
+    undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
+    assert functions - set(SIGNATURES) == undescribed | of_caches
 
 
 @pytest.mark.parametrize("name", ["masks", "importance"])
@@ -156,6 +166,13 @@ def test_submodules_load_at_first_use(name):
     assert getattr(mha, name) is importlib.import_module("mha." + name)
     assert run(f"import sys, mha; print('mha.{name}' in sys.modules); mha.{name};"
                f" print('mha.{name}' in sys.modules)") == ["False", "True"]
+
+
+def test_lazy_names_load_at_first_use():
+    for name in LAZY:
+        module = "mha." + name.lower()
+        assert run(f"import sys, mha; print('{module}' in sys.modules, 'decimal' in sys.modules);"
+                   f" mha.{name}; print('{module}' in sys.modules)") == ["False", "False", "True"]
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -251,6 +268,8 @@ CALLS = {
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
+    "Rotary": (mha.Rotary, [4]), "Rotary.__call__": (mha.Rotary(4), [X]),
+    "Rotary.vjp": (mha.Rotary(4).vjp, [X]), "Rotary.from_config": (mha.Rotary.from_config, [{}, 4]),
     "masks.causal": (mha.masks.causal, [3]),
     "masks.sliding_window": (functools.partial(mha.masks.sliding_window, window=(1, 0)), [3]),
     "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),

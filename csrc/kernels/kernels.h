@@ -228,6 +228,13 @@ typedef struct mha_elementwise_kernels {
     bool (*all_zero)(const void *numbers, int64_t count);
 } mha_elementwise_kernels;
 
+/* What happens to the row of a head between its projection and attention. */
+typedef struct mha_heads_kernels {
+    /* rotary.inc: `pairs` pairs of columns turn in place. */
+    void (*rotate)(void *row, const void *cosines, const void *sines, int64_t pairs,
+                   bool interleaved);
+} mha_heads_kernels;
+
 /* For the tests: exp2 for x <= 0 (0 where it would be denormal), natural log, tanh. */
 typedef struct mha_math_kernels {
     void (*exp2)(const void *x, void *y, int64_t count);
@@ -242,6 +249,7 @@ typedef struct mha_kernels {
     const mha_few_queries_kernels *few_queries;
     const mha_matmul_kernels *matmul;
     const mha_elementwise_kernels *elementwise;
+    const mha_heads_kernels *heads;
     const mha_math_kernels *math;
 } mha_kernels;
 

@@ -36,6 +36,8 @@ MHA_PY_FUNCTION(additive_attention_backward);
 MHA_PY_FUNCTION(multi_head_attention);
 MHA_PY_FUNCTION(multi_head_attention_backward);
 MHA_PY_FUNCTION(merge_attention);
+MHA_PY_FUNCTION(rotary);
+MHA_PY_FUNCTION(rotary_backward);
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);

@@ -19,6 +19,8 @@ static PyMethodDef methods[] = {
     FASTCALL(multi_head_attention),
     FASTCALL(multi_head_attention_backward),
     FASTCALL(merge_attention),
+    FASTCALL(rotary),
+    FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},

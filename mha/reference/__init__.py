@@ -1,7 +1,8 @@
 """Multi-head attention in plain NumPy: the text to learn from, and the oracle of the tests.
 
 forward.py is the figure, top-down, and every box of it a function; backward.py has their gradients,
-the same names with _vjp; steps.py shows the intermediates of a layer. The functions have the names,
+the same names with _vjp; prepared_heads.py has what may stand between projections and attention,
+there and back; steps.py shows the intermediates of a layer. The functions have the names,
 arguments and meanings of those of `mha`, which do the same work in C.
 """
 
@@ -26,6 +27,7 @@ from mha.reference.forward import (
     unmasked_attention,
     visible_pairs,
 )
+from mha.reference.prepared_heads import rms_norm, rms_norm_vjp, rotary, rotary_vjp
 from mha.reference.steps import STEPS, steps
 
 __all__ = [
@@ -41,6 +43,10 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "multi_head_attention_vjp",
+    "rms_norm",
+    "rms_norm_vjp",
+    "rotary",
+    "rotary_vjp",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_vjp",
     "softmax",

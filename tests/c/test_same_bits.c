@@ -154,6 +154,37 @@ static uint64_t hash_projection(uint64_t hash, int64_t rows, int64_t in, int64_t
     return hash_of(hash, numbers.out[0], rows * out, dtype);
 }
 
+/* Rows that turn at far positions, there and back. */
+static uint64_t hash_rotation(uint64_t hash, bool interleaved, mha_dtype dtype, int num_threads) {
+    enum { LENGTH = 150, WIDTH = 70, PAIRS = 33 };
+    double frequencies[PAIRS];
+    int64_t positions[LENGTH];
+    for (int c = 0; c < PAIRS; c++) {
+        frequencies[c] = 1.0 / (1 + c * c);
+    }
+    for (int64_t i = 0; i < LENGTH; i++) {
+        positions[i] = (i - 70) * 1234567;
+    }
+    const mha_rotary rotary = {2 * PAIRS, interleaved, frequencies, 1.1};
+    mha_rotation rotation = {.dtype = dtype,
+                             .rotary = &rotary,
+                             .x = tensor_of(numbers.query, HEADS, LENGTH, WIDTH, dtype),
+                             .positions = {.data = positions,
+                                           .axes = 1,
+                                           .shape = {LENGTH},
+                                           .strides = {sizeof *positions}},
+                             .output = numbers.out[0]};
+    size_t bytes;
+    CHECK_OK(mha_rotary_workspace(&rotation, num_threads, &bytes));
+    mha_execution execution = execution_of(bytes, num_threads);
+    CHECK_OK(mha_rotary_forward(&rotation, &execution));
+    hash = hash_of(hash, numbers.out[0], HEADS * LENGTH * WIDTH, dtype);
+    rotation.output = numbers.out[1];
+    CHECK_OK(mha_rotary_backward(&rotation, &execution));
+    free(execution.workspace.base);
+    return hash_of(hash, numbers.out[1], HEADS * LENGTH * WIDTH, dtype);
+}
+
 static uint64_t hash_all(int num_threads) {
     static float floats[6][MOST_NUMBERS];
     static double doubles[6][MOST_NUMBERS];
@@ -177,6 +208,8 @@ static uint64_t hash_all(int num_threads) {
         hash = hash_projection(hash, 1, 300, 100, dtype, num_threads);
         hash = hash_projection(hash, 7, 130, 65, dtype, num_threads);
         hash = hash_projection(hash, 500, 150, 70, dtype, num_threads);
+        hash = hash_rotation(hash, false, dtype, num_threads);
+        hash = hash_rotation(hash, true, dtype, num_threads);
     }
     return hash;
 }

@@ -322,13 +322,16 @@ def steps(case):
     outputs = [case.place(case.numbers(2, rows, width)) for _ in range(parts)]
     lses = [case.place(case.numbers(2, rows)) for _ in range(parts)]
     grad = case.place(case.numbers(2, rows, out))
+    rotary = mha.Rotary(2 * case.rng.integers(1, 3), layout=str(case.choose("half", "interleaved")))
+    wide_heads = case.place(case.numbers(2, 3, rows, width + 3))
 
-    def call(x, weight, b, heads, split, outputs, lses, grad):
+    def call(x, weight, b, heads, split, outputs, lses, grad, wide_heads):
         output, pullback = mha.linear_vjp(x, weight, b)
         return (output, pullback(grad), mha.linear(x, weight), mha.merge_heads(heads),
-                mha.split_heads(split, 4), mha.merge_attention(outputs, lses))
+                mha.split_heads(split, 4), mha.merge_attention(outputs, lses),
+                rotary(wide_heads))
 
-    return call, (x, weight, b, heads, split, outputs, lses, grad)
+    return call, (x, weight, b, heads, split, outputs, lses, grad, wide_heads)
 
 
 KINDS = (scaled_dot_product_attention, scaled_dot_product_attention, additive_attention,

@@ -1,0 +1,44 @@
+/* Rotary embeddings (Su et al. 2021): pairs of columns of queries and keys turn by an angle that
+ * grows with the position, so that their dot product depends on the distance alone. */
+#ifndef MHA_ROTARY_H
+#define MHA_ROTARY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "mha/execution.h"
+#include "mha/tensor.h"
+
+MHA_API_BEGIN
+
+/* Which columns of a head turn, and how fast. */
+typedef struct mha_rotary {
+    int64_t dims;              /* the first columns turn, the rest stay; even */
+    bool interleaved;          /* column 2c turns with 2c + 1; else c with c + dims/2 */
+    const double *frequencies; /* (dims/2,), finite: radians a position */
+    double magnitude;          /* multiplies cosine and sine */
+} mha_rotary;
+
+/* x (batch..., heads, len, head_dim), its last axis contiguous, turns to output, C-contiguous.
+ * positions are int64 (batch..., len), strides 0 where repeated; 0, 1, ... where data is NULL. */
+typedef struct mha_rotation {
+    mha_dtype dtype;
+    const mha_rotary *rotary;
+    mha_tensor x, positions;
+    void *output;
+} mha_rotation;
+
+mha_status mha_rotary_workspace(const mha_rotation *rotation, int num_threads,
+                                size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_rotary_forward(const mha_rotation *rotation,
+                              mha_execution *execution) MHA_MUST_CHECK;
+
+/* The gradient, backwards from x = grad output to output = grad x: the same turn the other way. */
+mha_status mha_rotary_backward_workspace(const mha_rotation *rotation, int num_threads,
+                                         size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_rotary_backward(const mha_rotation *rotation,
+                               mha_execution *execution) MHA_MUST_CHECK;
+
+MHA_API_END
+
+#endif

@@ -1,0 +1,100 @@
+"""What happens to queries and keys between their projection and attention: a norm, then a rotation;
+and backwards. Complex numbers go through, so that derivatives can be taken by complex steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.rotary import Rotary
+
+
+def rotary(x: ArrayLike, rotary: Rotary, positions: ArrayLike | None = None) -> NDArray[Any]:
+    """Each pair of columns (a, b) turns to (a cos - b sin, b cos + a sin) (Su et al. 2021).
+
+    x (len, head_dim), (batch, len, head_dim) or (..., heads, len, head_dim); positions (len,) or
+    batch axes + (len,), by default 0, 1, ...
+    """
+    x = _floating(x)
+    cosine, sine = _circle(x, rotary, positions)
+    output = x.copy()
+    first, second = _pairs(rotary)
+    output[..., first] = x[..., first] * cosine - x[..., second] * sine
+    output[..., second] = x[..., second] * cosine + x[..., first] * sine
+    return output
+
+
+def rotary_vjp(x: ArrayLike, rotary_: Rotary, positions: ArrayLike | None = None,
+               ) -> tuple[NDArray[Any], Callable[[NDArray[Any]], NDArray[Any]]]:
+    """The pullback turns the other way."""
+    output = rotary(x, rotary_, positions)
+    cosine, sine = _circle(output, rotary_, positions)
+    first, second = _pairs(rotary_)
+
+    def pullback(grad_output: NDArray[Any]) -> NDArray[Any]:
+        grad_x = grad_output.copy()
+        grad_x[..., first] = grad_output[..., first] * cosine + grad_output[..., second] * sine
+        grad_x[..., second] = grad_output[..., second] * cosine - grad_output[..., first] * sine
+        return grad_x
+
+    return output, pullback
+
+
+def rms_norm(x: NDArray[Any], weight: ArrayLike, eps: float = 1e-6,
+             offset: float = 0.0) -> NDArray[Any]:
+    """x / sqrt(mean(x^2) + eps) * (offset + weight), over the last axis (Zhang & Sennrich 2019)."""
+    return x * _inverse_size(x, eps) * _factors(weight, x, offset)
+
+
+def rms_norm_vjp(x: NDArray[Any], weight: ArrayLike, eps: float = 1e-6, offset: float = 0.0,
+                 ) -> tuple[NDArray[Any],
+                            Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]]:
+    """The pullback gives (grad x, grad weight)."""
+    inverse, factors = _inverse_size(x, eps), _factors(weight, x, offset)
+
+    def pullback(grad_output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        grad_normed = grad_output * factors
+        shared = (grad_normed * x).mean(axis=-1, keepdims=True) * inverse**2
+        grad_x = inverse * (grad_normed - x * shared)
+        grad_weight = (grad_output * x * inverse).reshape(-1, x.shape[-1]).sum(axis=0)
+        return grad_x, grad_weight
+
+    return x * inverse * factors, pullback
+
+
+def _circle(x: NDArray[Any], rotary: Rotary,
+            positions: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cosines and sines times the magnitude, (..., len, dims/2), in the type of x."""
+    steps = np.arange(x.shape[-2]) if positions is None else np.asarray(positions)
+    wide = np.longdouble if x.dtype == np.longdouble else np.float64
+    angles = steps.astype(wide)[..., None] * rotary.frequencies.astype(wide)
+    if x.ndim >= 4 and steps.ndim > 1:  # the axis of heads
+        angles = angles[..., None, :, :]
+    real = x.real.dtype
+    return ((rotary.magnitude * np.cos(angles)).astype(real),
+            (rotary.magnitude * np.sin(angles)).astype(real))
+
+
+def _pairs(rotary: Rotary) -> tuple[slice, slice]:
+    """The columns of a, and those of b."""
+    if rotary.layout == "interleaved":
+        return slice(0, rotary.dims, 2), slice(1, rotary.dims, 2)
+    return slice(0, rotary.dims // 2), slice(rotary.dims // 2, rotary.dims)
+
+
+def _inverse_size(x: NDArray[Any], eps: float) -> NDArray[Any]:
+    return 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + x.real.dtype.type(eps))
+
+
+def _factors(weight: ArrayLike, x: NDArray[Any], offset: float) -> NDArray[Any]:
+    weight = np.asarray(weight)
+    return x.real.dtype.type(offset) + (
+        weight if weight.dtype.kind == "c" else weight.astype(x.real.dtype))
+
+
+def _floating(x: ArrayLike) -> NDArray[Any]:
+    x = np.asarray(x)
+    return x if x.dtype.kind in "fc" else x.astype(np.float64)

@@ -1,0 +1,196 @@
+"""Rotary.from_config against the papers' formulas, written out in NumPy; and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+
+import mha
+
+LLAMA_3 = {"rope_theta": 500000.0, "max_position_embeddings": 131072, "rope_scaling": {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}}
+GPT_OSS = {"rope_theta": 150000, "max_position_embeddings": 131072, "rope_scaling": {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096}}
+
+
+def plain(dims, base):
+    return base ** (-2 * np.arange(dims // 2) / dims)
+
+
+def close(rotary, frequencies, magnitude=1.0):
+    np.testing.assert_allclose(rotary.frequencies, frequencies, rtol=1e-13)
+    assert math.isclose(rotary.magnitude, magnitude, rel_tol=1e-14)
+
+
+def from_config(head_dim=64, length=None, layer_type=None, layout="half", **config):
+    return mha.Rotary.from_config(config, head_dim, length=length, layer_type=layer_type,
+                                  layout=layout)
+
+
+def test_default():
+    assert from_config() == mha.Rotary(64)
+    assert from_config(rope_theta=5e5, layout="interleaved") == mha.Rotary(
+        64, base=5e5, layout="interleaved")
+    assert from_config(rope_theta=5e5).base == 5e5
+    for config in ({"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}},
+                   {"rope_scaling": {"type": None}}, {"rope_scaling": {}}):
+        assert from_config(rope_theta=123, **config) == mha.Rotary(64, base=123)
+    assert from_config(rotary_emb_base=777, rotary_pct=0.25) == mha.Rotary(16, base=777)
+    assert from_config(partial_rotary_factor=0.5) == mha.Rotary(32)
+    assert from_config(rotary_dim=40) == mha.Rotary(40)
+    assert from_config(rope_parameters={"rope_type": "default", "rope_theta": 9.0,
+                                        "partial_rotary_factor": 0.5}) == mha.Rotary(32, base=9)
+
+
+def test_linear():
+    close(from_config(rope_scaling={"type": "linear", "factor": 4.0}), plain(64, 1e4) / 4)
+
+
+@pytest.mark.parametrize(("length", "counted"), [(None, 2048), (100, 2048), (2049, 2049),
+                                                 (10000, 10000)])
+def test_dynamic(length, counted):
+    """Base * (factor * length / maximum - (factor - 1)) ** (dims / (dims - 2))."""
+    base = 1e4 * (3.0 * counted / 2048 - 2.0) ** (64 / 62)
+    close(from_config(length=length, max_position_embeddings=2048,
+                      rope_scaling={"rope_type": "dynamic", "factor": 3.0}), plain(64, base))
+
+
+@pytest.mark.parametrize("truncate", [None, True, False])
+@pytest.mark.parametrize(("fast", "slow"), [(None, None), (32, 1), (16.0, 2.0), (64, 0.5)])
+def test_yarn(truncate, fast, slow):
+    """By turns within the original length (Peng et al. 2023, equations 17 to 19 and 21)."""
+    dims, base, original, factor = 128, 1e6, 4096, 16.0
+    scaling = {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow,
+               "truncate": truncate, "original_max_position_embeddings": original}
+    frequencies = plain(dims, base)
+
+    def border(turns):  # the pair that turns so often: base ** (-2c/dims) * original = 2 pi turns
+        return dims / 2 * math.log(original / (2 * math.pi * turns), base)
+
+    first, last = border(fast or 32), border(slow or 1)
+    if truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
+    close(from_config(dims, rope_theta=base, rope_scaling=scaling),
+          frequencies / factor * ramp + frequencies * (1 - ramp), 0.1 * math.log(factor) + 1)
+
+
+def test_magnitude_of_yarn():
+    def magnitude(**scaling):
+        return from_config(max_position_embeddings=8192, rope_scaling={
+            "type": "yarn", "original_max_position_embeddings": 2048, **scaling}).magnitude
+    assert math.isclose(magnitude(factor=40), 0.1 * math.log(40) + 1, rel_tol=1e-14)
+    assert math.isclose(magnitude(), 0.1 * math.log(4) + 1, rel_tol=1e-14)  # 8192 / 2048
+    assert magnitude(factor=40, attention_factor=0.7) == 0.7
+    assert magnitude(factor=40, mscale=1.0, mscale_all_dim=1.0) == 1
+    assert math.isclose(magnitude(factor=40, mscale=1.0, mscale_all_dim=0.5), rel_tol=1e-14,
+                        b=(0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1))
+    assert magnitude(factor=1) == 1
+
+
+@pytest.mark.parametrize(("length", "name"), [(None, "short_factor"), (4096, "short_factor"),
+                                              (4097, "long_factor")])
+def test_longrope(length, name):
+    factors = {"short_factor": [1 + 0.01 * c for c in range(48)],
+               "long_factor": [1 + c for c in range(48)]}
+    rotary = from_config(96, length, max_position_embeddings=131072,
+                         original_max_position_embeddings=4096,
+                         rope_scaling={"type": "longrope", **factors})
+    close(rotary, plain(96, 1e4) / factors[name],
+          math.sqrt(1 + math.log(131072 / 4096) / math.log(4096)))
+    given = from_config(96, max_position_embeddings=4096, rope_scaling={
+        "type": "longrope", **factors, "attention_factor": 1.5})
+    assert given.magnitude == 1.5
+    assert from_config(96, max_position_embeddings=4096,
+                       rope_scaling={"type": "longrope", **factors}).magnitude == 1
+
+
+def test_llama3():
+    """By wavelength, as its paper's code has it."""
+    frequencies = plain(128, 5e5)
+    wanted = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            wanted.append(frequency)
+        elif wavelength > 8192 / 1:
+            wanted.append(frequency / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            wanted.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    close(mha.Rotary.from_config(LLAMA_3, 128), wanted)
+    assert len({wanted[c] / frequencies[c] for c in range(64)}) > 5
+
+
+def test_layers_of_several_kinds():
+    nested = {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+    close(from_config(layer_type="full_attention", **nested), plain(64, 1e6) / 8)
+    assert from_config(layer_type="sliding_attention", **nested) == mha.Rotary(64)
+    for layer_type in (None, "other"):
+        with pytest.raises(ValueError, match=r"layer_type: got .*, wanted one of full_attention, s"):
+            from_config(layer_type=layer_type, **nested)
+    gemma = {"rope_theta": 1e6, "rope_local_base_freq": 1e4,
+             "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    close(from_config(layer_type="full_attention", **gemma), plain(64, 1e6) / 8)
+    assert from_config(layer_type="sliding_attention", **gemma) == mha.Rotary(64)
+
+
+def test_a_config_rotates():
+    for config in (LLAMA_3, GPT_OSS):
+        rotary = mha.Rotary.from_config(config, 64)
+        assert rotary(np.ones((3, 64))).shape == (3, 64)
+    assert math.isclose(rotary.magnitude, 1.3465735902799727, rel_tol=1e-15)
+
+
+def scaled(**scaling):
+    return {"rope_scaling": scaling}
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (scaled(type="su"), "rope_type: got 'su', wanted one of default, linear, dynamic, yarn, longr"),
+    (scaled(rope_type=3), "rope_type: got 3, wanted one of"),
+    (scaled(type="linear"), r"factor: got none among \['rope_scaling', 'type'\], wanted a value"),
+    (scaled(type="linear", factor=0), "factor: got 0, wanted a number above 0"),
+    (scaled(type="linear", factor="2"), "factor: got str, wanted a number"),
+    (scaled(type="linear", factor=math.nan), "factor: got nan, wanted a finite number"),
+    (scaled(type="dynamic", factor=2), "max_position_embeddings: got none"),
+    (scaled(type="yarn", factor=2), "max_position_embeddings: got none"),
+    (scaled(type="yarn", factor=2, original_max_position_embeddings=0), "at least 1"),
+    (scaled(type="yarn", factor=2, original_max_position_embeddings=9, truncate=1), "truncate: "),
+    (scaled(type="yarn", factor=2, original_max_position_embeddings=9, beta_fast=-1), "beta_fast"),
+    (scaled(type="longrope", original_max_position_embeddings=9), "short_factor: got none"),
+    (scaled(type="longrope", original_max_position_embeddings=9, short_factor=[1.0]),
+     "short_factor: got 1 numbers, wanted 4, one a pair"),
+    (scaled(type="longrope", original_max_position_embeddings=9, short_factor=[1, 1, 1, 0]),
+     "short_factor: got 0, wanted numbers above 0"),
+    (scaled(type="longrope", original_max_position_embeddings=9, short_factor="1234"),
+     "short_factor: got str, wanted a list"),
+    (scaled(type="llama3", factor=2, original_max_position_embeddings=9), "low_freq_factor: got n"),
+    (scaled(type="llama3", factor=2, original_max_position_embeddings=9, low_freq_factor=4,
+            high_freq_factor=1), "high_freq_factor: got 1, wanted a number above 4"),
+    ({"rope_scaling": "yarn"}, "rope_scaling: got str, wanted names with values"),
+    ({"rope_theta": -1}, "rope_theta: got -1, wanted a number above 0"),
+    ({"partial_rotary_factor": 0.4}, "partial_rotary_factor: got 3 of 8 columns"),
+    ({"rotary_pct": 1.5}, "rotary_pct: got 12 of 8 columns"),
+    ({"rotary_dim": 7}, "rotary_dim: got 7 of 8 columns"),
+    ({"rotary_dim": 10}, "rotary_dim: got 10 of 8 columns"),
+    ([], "mapping: got list, wanted names with values")])
+def test_bad_configs(config, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        mha.Rotary.from_config(config, 8)
+
+
+def test_other_bad_arguments():
+    with pytest.raises(ValueError, match="head_dim: got 7 of 7 columns"):
+        mha.Rotary.from_config({}, 7)
+    with pytest.raises(ValueError, match="length: got 0, wanted at least 1"):
+        mha.Rotary.from_config({}, 8, length=0)
+    with pytest.raises(TypeError, match="layer_type: got int"):
+        mha.Rotary.from_config({}, 8, layer_type=1)
+    with pytest.raises(ValueError, match="dims: got 2, wanted at least 4 for rope_type 'dynamic'"):
+        mha.Rotary.from_config(scaled(type="dynamic", factor=2) | {
+            "max_position_embeddings": 8}, 2)

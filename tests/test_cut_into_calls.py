@@ -81,3 +81,14 @@ def compare_cuts(shape, dtype):
                 query[:, :, some], key, value, **asked, **of_queries(options, some, shape))
             for one, other in zip(got, whole, strict=True):
                 assert np.array_equal(one, other[:, :, some]), (options, count)
+
+
+def test_more_keys_than_a_round_takes():
+    """Keys that threads share are taken in rounds of some MiB of scores and sums."""
+    query, key, value = problem((1, 16, 1, 1, 90_000, 16, 16), np.float32)
+    got = []
+    for threads in (1, 5):
+        with mha.threads(threads):
+            got.append(mha.scaled_dot_product_attention(query, key, value, return_lse=True))
+    for one, other in zip(*got, strict=True):
+        assert np.array_equal(one, other)

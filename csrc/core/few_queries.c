@@ -1,8 +1,8 @@
 /* Step 3 of the figure when queries are few: decoding, classification tokens. What counts is to
  * read key and value once, so a task is a key head with all queries of the heads that share it.
  * Where that makes too few tasks for all threads, the keys are cut too (Dao et al. 2023,
- * Flash-Decoding), into three passes: scores; weights and weighted sums; what these add up to. The
- * bits do not depend on it: every block of keys has its sums, and they join in order. */
+ * Flash-Decoding): in rounds of three passes, scores; weights and weighted sums; what these add up
+ * to. The bits do not depend on it: every block of keys has its sums, and they join in order. */
 #include "few_queries.h"
 
 #include "../threads/partition.h"
@@ -16,9 +16,11 @@ typedef struct few_job {
     int64_t rows, row_blocks;          /* of one key head: group * query_len, and blocks of them */
     int64_t row_tasks;                 /* row blocks of all key heads of all batch items */
     int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
-    mha_pieces blocks;                 /* what tasks leave for each other, for each row block */
+    int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
+    int64_t round;                     /* at hand */
+    mha_pieces blocks, state;          /* what tasks and rounds leave, for each row block */
     mha_pieces scratch, block_scratch; /* for each worker, the second for the kernel of blocks */
-    size_t blocks_size, scratch_size, block_scratch_size;
+    size_t blocks_size, state_size, scratch_size, block_scratch_size;
 } few_job;
 
 /* Where measured to be the faster kernel: docs/journal.md. */
@@ -55,6 +57,20 @@ static int64_t cuts_of(const few_job *job, int threads) {
     return mha_larger(mha_smaller(wanted, blocks / FEWEST_BLOCKS), 1);
 }
 
+/* Rounds of so many blocks of keys that what is left of them stays in a cache. */
+static void plan_rounds(few_job *job) {
+    enum { MOST_BYTES = 4 << 20 };
+    const mha_few_queries_kernels *kernels = job->kernels->few_queries;
+    const int64_t rows = mha_smaller(job->rows, MHA_MAX_FEW_ROWS);
+    const int64_t value_head_dim = mha_extent(&job->attention->value, 1);
+    const int64_t blocks = mha_divide_up(job->key_len, MHA_KEY_BLOCK);
+    const int64_t wanted = MOST_BYTES / (int64_t)kernels->blocks_size(rows, 1, value_head_dim);
+    job->round_blocks = mha_smaller(mha_larger(wanted, job->cuts), blocks);
+    job->rounds = mha_divide_up(blocks, job->round_blocks);
+    job->blocks_size = kernels->blocks_size(rows, job->round_blocks, value_head_dim);
+    job->state_size = kernels->state_size(rows, value_head_dim);
+}
+
 static mha_status plan(const mha_attention *attention, int num_threads, few_job *job,
                        int *threads) {
     const int64_t head_dim = mha_extent(&attention->query, 1);
@@ -75,11 +91,9 @@ static mha_status plan(const mha_attention *attention, int num_threads, few_job 
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
     *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
-    job->blocks_size = job->cuts == 1
-                           ? 0
-                           : job->kernels->few_queries->blocks_size(
-                                 mha_smaller(job->rows, MHA_MAX_FEW_ROWS),
-                                 mha_divide_up(job->key_len, MHA_KEY_BLOCK), value_head_dim);
+    if (job->cuts > 1) {
+        plan_rounds(job);
+    }
     job->scratch_size = job->kernels->few_queries->scratch_size(head_dim, value_head_dim);
     job->block_scratch_size = job->kernels->attention->scratch_size(head_dim, value_head_dim, 1);
     return MHA_OK;
@@ -143,7 +157,6 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->value = mha_at_row(&a->value, a->batch_axes, first.batch, first.kv_head, 0);
     block->key_stride = mha_stride(&a->key, 2) / item;
     block->value_stride = mha_stride(&a->value, 2) / item;
-    block->blocks = job->cuts == 1 ? NULL : mha_piece(&job->blocks, row_task);
     for (int64_t row = 0; row < block->rows; row++) {
         const row_place place = place_of(job, row_task, row);
         mha_few_queries_row *r = &block->row[row];
@@ -157,6 +170,18 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     if (block->end_key == 0) {
         block->first_key = 0;
     }
+}
+
+/* The same for the round at hand. */
+static void fill_round(const few_job *job, int64_t row_task, mha_worker *worker,
+                       mha_few_queries_block *block) {
+    fill_block(job, row_task, worker, block);
+    const int64_t first = block->first_key / MHA_KEY_BLOCK;
+    const int64_t end = mha_divide_up(block->end_key, MHA_KEY_BLOCK);
+    block->first_block = mha_smaller(first + job->round * job->round_blocks, end);
+    block->end_block = mha_smaller(block->first_block + job->round_blocks, end);
+    block->blocks = mha_piece(&job->blocks, row_task);
+    block->state = mha_piece(&job->state, row_task);
 }
 
 /* Outputs that passed the largest number on their way, again by the kernel that knows better. */
@@ -189,15 +214,16 @@ static void attend(void *context, int64_t task, mha_worker *worker) {
 typedef void few_pass(const mha_few_queries_block *block, int64_t first, int64_t end,
                       void *scratch);
 
-/* A cut of the keys that a row block sees. */
+/* A cut of the keys of a round. */
 static void take_cut(const few_job *job, int64_t task, mha_worker *worker, few_pass *pass) {
     const int64_t cut = task % job->cuts;
     mha_few_queries_block block;
-    fill_block(job, task / job->cuts, worker, &block);
-    const int64_t blocks = mha_divide_up(block.end_key - block.first_key, MHA_KEY_BLOCK);
+    fill_round(job, task / job->cuts, worker, &block);
+    const int64_t blocks = block.end_block - block.first_block;
     const int64_t first = blocks * cut / job->cuts, end = blocks * (cut + 1) / job->cuts;
     if (first < end) {
-        pass(&block, first, end, mha_piece(&job->scratch, worker->number));
+        pass(&block, block.first_block + first, block.first_block + end,
+             mha_piece(&job->scratch, worker->number));
     }
 }
 
@@ -217,9 +243,12 @@ static void weigh_cut(void *context, int64_t task, mha_worker *worker) {
 static void join_cuts(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     mha_few_queries_block block;
-    fill_block(job, task, worker, &block);
-    job->kernels->few_queries->join(&block, mha_piece(&job->scratch, worker->number));
-    average_again(job, task, &block, worker);
+    const bool is_last = job->round == job->rounds - 1;
+    fill_round(job, task, worker, &block);
+    job->kernels->few_queries->join(&block, is_last, mha_piece(&job->scratch, worker->number));
+    if (is_last) {
+        average_again(job, task, &block, worker);
+    }
 }
 
 static mha_status run_tasks(few_job *job, mha_execution *execution) {
@@ -239,9 +268,14 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     }
     MHA_TRY(mha_workspace_take_pieces(workspace, job->blocks_size, (size_t)job->row_tasks,
                                       &job->blocks));
-    MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, job));
-    MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, job));
-    return mha_run_tasks(execution, job->row_tasks, threads, join_cuts, job);
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job->state_size, (size_t)job->row_tasks, &job->state));
+    for (job->round = 0; job->round < job->rounds; job->round++) {
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, job));
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, job));
+        MHA_TRY(mha_run_tasks(execution, job->row_tasks, threads, join_cuts, job));
+    }
+    return MHA_OK;
 }
 
 mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {

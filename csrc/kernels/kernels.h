@@ -141,15 +141,17 @@ typedef struct mha_few_queries_row {
 } mha_few_queries_row;
 
 /* A few queries that share a key head, and see keys first_key..end_key; first_key is a multiple of
- * MHA_KEY_BLOCK. Where several tasks share the keys, `blocks` is what they leave for each other:
- * blocks_size bytes. */
+ * MHA_KEY_BLOCK. Where several tasks share the keys of blocks first_block..end_block, counted from
+ * key 0, a round of them, `blocks` is what they leave for each other, and `state` what a round
+ * leaves for the next one: blocks_size and state_size bytes. */
 typedef struct mha_few_queries_block {
     mha_checkpoint *checkpoint;
     int64_t rows, head_dim, value_head_dim, key_len;
     int64_t first_key, end_key;
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
-    void *blocks;
+    int64_t first_block, end_block;
+    void *blocks, *state;
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
 } mha_few_queries_block;
 
@@ -188,16 +190,17 @@ typedef struct mha_attention_kernels {
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
 } mha_attention_kernels;
 
-/* `forward` computes all of it. Else first `score` and then `weigh` take all blocks of keys between
- * them, each the blocks first..end, counted from the first that is seen, and `join` is the end. The
- * bits are the same. */
+/* `forward` computes all of it. Else in each round first `score` and then `weigh` take all blocks
+ * between them, each of them blocks first..end, and `join` is the round's end. The bits are the
+ * same. */
 typedef struct mha_few_queries_kernels {
     size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*forward)(mha_few_queries_block *block, void *scratch);
     size_t (*blocks_size)(int64_t rows, int64_t blocks, int64_t value_head_dim);
     void (*score)(const mha_few_queries_block *block, int64_t first, int64_t end, void *scratch);
     void (*weigh)(const mha_few_queries_block *block, int64_t first, int64_t end, void *scratch);
-    void (*join)(mha_few_queries_block *block, void *scratch);
+    size_t (*state_size)(int64_t rows, int64_t value_head_dim);
+    void (*join)(mha_few_queries_block *block, bool is_last, void *scratch);
     void (*merge)(const mha_merge_block *block);
 } mha_few_queries_kernels;
 

@@ -45,8 +45,9 @@ def call_options(call: Callable[..., Any], given: LayerKeywords, own: AttentionO
         return own
     chosen = some_options(call, given, LAYER)
     if own is not DEFAULTS:
-        chosen = own._replace(
-            **{name: value for name, value in given.items() if value is not None})
+        replaced: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None}
+        chosen = own._replace(**replaced)
     if training is not False and as_bool(training, "training"):
         return chosen._replace(dropout=dropout, rng=rng)
     return chosen if rng is None else chosen._replace(rng=rng)

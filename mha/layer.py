@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha import _core, layer_state
+from mha import _core, layer_options, layer_state
 from mha.arguments import (
     as_array,
     as_ints,
@@ -23,13 +23,14 @@ from mha.arguments import (
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_attributes import FEWER_HEADS, OTHER_SIZES, Parameter, Setting
+from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Parameter, Setting
 from mha.layer_decoding import Decoding
-from mha.layer_state import BIASES, LayerState
+from mha.layer_state import LayerState
 from mha.options import (
     LAYER,
     LayerKeywords,
     RandomSource,
+    Window,
     takes_options,
 )
 
@@ -63,8 +64,9 @@ class MultiHeadAttention(Decoding):
         The width of query and output, unless query_dim and output_dim say otherwise.
     num_heads : int
         Must divide embed_dim, unless head_dim is given.
-    use_bias : bool
-        Whether the four projections have biases (they start as zeros).
+    use_bias : bool or str
+        Whether the four projections have biases (they start as zeros), or which of them, by letters
+        of "qkvo": "qkv" (Qwen 2), "qvo" (Whisper).
     dropout : float in [0, 1)
         On the attention weights; acts only in calls with training=True. May be assigned later.
     num_kv_heads : int, by default num_heads
@@ -72,6 +74,13 @@ class MultiHeadAttention(Decoding):
     head_dim, value_head_dim : int, by default embed_dim / num_heads, and head_dim
     query_dim, key_dim, value_dim, output_dim : int, by default embed_dim, embed_dim, key_dim,
         embed_dim
+    scale, softcap, window, alibi : as in `mha.scaled_dot_product_attention`, optional
+        The layer's own, for all calls that do not give them. A call switches them off by its own
+        window=(None, None), softcap=inf, alibi of zeros.
+    sinks : bool
+        Whether the layer learns the option sinks: a parameter (num_heads,), zeros at the start.
+    relative_bias : int r, optional
+        The layer learns the option relative_bias: a parameter (num_heads, 2r + 1), likewise.
     dtype : numpy.float32 or numpy.float64
         The layer computes in it and returns it.
     rng : None, int or numpy.random.Generator
@@ -83,7 +92,7 @@ class MultiHeadAttention(Decoding):
     removes heads, `astype` gives a copy in another dtype.
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
-    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None.
+    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
 
     Calls
     -----
@@ -110,6 +119,8 @@ class MultiHeadAttention(Decoding):
     b_k = Parameter()
     b_v = Parameter()
     b_o = Parameter()
+    sinks = Parameter()
+    relative_bias = Parameter()
 
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
@@ -120,16 +131,23 @@ class MultiHeadAttention(Decoding):
     key_dim = Setting[int](OTHER_SIZES)
     value_dim = Setting[int](OTHER_SIZES)
     output_dim = Setting[int](OTHER_SIZES)
-    use_bias = Setting[bool]("a new layer with use_bias")
+    use_bias = Setting["bool | str"]("a new layer with use_bias")
+    scale = Setting["float | None"](OTHER_OPTION)
+    softcap = Setting["float | None"](OTHER_OPTION)
+    window = Setting["Window | None"](OTHER_OPTION)
+    alibi = Setting["tuple[float, ...] | None"](OTHER_OPTION)
     dtype = Setting["np.dtype[Any]"]("astype(dtype), which gives a copy")
     _state: LayerState
 
     @names_its_keywords
-    def __init__(self, embed_dim: int, num_heads: int, *, use_bias: bool = True,
+    def __init__(self, embed_dim: int, num_heads: int, *, use_bias: bool | str = True,
                  dropout: float = 0.0, num_kv_heads: int | None = None,
                  head_dim: int | None = None, value_head_dim: int | None = None,
                  query_dim: int | None = None, key_dim: int | None = None,
                  value_dim: int | None = None, output_dim: int | None = None,
+                 scale: float | None = None, softcap: float | None = None,
+                 window: Window | None = None, alibi: ArrayLike | None = None,
+                 sinks: bool = False, relative_bias: int | None = None,
                  dtype: DTypeLike = np.float32,
                  rng: RandomSource = None, **unknown: Never) -> None:
         if unknown:
@@ -137,7 +155,8 @@ class MultiHeadAttention(Decoding):
         settings = layer_state.checked_settings(
             embed_dim, num_heads, use_bias=use_bias, dropout=dropout, num_kv_heads=num_kv_heads,
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
-            key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype)
+            key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype, scale=scale,
+            softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias)
         self._state = layer_state.new_state(settings, layer_state.xavier_uniform(settings, rng))
 
     @property
@@ -241,7 +260,8 @@ class MultiHeadAttention(Decoding):
         """
         state = self._state
         call = MultiHeadAttention.__call__
-        chosen = layer_state.call_options(call, options, state, training, rng)
+        chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
+                                            training, rng)
         if cache is not None or lengths is not None or padding != "right":
             from mha import layer_cache
 
@@ -268,7 +288,7 @@ class MultiHeadAttention(Decoding):
 
         wrt names the gradients that are wanted, out of "query", "key", "value", the names of
         `parameters()`, "head_gate", "bias", "alibi", "relative_bias" and "sinks"; by default all of
-        them. Returns (output, pullback);
+        them, but for the layer's own alibi, which is not learned. Returns (output, pullback);
         pullback(grad_output, grad_lse=None) returns the gradients by name, None for what was not
         given. Where key or value defaulted to query, or value to key, the gradients are summed into
         the one that was given. Nothing is stored on the layer. The arrays and the parameters are
@@ -290,7 +310,9 @@ class MultiHeadAttention(Decoding):
         key = query if key is None else key
         value = key if value is None else value
         state = self._state
-        chosen = layer_state.call_options(MultiHeadAttention.vjp, options, state, training, rng)
+        wanted = layer_options.wanted_of_call(wanted, wrt, options)
+        chosen = layer_options.call_options(MultiHeadAttention.vjp, options, state.options,
+                                            state.settings.dropout, training, rng)
         with drawn(chosen) as drawn_options:
             output, kept = _core.multi_head_attention(
                 query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
@@ -432,8 +454,7 @@ class MultiHeadAttention(Decoding):
 
     def _set_parameter(self, name: str, array: ArrayLike) -> None:
         layer_state.check_not_frozen(self._state, name)
-        if name in BIASES and not self.use_bias:
-            raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True")
+        layer_state.check_has(self._state.settings, name)
         converted = as_array(array, name)
         self._change(lambda state: layer_state.with_parameter(state, name, converted))
 
@@ -466,15 +487,5 @@ class MultiHeadAttention(Decoding):
 
     def __repr__(self) -> str:
         state = self._state
-        settings = state.settings
-        shown = [str(settings.embed_dim), str(settings.num_heads)]
-        whole, rest = divmod(settings.embed_dim, settings.num_heads)
-        plain = {"use_bias": True, "dropout": 0.0, "num_kv_heads": settings.num_heads,
-                 "head_dim": None if rest else whole,
-                 "value_head_dim": settings.head_dim, "query_dim": settings.embed_dim,
-                 "key_dim": settings.embed_dim, "value_dim": settings.key_dim,
-                 "output_dim": settings.embed_dim}
-        shown += [f"{name}={getattr(settings, name)}" for name, default in plain.items()
-                  if getattr(settings, name) != default]
-        shown += [f"dtype={settings.dtype}"] + ["frozen"] * (state.packed is not None)
+        shown = layer_state.shown(state.settings) + ["frozen"] * (state.packed is not None)
         return f"MultiHeadAttention({', '.join(shown)})"

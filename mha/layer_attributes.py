@@ -52,4 +52,5 @@ class Setting(Generic[T]):
 
 
 OTHER_SIZES = "a new layer of these sizes"
+OTHER_OPTION = "a new layer with another one, or one that a call gives"
 FEWER_HEADS = "prune_heads() for fewer heads, or a new layer"

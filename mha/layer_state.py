@@ -7,13 +7,13 @@ so calls in other threads see the layer as it was or as it is, never a mix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha import _core
+from mha import _core, layer_options
 from mha.arguments import (
     as_bool,
     as_probability,
@@ -23,14 +23,7 @@ from mha.arguments import (
     no_memory,
 )
 from mha.dropout import check_rng
-from mha.options import (
-    DEFAULTS,
-    LAYER,
-    AttentionOptions,
-    LayerKeywords,
-    RandomSource,
-    some_options,
-)
+from mha.options import AttentionOptions, RandomSource, Window
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
@@ -49,8 +42,15 @@ class LayerSettings(NamedTuple):
     value_dim: int
     output_dim: int
     dropout: float
-    use_bias: bool
+    use_bias: bool | str  # letters of "qkvo", where not all or none have one
     dtype: np.dtype[Any]
+    # Those below have come later: older pickles are without.
+    scale: float | None = None
+    softcap: float | None = None
+    window: Window | None = None
+    alibi: tuple[float, ...] | None = None
+    sinks: bool = False
+    relative_bias: int | None = None  # the distance at which the table ends
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
@@ -61,8 +61,12 @@ class LayerSettings(NamedTuple):
         shapes: dict[str, tuple[int, ...]] = {
             "W_q": (self.query_dim, queries), "W_k": (self.key_dim, keys),
             "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
-        if self.use_bias:
-            shapes |= {"b" + name[1:]: shape[1:] for name, shape in shapes.items()}
+        biased = layer_options.biased_projections(self.use_bias)
+        shapes |= {"b_" + name: shapes["W_" + name][1:] for name in biased}
+        if self.sinks:
+            shapes["sinks"] = (self.num_heads,)
+        if self.relative_bias is not None:
+            shapes["relative_bias"] = (self.num_heads, 2 * self.relative_bias + 1)
         return shapes
 
 
@@ -88,6 +92,7 @@ class LayerState(NamedTuple):
     parameters: Mapping[str, NDArray[Any]]
     packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
     call: CallArguments
+    options: AttentionOptions  # of a call that gives none
 
 
 def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
@@ -95,7 +100,8 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
     """The only way to make one: `call` is what the others say."""
     matrices = packed or tuple(parameters[name] for name in WEIGHTS)
     return LayerState(settings, parameters, packed,
-                      call_arguments(settings, matrices, parameters))
+                      call_arguments(settings, matrices, parameters),
+                      layer_options.options_of_layer(settings, parameters))
 
 
 def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
@@ -110,22 +116,14 @@ def plain_call(state: LayerState) -> CallArguments:
     return call_arguments(state.settings, matrices, state.parameters)
 
 
-def call_options(call: Callable[..., Any], given: LayerKeywords, state: LayerState, training: Any,
-                 rng: RandomSource) -> AttentionOptions:
-    """Those of a call, with the layer's dropout where it trains."""
-    if training is False and rng is None and not given:
-        return DEFAULTS
-    chosen = some_options(call, given, LAYER)
-    if training is not False and as_bool(training, "training"):
-        return chosen._replace(dropout=state.settings.dropout, rng=rng)
-    return chosen if rng is None else chosen._replace(rng=rng)
-
-
 def checked_settings(
-        embed_dim: int, num_heads: int, *, use_bias: bool, dropout: float,
+        embed_dim: int, num_heads: int, *, use_bias: bool | str, dropout: float,
         num_kv_heads: int | None, head_dim: int | None, value_head_dim: int | None,
         query_dim: int | None, key_dim: int | None, value_dim: int | None,
-        output_dim: int | None, dtype: DTypeLike) -> LayerSettings:
+        output_dim: int | None, dtype: DTypeLike, scale: float | None = None,
+        softcap: float | None = None, window: Window | None = None,
+        alibi: ArrayLike | None = None, sinks: bool = False,
+        relative_bias: int | None = None) -> LayerSettings:
     """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
     embed_dim = as_size(embed_dim, "embed_dim")
     num_heads = as_size(num_heads, "num_heads")
@@ -143,11 +141,14 @@ def checked_settings(
         as_size(value_head_dim, "value_head_dim", head_dim),
         as_size(query_dim, "query_dim", embed_dim), key_dim,
         as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
-        as_probability(dropout, "dropout"), as_bool(use_bias, "use_bias"), as_real_dtype(dtype))
+        as_probability(dropout, "dropout"), layer_options.as_projections(use_bias),
+        as_real_dtype(dtype), layer_options.as_scale(scale), layer_options.as_softcap(softcap),
+        layer_options.as_window(window), layer_options.as_alibi(alibi, num_heads),
+        as_bool(sinks, "sinks"), layer_options.as_farthest(relative_bias))
 
 
 def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDArray[Any]]:
-    """Weights uniform in +-sqrt(6 / (in + out)), biases zero."""
+    """Weights uniform in +-sqrt(6 / (in + out)), all else zero."""
     check_rng(rng)
     generator = np.random.default_rng(rng)
     dtype: Any = settings.dtype
@@ -157,7 +158,7 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
             start[name] = np.empty(shape, dtype)
         except (ValueError, OverflowError, MemoryError):
             raise no_memory(name, shape) from None
-        if name in BIASES:
+        if name not in WEIGHTS:
             start[name].fill(0)
         else:
             generator.random(out=start[name], dtype=dtype)
@@ -193,6 +194,33 @@ def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
 
 def with_dropout(state: LayerState, dropout: float) -> LayerState:
     return new_state(state.settings._replace(dropout=dropout), state.parameters, state.packed)
+
+
+def check_has(settings: LayerSettings, name: str) -> None:
+    """That the layer was made with this parameter."""
+    if name not in settings.shapes():
+        if name in BIASES:
+            raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
+                             f" letters with {name[-1]!r}")
+        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}[name]
+        raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
+                         f" {wanted}")
+
+
+def shown(settings: LayerSettings) -> list[str]:
+    """The constructor's arguments as repr has them: those that are not the defaults."""
+    whole, rest = divmod(settings.embed_dim, settings.num_heads)
+    plain = {"use_bias": True, "dropout": 0.0, "num_kv_heads": settings.num_heads,
+             "head_dim": None if rest else whole,
+             "value_head_dim": settings.head_dim, "query_dim": settings.embed_dim,
+             "key_dim": settings.embed_dim, "value_dim": settings.key_dim,
+             "output_dim": settings.embed_dim,
+             **LayerSettings._field_defaults}
+    texts = [str(settings.embed_dim), str(settings.num_heads)]
+    texts += [f"{name}={getattr(settings, name)!r}" for name, default in plain.items()
+              if getattr(settings, name) != default and name != "alibi"]
+    texts += ["alibi=..."] * (settings.alibi is not None)  # a number a head
+    return [*texts, f"dtype={settings.dtype}"]
 
 
 def check_not_frozen(state: LayerState, name: str) -> None:
@@ -244,12 +272,16 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
               "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
     parameters = {}
     for name, array in state.parameters.items():
+        if name in layer_options.LEARNED:  # a row a head
+            parameters[name] = array[kept]
+            continue
         of_heads, width = chosen[name[-1]]
         columns = (of_heads[:, None] * width + np.arange(width)).ravel()
         parameters[name] = array.copy() if name == "b_o" else np.take(
             array, columns, axis=0 if name == "W_o" else -1)
-    return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads)),
-                     parameters)
+    alibi = settings.alibi and tuple(settings.alibi[head] for head in kept)
+    return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads),
+                                       alibi=alibi), parameters)
 
 
 def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
@@ -271,7 +303,10 @@ def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
 
 
 def to_pickle(state: LayerState) -> dict[str, Any]:
-    return {**state.settings._asdict(), "_packed": state.packed is not None,
+    later = LayerSettings._field_defaults  # left out where it is the default, as before there were
+    settings = {name: value for name, value in state.settings._asdict().items()
+                if name not in later or value != later[name]}
+    return {**settings, "_packed": state.packed is not None,
             "_parameters": dict(state.parameters)}
 
 
@@ -282,9 +317,10 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
     """
     if not isinstance(pickled, dict) or not all(isinstance(name, str) for name in pickled):
         raise _unfit(f"got {type(pickled).__name__}")
-    others = dict(pickled)
+    others = LayerSettings._field_defaults | pickled
     names = (*LayerSettings._fields, "_packed", "_parameters")
-    missing = [name for name in names if others.get(name) is None]
+    missing = [name for name in names
+               if others.get(name) is None and name not in LayerSettings._field_defaults]
     if missing:
         raise _unfit(f"got none for {missing}")
     given = {name: others.pop(name) for name in names}

@@ -157,7 +157,7 @@ OPTIONS = {
         (("softmax_scale sm_scale scaling scale_factor", "scale="),)),
     "softcap": Option(
         "float > 0, optional",
-        "Scores become softcap * tanh(score / softcap), before bias and masks.",
+        "Scores become softcap * tanh(score / softcap), before bias and masks; infinity is none.",
         "Gemma Team 2024, \"Gemma 2\", section 2",
         (("soft_cap logit_cap logits_soft_cap attn_logit_softcapping", "softcap="),)),
     "empty_rows": Option(

@@ -49,7 +49,7 @@ def option_cases(rng, batch, heads, query_len, key_len):
         "causal": [True],
         "window": [(3, 2), (None, 1), (0, None), (0, 0), (10**30, 10**30)],
         "scale": [0.0, -0.7, 1.5],
-        "softcap": [0.5, 20.0],
+        "softcap": [0.5, np.inf, 20.0],
         "empty_rows": ["uniform"],
         "dropout": [0.4],
         "query_offset": [0, -4, 10**30, -10**30, rng.integers(-3, key_len, batch)],

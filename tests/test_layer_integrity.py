@@ -15,7 +15,8 @@ import pytest
 import mha
 
 SETTINGS = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_dim",
-            "key_dim", "value_dim", "output_dim", "use_bias", "dtype")
+            "key_dim", "value_dim", "output_dim", "use_bias", "dtype",
+            "scale", "softcap", "window", "alibi")
 X = np.random.default_rng(0).standard_normal((2, 5, 24)).astype(np.float32)
 
 
@@ -236,7 +237,7 @@ READERS = {
 }
 
 
-TRACED = ("mha.layer", "mha.layer_state", "mha.reference")
+TRACED = ("mha.layer", "mha.layer_options", "mha.layer_state", "mha.reference")
 
 
 class Interrupted:

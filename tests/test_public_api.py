@@ -56,7 +56,8 @@ SIGNATURES = {
     "t5_relative_bias_vjp": "table, *, bidirectional, max_distance=128",
     "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
         num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
-        value_dim=None, output_dim=None, dtype=<class 'numpy.float32'>, rng=None""",
+        value_dim=None, output_dim=None, scale=None, softcap=None, window=None, alibi=None,
+        sinks=False, relative_bias=None, dtype=<class 'numpy.float32'>, rng=None""",
     "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
         training=False, rng=None, head_gate=None, cache=None, lengths=None, padding='right',
         return_weights=False, return_lse=False""",
@@ -185,7 +186,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_attributes",
-        "mha.layer_decoding", "mha.layer_state", "mha.linear_projection", "mha.options",
+        "mha.layer_decoding", "mha.layer_options", "mha.layer_state", "mha.linear_projection",
+        "mha.options",
         "mha.runtime"}
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))

@@ -318,7 +318,7 @@ static int convert_scale(PyObject *object, const option_context *context, conver
     return 0;
 }
 
-/* Above 0 and finite, also in the element type; so are scale / softcap and 1 / softcap. */
+/* Above 0; finite ones also in the element type, and so are scale / softcap and 1 / softcap. */
 static int convert_softcap(PyObject *object, const option_context *context, converted_options *c) {
     const double largest = mha_element_type_of(context->dtype)->largest;
     double *softcap = &c->values.softcap;
@@ -329,9 +329,13 @@ static int convert_softcap(PyObject *object, const option_context *context, conv
     if (mha_convert_number(object, "softcap", softcap) < 0) {
         return -1;
     }
-    if (!isfinite(*softcap) || *softcap <= 0) {
-        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a finite number above 0", object);
+    if (!(*softcap > 0)) {
+        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a number above 0", object);
         return -1;
+    }
+    if (isinf(*softcap)) { /* caps nothing */
+        *softcap = 0;
+        return 0;
     }
     if (*softcap > largest || fmax(1, fabs(c->values.scale)) / *softcap > largest) {
         PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a %s", object,

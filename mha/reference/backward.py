@@ -73,7 +73,7 @@ def scaled_dot_product_attention_vjp(
         gradients = attend_pullback(grad_output, grad_lse)
         grad_dots, visible = gradients.pop("scores"), gradients.pop("visible")
         # scores = softcap * tanh(dots / softcap), dots = query @ key^T * scale
-        if softcap is not None:
+        if softcap is not None and softcap != math.inf:
             grad_dots = np.where(visible, grad_dots * (1 - (capped / softcap) ** 2), 0)
         grad_dots = grad_dots * query.dtype.type(scale)
         gradients["query"] = _weighted_sum(grad_dots, keys, visible)

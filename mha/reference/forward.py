@@ -124,7 +124,7 @@ def dot_product_scores(query: NDArray[Any], key: NDArray[Any], *, scale: float |
         scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
     with np.errstate(invalid="ignore", over="ignore"):
         scores = (query * query.dtype.type(scale)) @ np.swapaxes(key, -1, -2)
-    if softcap is not None:
+    if softcap is not None and softcap != math.inf:
         scores = softcap * np.tanh(scores / softcap)
     return scores
 

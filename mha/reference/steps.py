@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.layer import MultiHeadAttention
-from mha.options import LAYER, AttentionOptions, LayerKeywords, some_options, takes_options
+from mha.layer_options import call_options
+from mha.options import (
+    LAYER,
+    AttentionOptions,
+    LayerKeywords,
+    some_options,
+    takes_options,
+)
 from mha.reference.forward import (
     _batch_of_one,
     _repeat_heads,
@@ -74,11 +81,12 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     >>> found["weights"].shape
     (2, 8, 10, 10)
     """
-    chosen = some_options(steps, options, LAYER)
+    some_options(steps, options, LAYER)  # raises what is unknown
     if not isinstance(layer, MultiHeadAttention):
         raise TypeError(
             f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
     layer = copy.copy(layer)  # as it is now, whatever another thread does to it
+    chosen = call_options(steps, options, layer._state.options, 0.0, False, None)
     key = x if key is None else key
     value = key if value is None else value
     layer(x, key, value, head_gate=head_gate, **options)  # raises what is wrong with an argument

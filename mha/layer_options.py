@@ -1,0 +1,137 @@
+"""What of attention's options belongs to a layer: its own scale, softcap, window and alibi, and the
+parameters sinks and relative_bias. A call's value takes the place of the layer's."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.arguments import as_array, as_bool, as_int, check_kind
+from mha.options import (
+    DEFAULTS,
+    LAYER,
+    AttentionOptions,
+    LayerKeywords,
+    RandomSource,
+    Window,
+    some_options,
+)
+
+OWN = ("scale", "softcap", "window", "alibi")
+LEARNED = ("sinks", "relative_bias")
+PROJECTIONS = "qkvo"
+
+
+def options_of_layer(settings: Any, parameters: Mapping[str, NDArray[Any]]) -> AttentionOptions:
+    """The record of a call that gives none: the defaults' own where the layer has none either."""
+    own = {name: getattr(settings, name) for name in OWN}
+    own |= {name: parameters.get(name) for name in LEARNED}
+    if all(value is None for value in own.values()):
+        return DEFAULTS
+    if own["alibi"] is not None:
+        own["alibi"] = np.array(own["alibi"], settings.dtype)
+    return DEFAULTS._replace(**own)
+
+
+def call_options(call: Callable[..., Any], given: LayerKeywords, own: AttentionOptions,
+                 dropout: float, training: Any, rng: RandomSource) -> AttentionOptions:
+    """Those of a call, before the layer's own, with its dropout where it trains."""
+    if training is False and rng is None and not given:
+        return own
+    chosen = some_options(call, given, LAYER)
+    if own is not DEFAULTS:
+        replaced: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None}
+        chosen = own._replace(**replaced)
+    if training is not False and as_bool(training, "training"):
+        return chosen._replace(dropout=dropout, rng=rng)
+    return chosen if rng is None else chosen._replace(rng=rng)
+
+
+def wanted_of_call(wanted: set[str], wrt: object, given: LayerKeywords) -> set[str]:
+    """Without the gradient of the layer's own alibi, which is not learned, unless wrt names it."""
+    return wanted if wrt is not None or given.get("alibi") is not None else wanted - {"alibi"}
+
+
+def as_projections(use_bias: Any) -> bool | str:
+    """The projections that have a bias: True for all four, False for none, else letters of qkvo."""
+    if not isinstance(use_bias, str):
+        return as_bool(use_bias, "use_bias")
+    if set(use_bias) - set(PROJECTIONS) or len(set(use_bias)) < len(use_bias):
+        raise ValueError(f"use_bias: got {use_bias!r}, wanted True, False, or letters of"
+                         f" {PROJECTIONS!r}, each once")
+    named = "".join(name for name in PROJECTIONS if name in use_bias)
+    return {PROJECTIONS: True, "": False}.get(named, named)
+
+
+def biased_projections(use_bias: bool | str) -> str:
+    return use_bias if isinstance(use_bias, str) else PROJECTIONS * use_bias
+
+
+def as_scale(scale: Any) -> float | None:
+    if scale is None:
+        return None
+    number = _as_float(scale, "scale", "a finite number")
+    if not math.isfinite(number):
+        raise ValueError(f"scale: got {scale}, wanted a finite number")
+    return number
+
+
+def as_softcap(softcap: Any) -> float | None:
+    """None for infinity, which caps nothing."""
+    if softcap is None:
+        return None
+    number = _as_float(softcap, "softcap", "a number above 0")
+    if not number > 0:
+        raise ValueError(f"softcap: got {softcap}, wanted a number above 0")
+    return None if number == math.inf else number
+
+
+def as_window(window: Any) -> Window | None:
+    """None for a window that is open on both sides."""
+    if window is None:
+        return None
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
+    if len(window) != 2:
+        raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
+    left, right = (None if side is None else as_int(side, "window") for side in window)
+    for side in (left, right):
+        if side is not None and side < 0:
+            raise ValueError(f"window: got {side}, wanted at least 0")
+    return None if left is right is None else (left, right)
+
+
+def as_alibi(alibi: ArrayLike | None, num_heads: int) -> tuple[float, ...] | None:
+    if alibi is None:
+        return None
+    slopes = as_array(alibi, "alibi")
+    check_kind(slopes, "alibi", "iuf", "floats")
+    if slopes.shape != (num_heads,):
+        raise ValueError(f"alibi: got shape {slopes.shape}, wanted {(num_heads,)}, a number for"
+                         " each head")
+    return tuple(map(float, slopes))
+
+
+def as_farthest(relative_bias: Any) -> int | None:
+    if relative_bias is None:
+        return None
+    farthest = as_int(relative_bias, "relative_bias")
+    if farthest < 0:
+        raise ValueError(f"relative_bias: got {farthest}, wanted at least 0: the distance at which"
+                         " the table ends")
+    return farthest
+
+
+def _as_float(value: Any, name: str, wanted: str) -> float:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted {wanted}")
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond all floats
+        raise ValueError(f"{name}: got {value}, wanted {wanted}") from None

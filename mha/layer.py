@@ -242,7 +242,8 @@ class MultiHeadAttention(Decoding):
         state = self._state
         call = MultiHeadAttention.__call__
         chosen = layer_state.call_options(call, options, state, training, rng)
-        if cache is not None or lengths is not None or padding != "right":
+        plain_padding = isinstance(padding, str) and padding == "right"
+        if cache is not None or lengths is not None or not plain_padding:
             from mha import layer_cache
 
             return layer_cache.call(

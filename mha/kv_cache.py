@@ -299,7 +299,7 @@ class KVCache:
                 state.key[:, :, begin:begin + n] = key
                 state.value[:, :, begin:begin + n] = value
             else:
-                write_ragged(state, key, value, n if counts is None else counts, left)
+                write_ragged(state, key, value, counts, left)
         except BaseException:
             self._take_back(after)
             raise

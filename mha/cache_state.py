@@ -73,14 +73,21 @@ def copied(state: CacheState, sequences: list[int] | None, columns: int) -> Cach
     return CacheState(arrays[0], arrays[1], lengths, shortest, longest, state.start, 0)
 
 
-def write_ragged(state: CacheState, key: Array, value: Array, counts: Array | int,
-                  left: bool) -> None:
-    """Each sequence's rows behind its own length."""
+def write_ragged(state: CacheState, key: Array, value: Array, counts: Array | None,
+                 left: bool) -> None:
+    """Each sequence's rows behind its own length: all n, or the first or, where left, the last
+    counts (batch,) of them."""
     batch, n = key.shape[0], key.shape[2]
-    padding = np.broadcast_to(n - counts, batch) if left else np.zeros(batch, np.int64)
-    behind = np.arange(n) - padding[:, None]  # (batch, n): of the sequence's rows, which it is
-    of, row = np.nonzero((behind >= 0) & (behind < np.reshape(counts, (-1, 1))))
-    column = state.first - state.start + state.lengths[of] + behind[of, row]
+    column = (state.lengths + (state.first - state.start))[:, None] + np.arange(n)  # (batch, n)
+    if counts is None:
+        of = np.arange(batch)[:, None]
+        state.key[of, :, column] = key.swapaxes(1, 2)
+        state.value[of, :, column] = value.swapaxes(1, 2)
+        return
+    padding = n - counts if left else np.zeros_like(counts)
+    behind = np.arange(n) - padding[:, None]  # (batch, n): which of the sequence's rows it is
+    of, row = np.nonzero((behind >= 0) & (behind < counts[:, None]))
+    column = column[of, row] - padding[of]
     state.key[of, :, column] = key[of, :, row]
     state.value[of, :, column] = value[of, :, row]
 

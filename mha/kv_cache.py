@@ -66,7 +66,7 @@ class KVCache:
     -----
     `layer(x, cache=cache)` appends the rows of x and attends to all positions so far.
     `mha.scaled_dot_product_attention` takes key and value as they are, with
-    key_lengths=cache.lengths - cache.start where lengths differ.
+    key_lengths=cache.lengths - cache.start where lengths differ. One thread at a time.
 
     Raises
     ------
@@ -299,7 +299,7 @@ class KVCache:
                 state.key[:, :, begin:begin + n] = key
                 state.value[:, :, begin:begin + n] = value
             else:
-                write_ragged(state, key, value, n if counts is None else counts, left)
+                write_ragged(state, key, value, counts, left)
         except BaseException:
             self._take_back(after)
             raise

@@ -262,7 +262,8 @@ class MultiHeadAttention(Decoding):
         call = MultiHeadAttention.__call__
         chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
                                             training, rng)
-        if cache is not None or lengths is not None or padding != "right":
+        plain_padding = isinstance(padding, str) and padding == "right"
+        if cache is not None or lengths is not None or not plain_padding:
             from mha import layer_cache
 
             return layer_cache.call(

@@ -31,14 +31,16 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
          return_weights: bool, return_lse: bool) -> Any:
     """A layer's call where cache, lengths or padding is given: query (batch, n, query_dim), or
     (n, query_dim), in; the output, and weights and lse where asked for, out."""
+    if not isinstance(padding, str):
+        raise TypeError(f'padding: got {type(padding).__name__}, wanted "right" or "left"')
+    if padding not in ("right", "left"):
+        raise ValueError(f'padding: got {padding!r}, wanted "right" or "left"')
+    cache = _checked_cache(state.settings, cache, lengths)
     if key is not None or value is not None:
         raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
                          " the rows of query are the next positions")
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
-    if padding not in ("right", "left"):
-        raise ValueError(f'padding: got {padding!r}, wanted "right" or "left"')
-    cache = _checked_cache(state.settings, cache, lengths)
     with drawn(_checked_options(options, cache)) as drawn_options:
         return _call(state, query, cache, lengths, padding == "left", drawn_options, head_gate,
                      return_weights, return_lse)
@@ -152,15 +154,10 @@ def _placed(options: AttentionOptions, after: CacheState, first: int | Array, re
         query_offset=None if is_memory else first - start)
 
 
-def _columns(array: Maybe, name: str, after: CacheState) -> Array | None:
+def _columns(scores: Any, name: str, after: CacheState) -> Array | None:
     """A mask or bias without its columns of dropped positions."""
-    if array is None:
+    if scores is None:
         return None
-    scores = as_array(array, name)
-    if scores.ndim not in (2, 4):
-        raise ValueError(f"{name}: got {scores.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
-                         " (batch, heads, query_len, key_len); for one per batch item write"
-                         f" {name}[:, None]")
     if scores.shape[-1] not in (1, after.longest):
         raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {after.longest}: one for"
                          " every position so far, those of this call too")
@@ -235,9 +232,23 @@ def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOpti
             if getattr(options, name) not in (None, False):
                 raise ValueError(f"{name}: got one with a memory, wanted none: rows have no place"
                                  " among its keys")
+        options = options._replace(mask=_of_scores(options.mask, "mask"),
+                                   bias=_of_scores(options.bias, "bias"))
     if cache.window is None or is_memory:
         return options
     return options._replace(window=_within(options.window, cache.window))
+
+
+def _of_scores(array: Maybe, name: str) -> Array | None:
+    """A mask or bias as an array, before anything changes: its conversion may run any code."""
+    if array is None:
+        return None
+    scores = as_array(array, name)
+    if scores.ndim not in (2, 4):
+        raise ValueError(f"{name}: got {scores.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
+                         " (batch, heads, query_len, key_len); for one per batch item write"
+                         f" {name}[:, None]")
+    return scores
 
 
 def _within(window: Window | None, kept: int) -> Window:

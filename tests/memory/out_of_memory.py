@@ -110,7 +110,22 @@ def thawed():
     return fresh.freeze()(x)
 
 
+def decoded():
+    """A prompt, then a token: a call that fails leaves the cache as it was."""
+    cache, results = frozen.new_cache(2, window=4), []
+    for rows, lengths in ((x[:, :8], [8, 5]), (x[:, 8:], None)):
+        before = cache.key.tobytes(), cache.value.tobytes(), repr(cache)
+        try:
+            results.append(frozen(rows, cache=cache, lengths=lengths, head_gate=b[0][:4]))
+        except MemoryError:
+            assert (cache.key.tobytes(), cache.value.tobytes(), repr(cache)) == before
+            raise
+    return tuple(results)
+
+
 CASES = {
+    "cache": decoded,
+    "memory of an encoder": lambda: layer(x, cache=layer.new_memory(x, key_lengths=[9, 4])),
     "attention": lambda: attend(q, k, v),
     "weights and lse": lambda: attend(q, k, v, causal=True, query_offset=61, return_weights=True,
                                       return_lse=True),

@@ -11,13 +11,14 @@ PEERS = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", 
 
 @dataclass(frozen=True)
 class Work:
-    """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width, heads)
-    or a step of training the language model of the examples (batch, length, width, heads, blocks);
-    its options, and the least ratios wanted: peer name -> peer's time / ours. The name
+    """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width, heads),
+    a step of training the language model of the examples (batch, length, width, heads, blocks), or
+    a token through the layers of a decoder, the last of so many positions (batch, positions, width,
+    heads, layers); its options, and the least ratios wanted: peer name -> peer's time / ours. The name
     "best" stands for the fastest of all peers but NumPy."""
 
     name: str
-    kind: str  # "attention", "layer" or "model"
+    kind: str  # "attention", "layer", "model" or "decoder"
     shape: tuple
     wanted: dict
     dtype: str = "float32"
@@ -45,6 +46,8 @@ class Work:
             forward = 4 * batch * heads * query_len * key_len * head_dim * visible
             return forward * attention_factor
         batch, length, width, _, *blocks = self.shape
+        if self.kind == "decoder":
+            return blocks[0] * 2 * batch * width * (4 * width + 2 * length)
         if self.kind == "model":
             products = 12 * width**2  # a block's weights: four of attention, eight of feed-forward
             attention = 4 * 0.5 * batch * length * length * width
@@ -56,8 +59,11 @@ class Work:
 
     @property
     def bytes_read(self):
-        """Keys and values, or the weights of a layer."""
+        """Keys and values, or the weights of a layer, or both of a decoder's layers."""
         size = np.dtype(self.dtype).itemsize
+        if self.kind == "decoder":
+            batch, positions, width, _, layers = self.shape
+            return layers * width * (4 * width + 2 * batch * positions) * size
         if self.kind == "attention":
             batch, heads, _, key_len, head_dim = self.shape
             return 2 * batch * (self.kv_heads or heads) * key_len * head_dim * size
@@ -72,6 +78,15 @@ class Work:
 
         def normal(*shape):
             return random.standard_normal(shape).astype(self.dtype)
+
+        if self.kind == "decoder":
+            batch, positions, width, heads, layers = self.shape
+            of_heads = (layers, batch, heads, positions - 1, width // heads)
+            weights = (layers, width, width)
+            scale = np.dtype(self.dtype).type(width**-0.5)
+            return {"x": normal(batch, 1, width), "keys": normal(*of_heads),
+                    "values": normal(*of_heads),
+                    **{name: normal(*weights) * scale for name in ("W_q", "W_k", "W_v", "W_o")}}
 
         if self.kind == "layer":
             batch, length, width, _ = self.shape
@@ -119,6 +134,12 @@ def model_step(ratio, dropout):
                 peers=("pytorch",))
 
 
+def decoder(batch, positions, width, heads, layers, ratio):
+    name = f"token {positions} of a decoder ({batch}, {width}, {heads} heads, {layers} layers)"
+    return Work(name, "decoder", (batch, positions, width, heads, layers), {"pytorch": ratio},
+                peers=("pytorch", "numpy"), reads=(0.85, 0.70))
+
+
 def gradients(shape, ratio, dropout=0.0, causal=False):
     """Attention forward and backward."""
     sizes = "x".join(str(size) for size in shape)
@@ -164,6 +185,7 @@ WORKS = [
     layer(1, 32, 768, 12, with_best(1.4)),
     layer(1, 16, 384, 12, with_best(1.4)),
     layer(1, 1, 768, 12, with_best(1.15), reads=(0.85, 0.70)),
+    decoder(1, 1024, 768, 12, 12, 1.3),
     gradients((8, 12, 128, 64), 1.6),
     gradients((1, 12, 1024, 64), 1.6, causal=True),
     gradients((1, 4, 4096, 64), 1.3),

@@ -11,6 +11,8 @@ def prepare(work, arrays, threads):
     mha.set_num_threads(threads)
     if work.kind == "model":
         return {"": training_of(work).step}
+    if work.kind == "decoder":
+        return {"": decoder(work, arrays)}
     if work.kind == "layer":
         width, heads = work.shape[2:]
         layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))
@@ -36,6 +38,28 @@ def prepare(work, arrays, threads):
     if work.weights:
         options["return_weights"] = True
     return {"": lambda: mha.scaled_dot_product_attention(query, key, value, **options)}
+
+
+def decoder(work, arrays):
+    """One token through layers with caches, which are one position shorter again afterwards."""
+    batch, positions, width, heads, layers = work.shape
+    stack = []
+    for number in range(layers):
+        layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))
+        layer.load_parameters({name: arrays[name][number] for name in layer.parameters()})
+        cache = layer.freeze().new_cache(batch, positions)
+        cache.append(arrays["keys"][number], arrays["values"][number])
+        stack.append((layer, cache))
+
+    def token():
+        x = arrays["x"]
+        for layer, cache in stack:
+            x = layer(x, cache=cache)
+        for _, cache in stack:
+            cache.truncate(positions - 1)
+        return x
+
+    return token
 
 
 def step(vjp, *inputs, grad_output, **options):

@@ -33,6 +33,8 @@ def attend(query, key, value, causal=False, mask=None, bias=None):
 def prepare(work, arrays, threads):
     if work.kind == "attention":
         return {"": lambda: attend(**arrays, causal=work.causal)}
+    if work.kind == "decoder":
+        return {"": decoder(work, arrays)}
     heads = work.shape[3]
     x, memory = arrays["x"], arrays.get("memory", arrays["x"])
 
@@ -46,6 +48,28 @@ def prepare(work, arrays, threads):
         return output.swapaxes(1, 2).reshape(x.shape) @ arrays["W_o"]
 
     return {"": run}
+
+
+def decoder(work, arrays):
+    """One token through layers with preallocated caches."""
+    batch, positions, _, heads, layers = work.shape
+    room = ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0))
+    keys, values = np.pad(arrays["keys"], room), np.pad(arrays["values"], room)
+
+    def split(projected):
+        return projected.reshape(batch, 1, heads, -1).swapaxes(1, 2)
+
+    def token():
+        x = arrays["x"]
+        for number in range(layers):
+            W_q, W_k, W_v, W_o = (arrays[name][number] for name in ("W_q", "W_k", "W_v", "W_o"))
+            keys[number, :, :, positions - 1:] = split(x @ W_k)
+            values[number, :, :, positions - 1:] = split(x @ W_v)
+            output, _ = attend(split(x @ W_q), keys[number], values[number])
+            x = output.swapaxes(1, 2).reshape(x.shape) @ W_o
+        return x
+
+    return token
 
 
 def to_numpy(result):

@@ -90,14 +90,37 @@ def prepare_layer(work, arrays):
     return {"linear + SDPA": linear_and_sdpa, "nn.MultiheadAttention": whole_module}
 
 
+def prepare_decoder(work, arrays):
+    """One token through layers with preallocated caches."""
+    batch, positions, _, heads, layers = work.shape
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    caches = [F.pad(tensors[name], (0, 0, 0, 1)) for name in ("keys", "values")]
+    joined = [torch.cat([tensors[name][number].T for name in ("W_q", "W_k", "W_v")]).contiguous()
+              for number in range(layers)]
+    outputs = [tensors["W_o"][number].T.contiguous() for number in range(layers)]
+
+    def token():
+        x = tensors["x"]
+        for number in range(layers):
+            projected = F.linear(x, joined[number]).view(batch, 1, 3, heads, -1)
+            query, key, value = projected.permute(2, 0, 3, 1, 4)
+            for cache, new in zip(caches, (key, value), strict=True):
+                cache[number, :, :, positions - 1:] = new
+            attended = F.scaled_dot_product_attention(query, caches[0][number], caches[1][number])
+            x = F.linear(attended.transpose(1, 2).flatten(-2), outputs[number])
+        return x
+
+    return {"linear + SDPA": token}
+
+
 def prepare(work, arrays, threads):
     torch.set_num_threads(threads)
     if work.kind == "model":
         return prepare_model(work)
     if work.gradients:
         return prepare_gradients(work, arrays)
-    prepared = prepare_layer if work.kind == "layer" else prepare_attention
-    calls = prepared(work, arrays)
+    prepared = {"layer": prepare_layer, "decoder": prepare_decoder}
+    calls = prepared.get(work.kind, prepare_attention)(work, arrays)
 
     def in_inference_mode(call):
         def run():

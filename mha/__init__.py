@@ -10,6 +10,7 @@ load when used.
 
 import importlib
 import importlib.util
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
@@ -31,6 +32,7 @@ from mha.dropout import dropout_mask
 from mha.heads import merge_heads, split_heads
 from mha.layer import MultiHeadAttention
 from mha.linear_projection import linear, linear_vjp
+from mha.rotary import Rotary
 from mha.runtime import (
     get_num_threads,
     instruction_set,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
-    from mha.rotary import Rotary as Rotary
 
 __all__ = [
     "MultiHeadAttention",
@@ -75,14 +76,11 @@ __all__ = [
 _warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
-_LAZY = {"Rotary": "mha.rotary"}  # names and the modules that load when they are used
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> ModuleType:
     if name in _SUBMODULES:
         return importlib.import_module(f"mha.{name}")
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'mha' has no attribute {name!r}")
 
 

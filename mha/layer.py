@@ -30,6 +30,8 @@ from mha.options import (
     RandomSource,
     takes_options,
 )
+from mha.preparation import NormOf
+from mha.rotary import Rotary
 
 __all__ = ["MultiHeadAttention"]
 
@@ -73,6 +75,12 @@ class MultiHeadAttention(OwnNames):
         The layer computes in it and returns it.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
+    rotary : mha.Rotary, optional
+        Turns the heads of queries and keys by their positions.
+    qk_norm : "head" or "width", optional
+        Norms queries and keys before that, each head or all together, by parameters q_norm and
+        k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
+    norm_eps, norm_offset : float
 
     Attributes
     ----------
@@ -80,7 +88,8 @@ class MultiHeadAttention(OwnNames):
     removes heads, `astype` gives a copy in another dtype.
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
-    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None.
+    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None. q_norm, k_norm (head_dim,), or
+    ("width") (num_heads * head_dim,) and (num_kv_heads * head_dim,), or None.
 
     Calls
     -----
@@ -107,6 +116,8 @@ class MultiHeadAttention(OwnNames):
     b_k = Parameter()
     b_v = Parameter()
     b_o = Parameter()
+    q_norm = Parameter()
+    k_norm = Parameter()
 
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
@@ -118,6 +129,10 @@ class MultiHeadAttention(OwnNames):
     value_dim = Setting[int](OTHER_SIZES)
     output_dim = Setting[int](OTHER_SIZES)
     use_bias = Setting[bool]("a new layer with use_bias")
+    rotary = Setting["Rotary | None"]("a new layer with rotary")
+    qk_norm = Setting["NormOf | None"]("a new layer with qk_norm")
+    norm_eps = Setting[float]("a new layer with norm_eps")
+    norm_offset = Setting[float]("a new layer with norm_offset")
     dtype = Setting["np.dtype[Any]"]("astype(dtype), which gives a copy")
     _state: LayerState
 
@@ -127,14 +142,16 @@ class MultiHeadAttention(OwnNames):
                  head_dim: int | None = None, value_head_dim: int | None = None,
                  query_dim: int | None = None, key_dim: int | None = None,
                  value_dim: int | None = None, output_dim: int | None = None,
-                 dtype: DTypeLike = np.float32,
-                 rng: RandomSource = None, **unknown: Never) -> None:
+                 dtype: DTypeLike = np.float32, rng: RandomSource = None,
+                 rotary: Rotary | None = None, qk_norm: NormOf | None = None,
+                 norm_eps: float = 1e-6, norm_offset: float = 0.0, **unknown: Never) -> None:
         if unknown:
             raise unknown_keyword(MultiHeadAttention.__init__, unknown)
         settings = layer_state.checked_settings(
             embed_dim, num_heads, use_bias=use_bias, dropout=dropout, num_kv_heads=num_kv_heads,
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
-            key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype)
+            key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype,
+            rotary=rotary, qk_norm=qk_norm, norm_eps=norm_eps, norm_offset=norm_offset)
         self._state = layer_state.new_state(settings, layer_state.xavier_uniform(settings, rng))
 
     @property
@@ -158,32 +175,38 @@ class MultiHeadAttention(OwnNames):
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  return_weights: Literal[True], return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  return_weights: Literal[True], return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  return_weights: bool = ..., return_lse: bool = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
@@ -200,6 +223,9 @@ class MultiHeadAttention(OwnNames):
             Draws the dropout: None is fresh entropy, an int the seed.
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
+        positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
+            Where rows of query and key stand, for the layer's rotary alone. key_positions are
+            positions where key is query itself.
         return_weights, return_lse : bool
             Return the weights (before dropout) and the log-sum-exp of the scores too.
         The rest : as in `mha.scaled_dot_product_attention`.
@@ -220,14 +246,16 @@ class MultiHeadAttention(OwnNames):
         >>> weights.shape
         (2, 8, 10, 10)
         """
+        state = self._state
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key is None)
         key = query if key is None else key
         value = key if value is None else value
-        state = self._state
         call = MultiHeadAttention.__call__
         chosen = layer_state.call_options(call, options, state, training, rng)
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
         with drawn(chosen) as drawn_options:
-            return _core.multi_head_attention(
+            return core(
                 query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
                 num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
                 return_lse=return_lse, dtype=state.settings.dtype)
@@ -236,6 +264,7 @@ class MultiHeadAttention(OwnNames):
     def vjp(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             wrt: Collection[str] | None = None, **options: Unpack[LayerKeywords],
             ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
         """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
@@ -263,9 +292,11 @@ class MultiHeadAttention(OwnNames):
         key = query if key is None else key
         value = key if value is None else value
         state = self._state
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key_is_query)
         chosen = layer_state.call_options(MultiHeadAttention.vjp, options, state, training, rng)
         with drawn(chosen) as drawn_options:
-            output, kept = _core.multi_head_attention(
+            output, kept = core(
                 query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
                 dtype=state.settings.dtype, key_is_query=key_is_query, value_is_key=value_is_key,
                 keep=True)
@@ -446,8 +477,8 @@ class MultiHeadAttention(OwnNames):
                  "head_dim": None if rest else whole,
                  "value_head_dim": settings.head_dim, "query_dim": settings.embed_dim,
                  "key_dim": settings.embed_dim, "value_dim": settings.key_dim,
-                 "output_dim": settings.embed_dim}
-        shown += [f"{name}={getattr(settings, name)}" for name, default in plain.items()
+                 "output_dim": settings.embed_dim, **settings._field_defaults}
+        shown += [f"{name}={getattr(settings, name)!r}" for name, default in plain.items()
                   if getattr(settings, name) != default]
         shown += [f"dtype={settings.dtype}"] + ["frozen"] * (state.packed is not None)
         return f"MultiHeadAttention({', '.join(shown)})"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core
 from mha.arguments import (
@@ -31,6 +31,8 @@ from mha.options import (
     RandomSource,
     some_options,
 )
+from mha.preparation import NORMS, NormOf, Preparation, prepared_core
+from mha.rotary import Rotary
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
@@ -51,6 +53,11 @@ class LayerSettings(NamedTuple):
     dropout: float
     use_bias: bool
     dtype: np.dtype[Any]
+    # Since later; layers that were pickled before have the defaults.
+    rotary: Rotary | None = None
+    qk_norm: NormOf | None = None
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
@@ -63,6 +70,10 @@ class LayerSettings(NamedTuple):
             "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
         if self.use_bias:
             shapes |= {"b" + name[1:]: shape[1:] for name, shape in shapes.items()}
+        if self.qk_norm == "head":
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        elif self.qk_norm == "width":
+            shapes |= {"q_norm": (queries,), "k_norm": (keys,)}
         return shapes
 
 
@@ -88,6 +99,7 @@ class LayerState(NamedTuple):
     parameters: Mapping[str, NDArray[Any]]
     packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
     call: CallArguments
+    core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
 
 
 def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
@@ -95,7 +107,25 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
     """The only way to make one: `call` is what the others say."""
     matrices = packed or tuple(parameters[name] for name in WEIGHTS)
     return LayerState(settings, parameters, packed,
-                      call_arguments(settings, matrices, parameters))
+                      call_arguments(settings, matrices, parameters),
+                      core_of(settings, parameters))
+
+
+def core_of(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+            **positions: Any) -> Callable[..., Any]:
+    """`prepared_core` of these; positions as it takes them."""
+    if settings.rotary is None and settings.qk_norm is None and not positions:
+        return _core.multi_head_attention
+    norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
+    return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
+                         norm_offset=settings.norm_offset, **norms, **positions)
+
+
+def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
+            key_is_query: bool) -> Callable[..., Any]:
+    """`state.core` at the positions of a call."""
+    return core_of(state.settings, state.parameters, positions=positions,
+                   key_positions=key_positions, key_is_query=key_is_query)
 
 
 def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
@@ -125,7 +155,8 @@ def checked_settings(
         embed_dim: int, num_heads: int, *, use_bias: bool, dropout: float,
         num_kv_heads: int | None, head_dim: int | None, value_head_dim: int | None,
         query_dim: int | None, key_dim: int | None, value_dim: int | None,
-        output_dim: int | None, dtype: DTypeLike) -> LayerSettings:
+        output_dim: int | None, dtype: DTypeLike, rotary: Rotary | None, qk_norm: NormOf | None,
+        norm_eps: float, norm_offset: float) -> LayerSettings:
     """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
     embed_dim = as_size(embed_dim, "embed_dim")
     num_heads = as_size(num_heads, "num_heads")
@@ -138,16 +169,18 @@ def checked_settings(
                          f" ({num_heads}); or give head_dim")
     head_dim = as_size(head_dim, "head_dim", embed_dim // num_heads)
     key_dim = as_size(key_dim, "key_dim", embed_dim)
+    preparation = Preparation(rotary, qk_norm, norm_eps, norm_offset, head_dim)
     return LayerSettings(
         embed_dim, num_heads, num_kv_heads, head_dim,
         as_size(value_head_dim, "value_head_dim", head_dim),
         as_size(query_dim, "query_dim", embed_dim), key_dim,
         as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
-        as_probability(dropout, "dropout"), as_bool(use_bias, "use_bias"), as_real_dtype(dtype))
+        as_probability(dropout, "dropout"), as_bool(use_bias, "use_bias"), as_real_dtype(dtype),
+        preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset)
 
 
 def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDArray[Any]]:
-    """Weights uniform in +-sqrt(6 / (in + out)), biases zero."""
+    """Weights uniform in +-sqrt(6 / (in + out)), biases zero, norms 1 with their offset."""
     check_rng(rng)
     generator = np.random.default_rng(rng)
     dtype: Any = settings.dtype
@@ -159,6 +192,8 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
             raise no_memory(name, shape) from None
         if name in BIASES:
             start[name].fill(0)
+        elif name in NORMS:
+            start[name].fill(1 - settings.norm_offset)
         else:
             generator.random(out=start[name], dtype=dtype)
             start[name] -= dtype.type(0.5)
@@ -202,7 +237,10 @@ def check_not_frozen(state: LayerState, name: str) -> None:
 
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array as the layer's parameter of this name, in its type."""
-    wanted = settings.shapes()[name]
+    shapes = settings.shapes()
+    if name not in shapes:
+        raise ValueError(f"{name}: got a norm for a layer without, wanted qk_norm=")
+    wanted = shapes[name]
     check_kind(array, name, "iuf", settings.dtype)
     if array.shape != wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
@@ -234,6 +272,9 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
     """Without these heads, in new arrays."""
     check_not_frozen(state, "heads")
     settings = state.settings
+    if settings.qk_norm == "width":
+        raise ValueError(f"heads: got {heads} of a layer whose norm goes over all heads together,"
+                         ' wanted qk_norm="head" or None')
     kept = np.array(_heads_that_stay(heads, settings.num_heads))
     key_heads, heads_left = np.unique(kept // (settings.num_heads // settings.num_kv_heads),
                                       return_counts=True)
@@ -244,6 +285,9 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
               "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
     parameters = {}
     for name, array in state.parameters.items():
+        if name in NORMS:
+            parameters[name] = array.copy()
+            continue
         of_heads, width = chosen[name[-1]]
         columns = (of_heads[:, None] * width + np.arange(width)).ravel()
         parameters[name] = array.copy() if name == "b_o" else np.take(
@@ -271,7 +315,10 @@ def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
 
 
 def to_pickle(state: LayerState) -> dict[str, Any]:
-    return {**state.settings._asdict(), "_packed": state.packed is not None,
+    later = LayerSettings._field_defaults
+    settings = {name: value for name, value in state.settings._asdict().items()
+                if name not in later or value != later[name]}
+    return {**settings, "_packed": state.packed is not None,
             "_parameters": dict(state.parameters)}
 
 
@@ -284,10 +331,11 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
         raise _unfit(f"got {type(pickled).__name__}")
     others = dict(pickled)
     names = (*LayerSettings._fields, "_packed", "_parameters")
-    missing = [name for name in names if others.get(name) is None]
+    later = LayerSettings._field_defaults
+    missing = [name for name in names if name not in later and others.get(name) is None]
     if missing:
         raise _unfit(f"got none for {missing}")
-    given = {name: others.pop(name) for name in names}
+    given = {name: others.pop(name, later.get(name)) for name in names}
     is_frozen, arrays = given.pop("_packed"), given.pop("_parameters")
     if "_state" in others:
         raise _unfit("got an attribute _state")

@@ -240,8 +240,8 @@ mha_status mha_prepare_heads_backward(const mha_prepare_heads_gradients *g,
 
 /* Both absent, or one array seen alike. */
 static bool are_same(const mha_tensor *positions, const mha_tensor *others) {
-    if (positions->data != others->data || positions->data == NULL) {
-        return positions->data == others->data;
+    if (positions == NULL || others == NULL || positions->data != others->data) {
+        return positions == others;
     }
     for (int axis = 0; axis < positions->axes; axis++) {
         if (positions->shape[axis] != others->shape[axis] ||
@@ -254,14 +254,14 @@ static bool are_same(const mha_tensor *positions, const mha_tensor *others) {
 
 mha_status mha_make_layer_tables(const mha_multi_head_attention *layer, bool back,
                                  mha_execution *execution, mha_layer_tables *tables) {
-    const bool is_one = are_same(&layer->positions, &layer->key_positions);
+    const bool is_one = are_same(layer->positions, layer->key_positions);
     const int64_t length = is_one ? mha_larger(layer->query_len, layer->key_len) : layer->query_len;
-    MHA_TRY(mha_make_rotary_table(layer->rotary, layer->dtype, &layer->positions, length, back,
+    MHA_TRY(mha_make_rotary_table(layer->rotary, layer->dtype, layer->positions, length, back,
                                   execution, &tables->query));
     if (is_one) {
         tables->key = tables->query;
         return MHA_OK;
     }
-    return mha_make_rotary_table(layer->rotary, layer->dtype, &layer->key_positions, layer->key_len,
+    return mha_make_rotary_table(layer->rotary, layer->dtype, layer->key_positions, layer->key_len,
                                  back, execution, &tables->key);
 }

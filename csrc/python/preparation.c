@@ -99,10 +99,14 @@ void mha_point_preparation(converted_preparation *converted, const score_shape *
     layer->q_norm = point_norm(converted, converted->q_norm);
     layer->k_norm = point_norm(converted, converted->k_norm);
     layer->rotary = mha_point_rotary(&converted->rotary);
-    if (layer->rotary != NULL) {
-        layer->positions =
+    if (converted->positions != NULL) {
+        converted->rows =
             mha_point_positions(converted->positions, scores->batch, scores->batch_axes);
-        layer->key_positions =
+        layer->positions = &converted->rows;
+    }
+    if (converted->key_positions != NULL) {
+        converted->key_rows =
             mha_point_positions(converted->key_positions, scores->batch, scores->batch_axes);
+        layer->key_positions = &converted->key_rows;
     }
 }

@@ -31,6 +31,7 @@ typedef struct converted_preparation {
     PyArrayObject *q_norm, *k_norm, *positions, *key_positions;
     double norm_eps, norm_offset;
     converted_rotary rotary;
+    mha_tensor rows, key_rows; /* of the positions, once pointers are taken */
 } converted_preparation;
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */

@@ -283,7 +283,8 @@ def layer(case):
     rotary = mha.Rotary(2) if head_dim > 1 and case.rng.random() < 0.5 else None
     norm = {0: "head", 1: "width"}.get(int(case.rng.integers(4)))
     made = mha.MultiHeadAttention(
-        8, heads, rotary=rotary, qk_norm=norm, num_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=value_head_dim,
+        8, heads, rotary=rotary, qk_norm=norm, num_kv_heads=kv_heads, head_dim=head_dim,
+        value_head_dim=value_head_dim,
         query_dim=query_dim, key_dim=key_dim, value_dim=value_dim, output_dim=output_dim,
         dtype=case.dtype, rng=1)
     guarded = {name: case.place(case.numbers(*array.shape))

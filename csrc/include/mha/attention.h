@@ -218,11 +218,10 @@ typedef struct mha_multi_head_attention {
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
     const void *head_gate;
     /* Between projection and attention: norms, then the rotation by positions, int64 (batch...,
-     * query_len) and (batch..., key_len), strides 0 where repeated; 0, 1, ... where data is NULL.
-     */
+     * query_len) and (batch..., key_len), strides 0 where repeated; NULL: 0, 1, ... */
     mha_head_norm q_norm, k_norm;
     const mha_rotary *rotary; /* or NULL */
-    mha_tensor positions, key_positions;
+    const mha_tensor *positions, *key_positions;
     const mha_attention_options *options;
     void *output;
     void *weights, *lse, *origin, *denominator;

@@ -33,6 +33,8 @@ from mha.options import (
     Window,
     takes_options,
 )
+from mha.preparation import NormOf
+from mha.rotary import Rotary
 
 __all__ = ["MultiHeadAttention"]
 
@@ -85,6 +87,12 @@ class MultiHeadAttention(Decoding):
         The layer computes in it and returns it.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
+    rotary : mha.Rotary, optional
+        Turns the heads of queries and keys by their positions.
+    qk_norm : "head" or "width", optional
+        Norms queries and keys before that, each head or all together, by parameters q_norm and
+        k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
+    norm_eps, norm_offset : float
 
     Attributes
     ----------
@@ -92,7 +100,8 @@ class MultiHeadAttention(Decoding):
     removes heads, `astype` gives a copy in another dtype.
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
-    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
+    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise. q_norm,
+    k_norm (head_dim,), or ("width") (num_heads * head_dim,) and (num_kv_heads * head_dim,), or None.
 
     Calls
     -----
@@ -121,6 +130,8 @@ class MultiHeadAttention(Decoding):
     b_o = Parameter()
     sinks = Parameter()
     relative_bias = Parameter()
+    q_norm = Parameter()
+    k_norm = Parameter()
 
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
@@ -136,6 +147,10 @@ class MultiHeadAttention(Decoding):
     softcap = Setting["float | None"](OTHER_OPTION)
     window = Setting["Window | None"](OTHER_OPTION)
     alibi = Setting["tuple[float, ...] | None"](OTHER_OPTION)
+    rotary = Setting["Rotary | None"]("a new layer with rotary")
+    qk_norm = Setting["NormOf | None"]("a new layer with qk_norm")
+    norm_eps = Setting[float]("a new layer with norm_eps")
+    norm_offset = Setting[float]("a new layer with norm_offset")
     dtype = Setting["np.dtype[Any]"]("astype(dtype), which gives a copy")
     _state: LayerState
 
@@ -148,6 +163,8 @@ class MultiHeadAttention(Decoding):
                  scale: float | None = None, softcap: float | None = None,
                  window: Window | None = None, alibi: ArrayLike | None = None,
                  sinks: bool = False, relative_bias: int | None = None,
+                 rotary: Rotary | None = None, qk_norm: NormOf | None = None,
+                 norm_eps: float = 1e-6, norm_offset: float = 0.0,
                  dtype: DTypeLike = np.float32,
                  rng: RandomSource = None, **unknown: Never) -> None:
         if unknown:
@@ -156,7 +173,8 @@ class MultiHeadAttention(Decoding):
             embed_dim, num_heads, use_bias=use_bias, dropout=dropout, num_kv_heads=num_kv_heads,
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
             key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype, scale=scale,
-            softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias)
+            softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias,
+            rotary=rotary, qk_norm=qk_norm, norm_eps=norm_eps, norm_offset=norm_offset)
         self._state = layer_state.new_state(settings, layer_state.xavier_uniform(settings, rng))
 
     @property
@@ -180,30 +198,35 @@ class MultiHeadAttention(Decoding):
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: bool = ..., return_lse: bool = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
@@ -211,6 +234,7 @@ class MultiHeadAttention(Decoding):
     def __call__(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             cache: mha.KVCache | None = None, lengths: ArrayLike | None = None,
             padding: Padding = "right", return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
@@ -228,6 +252,9 @@ class MultiHeadAttention(Decoding):
             Draws the dropout: None is fresh entropy, an int the seed.
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
+        positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
+            Where rows of query and key stand, for the layer's rotary alone. key_positions are
+            positions where key is query itself.
         cache : mha.KVCache, optional
             Of `new_cache`: the rows of query are the next positions; their keys and values are
             appended, attention is causal and goes over all positions so far. Mask and bias have a
@@ -259,6 +286,8 @@ class MultiHeadAttention(Decoding):
         (2, 8, 10, 10)
         """
         state = self._state
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key is None)
         call = MultiHeadAttention.__call__
         chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
                                             training, rng)
@@ -274,7 +303,7 @@ class MultiHeadAttention(Decoding):
         value = key if value is None else value
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
         with drawn(chosen) as drawn_options:
-            return _core.multi_head_attention(
+            return core(
                 query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
                 num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
                 return_lse=return_lse, dtype=state.settings.dtype)
@@ -283,6 +312,7 @@ class MultiHeadAttention(Decoding):
     def vjp(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             wrt: Collection[str] | None = None, **options: Unpack[LayerKeywords],
             ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
         """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
@@ -312,10 +342,12 @@ class MultiHeadAttention(Decoding):
         value = key if value is None else value
         state = self._state
         wanted = layer_options.wanted_of_call(wanted, wrt, options)
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key_is_query)
         chosen = layer_options.call_options(MultiHeadAttention.vjp, options, state.options,
                                             state.settings.dropout, training, rng)
         with drawn(chosen) as drawn_options:
-            output, kept = _core.multi_head_attention(
+            output, kept = core(
                 query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
                 dtype=state.settings.dtype, key_is_query=key_is_query, value_is_key=value_is_key,
                 keep=True)

@@ -59,6 +59,10 @@ def multi_head_attention_backward(
 def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+def prepare_heads(
+    x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float] | None,
+    positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /
+) -> NDArray[Any]: ...
 def rotary(
     x: ArrayLike, rotary: tuple[bytes, bool, float], positions: ArrayLike | None, /, *,
     keep: bool = False

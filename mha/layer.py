@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal, Never, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha import _core, layer_options, layer_state
+from mha import _core, layer_options, layer_parameters, layer_state
 from mha.arguments import (
-    as_array,
     as_ints,
     as_probability,
     as_real_dtype,
@@ -23,8 +20,9 @@ from mha.arguments import (
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Parameter, Setting
+from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting
 from mha.layer_decoding import Decoding
+from mha.layer_parameters import Parameters
 from mha.layer_state import LayerState
 from mha.options import (
     LAYER,
@@ -43,21 +41,7 @@ Maybe = ArrayLike | None
 Padding = Literal["right", "left"]
 
 
-# Held while a layer changes, by one thread at a time: two changes at once would lose one, and
-# load_parameters writes where prune_heads and freeze read. Calls need no lock.
-changing = threading.RLock()
-
-
-def _unlock_after_fork() -> None:
-    global changing
-    changing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_after_fork)
-
-
-class MultiHeadAttention(Decoding):
+class MultiHeadAttention(Parameters, Decoding):
     """Multi-head attention with its parameters (Vaswani et al. 2017, section 3.2.2).
 
     Parameters
@@ -100,8 +84,9 @@ class MultiHeadAttention(Decoding):
     removes heads, `astype` gives a copy in another dtype.
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
-    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise. q_norm,
-    k_norm (head_dim,), or ("width") (num_heads * head_dim,) and (num_kv_heads * head_dim,), or None.
+    used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
+    q_norm, k_norm (head_dim,), or for "width" (num_heads * head_dim,) and
+    (num_kv_heads * head_dim,), or None.
 
     Calls
     -----
@@ -119,19 +104,6 @@ class MultiHeadAttention(Decoding):
     >>> layer(np.ones((2, 10, 512), np.float32)).shape
     (2, 10, 512)
     """
-
-    W_q = Parameter()
-    W_k = Parameter()
-    W_v = Parameter()
-    W_o = Parameter()
-    b_q = Parameter()
-    b_k = Parameter()
-    b_v = Parameter()
-    b_o = Parameter()
-    sinks = Parameter()
-    relative_bias = Parameter()
-    q_norm = Parameter()
-    k_norm = Parameter()
 
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
@@ -297,8 +269,9 @@ class MultiHeadAttention(Decoding):
 
             return layer_cache.call(
                 state, query, key, value, cache=cache, lengths=lengths, padding=padding,
-                training=training, options=chosen, head_gate=head_gate,
-                return_weights=return_weights, return_lse=return_lse)
+                positions=positions, key_positions=key_positions, training=training,
+                options=chosen, head_gate=head_gate, return_weights=return_weights,
+                return_lse=return_lse)
         key = query if key is None else key
         value = key if value is None else value
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
@@ -353,55 +326,6 @@ class MultiHeadAttention(Decoding):
                 keep=True)
         return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,
                                    MultiHeadAttentionGradients)
-
-    def parameters(self) -> dict[str, Array]:
-        """The live arrays by name: changing one in place changes the layer.
-
-        >>> layer = mha.MultiHeadAttention(512, 8, use_bias=False)
-        >>> list(layer.parameters())
-        ['W_q', 'W_k', 'W_v', 'W_o']
-        """
-        return dict(self._state.parameters)
-
-    @names_its_keywords
-    def load_parameters(self, mapping: Mapping[str, ArrayLike], **unknown: Never) -> None:
-        """Copy the arrays of a mapping with the names of `parameters()` into the layer.
-
-        They are written into the arrays that `parameters()` gave before; where two of these share
-        memory, or one is read-only, new arrays take their place. A call that runs meanwhile in
-        another thread may see some of them.
-
-        Raises
-        ------
-        ValueError: missing or unknown names, wrong shapes, a frozen layer. TypeError: arrays that
-        are not numbers. Nothing has changed then.
-
-        >>> layer, other = mha.MultiHeadAttention(512, 8), mha.MultiHeadAttention(512, 8)
-        >>> layer.load_parameters(other.parameters())
-        """
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.load_parameters, unknown)
-        layer_state.check_not_frozen(self._state, "mapping")
-        if not isinstance(mapping, Mapping):
-            raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
-        names = self._state.parameters.keys()
-        missing = sorted(names - mapping.keys())
-        unknown_names = sorted(mapping.keys() - names, key=str)
-        if missing or unknown_names:
-            got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
-                               + [f"none for {missing}"] * bool(missing))
-            raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}")
-        arrays = {name: as_array(mapping[name], name) for name in names}
-        self._change(lambda state: layer_state.loaded(state, arrays))
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the layer learns: 4 * embed_dim**2 without biases in the plain case.
-
-        >>> mha.MultiHeadAttention(512, 8, use_bias=False).num_parameters
-        1048576
-        """
-        return sum(parameter.size for parameter in self._state.parameters.values())
 
     @names_its_keywords
     def astype(self, dtype: DTypeLike, **unknown: Never) -> Self:
@@ -475,22 +399,6 @@ class MultiHeadAttention(Decoding):
         self._change(lambda state: layer_state.pruned(state, indices))
         return self
 
-    def _change(self, changed: Callable[[LayerState], LayerState]) -> None:
-        """Put changed(state) in the state's place; again, where a signal handler was faster."""
-        with changing:
-            while True:
-                old = self._state
-                new = changed(old)
-                if self._state is old:
-                    self._state = new
-                    return
-
-    def _set_parameter(self, name: str, array: ArrayLike) -> None:
-        layer_state.check_not_frozen(self._state, name)
-        layer_state.check_has(self._state.settings, name)
-        converted = as_array(array, name)
-        self._change(lambda state: layer_state.with_parameter(state, name, converted))
-
     def __getstate__(self) -> dict[str, Any]:
         others = dict(vars(self))
         return {**layer_state.to_pickle(others.pop("_state")), **others}
@@ -507,7 +415,7 @@ class MultiHeadAttention(Decoding):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         other = copy.copy(self)
         memo[id(self)] = other
-        with changing:
+        with layer_parameters.changing:
             state = other._state
             parameters = copy.deepcopy(dict(state.parameters), memo)
         others = {name: copy.deepcopy(value, memo) for name, value in vars(other).items()

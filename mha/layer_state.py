@@ -7,7 +7,7 @@ so calls in other threads see the layer as it was or as it is, never a mix.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,7 +236,7 @@ def check_has(settings: LayerSettings, name: str) -> None:
         if name in BIASES:
             raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
                              f" letters with {name[-1]!r}")
-        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}[name]
+        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}.get(name, "qk_norm=")
         raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
                          f" {wanted}")
 
@@ -264,10 +264,7 @@ def check_not_frozen(state: LayerState, name: str) -> None:
 
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array as the layer's parameter of this name, in its type."""
-    shapes = settings.shapes()
-    if name not in shapes:
-        raise ValueError(f"{name}: got a norm for a layer without, wanted qk_norm=")
-    wanted = shapes[name]
+    wanted = settings.shapes()[name]
     check_kind(array, name, "iuf", settings.dtype)
     if array.shape != wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")

@@ -110,6 +110,38 @@ mha_status mha_prepare_heads_forward(const mha_prepare_heads *p, mha_execution *
     return mha_run_row_tasks(execution, &job.rows, prepare_rows, &job);
 }
 
+static mha_status run_steps(const mha_head_preparation *p, mha_execution *execution) {
+    const int64_t head_bytes = p->head_dim * (int64_t)mha_dtype_size(p->dtype);
+    const int64_t row_bytes = p->num_heads * head_bytes;
+    mha_rotary_table table;
+    mha_prepare_heads prepare = {
+        .dtype = p->dtype,
+        .batch = p->batch,
+        .length = p->length,
+        .num_heads = p->num_heads,
+        .head_dim = p->head_dim,
+        .norm = p->norm,
+        .from = {(void *)(uintptr_t)p->x, row_bytes, head_bytes},
+        .to = {p->output, row_bytes, head_bytes},
+    };
+    if (p->rotary != NULL) {
+        MHA_TRY(mha_make_rotary_table(p->rotary, p->dtype, p->positions, p->length, false,
+                                      execution, &table));
+        prepare.table = &table;
+    }
+    return mha_prepare_heads_forward(&prepare, execution);
+}
+
+mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
+                                        mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_steps(preparation, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}
+
+MHA_DEFINE_WORKSPACE(head_preparation, mha_head_preparation, mha_head_preparation_forward)
+
 /* Some heads of a token that are normed together: with n = x / size, w = offset + weight and the
  * gradient g of n w, grad x = (g w - n mean(g w n)) / size and grad weight += g n. The gradient is
  * replaced. Where it is zero, as that of padding, x may hold anything. */

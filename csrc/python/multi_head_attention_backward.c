@@ -25,8 +25,8 @@ enum gradient {
     NUM_GRADIENTS
 };
 static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query",  "key",    "value",     "W_q",  "W_k",   "W_v",           "W_o",   "b_q", "b_k", "b_v", "b_o",
-    "q_norm", "k_norm", "head_gate", "bias", "alibi", "relative_bias", "sinks",
+    "query", "key", "value",  "W_q",    "W_k",       "W_v",  "W_o",   "b_q",           "b_k",
+    "b_v",   "b_o", "q_norm", "k_norm", "head_gate", "bias", "alibi", "relative_bias", "sinks",
 };
 
 typedef struct layer_backward_call {

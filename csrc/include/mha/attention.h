@@ -202,6 +202,24 @@ typedef struct mha_head_norm {
     double eps, offset; /* eps >= 0 */
 } mha_head_norm;
 
+/* What a layer does to projected queries or keys before attention, as a step alone: norm, then the
+ * rotation. x and output are C-contiguous (batch, length, num_heads * head_dim), not the same. */
+typedef struct mha_head_preparation {
+    mha_dtype dtype;
+    int64_t batch, length, num_heads, head_dim;
+    const void *x;
+    mha_head_norm norm;
+    const mha_rotary *rotary; /* or NULL */
+    const mha_tensor
+        *positions; /* int64 (batch, length), strides 0 where repeated; NULL: 0, 1... */
+    void *output;
+} mha_head_preparation;
+
+mha_status mha_head_preparation_workspace(const mha_head_preparation *preparation, int num_threads,
+                                          size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
+                                        mha_execution *execution) MHA_MUST_CHECK;
+
 /* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
  * for none. The projected ones are as attention reads them; with a norm, the unprepared ones are as
  * they were before it, else NULL. `attended` and `merged` are before and after head_gate, the same

@@ -18,8 +18,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # -g0: Python's own flags ask for debug information, which would triple the wheel.
-COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-Wall",
-                "-Wextra", "-Wshadow", "-Wvla"]
+COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off",
+                "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
 
 
 def instruction_sets():

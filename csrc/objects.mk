@@ -5,7 +5,7 @@ MACHINE := $(subst arm64,aarch64,$(if $(EMULATED_NEON),aarch64,$(shell uname -m)
 IN_LIST := $(ROOT)/csrc/instruction_sets.txt
 SETS := $(shell awk '$$1 == "*" || $$1 == "$(MACHINE)" {print $$2}' $(IN_LIST))
 $(foreach set,$(SETS),$(eval FLAGS_$(set) := $(shell awk '$$2 == "$(set)" {$$1 = $$2 = ""; print}' $(IN_LIST))))
-FLAGS += -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror -I$(ROOT)/csrc/include
+FLAGS += -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Wvla -Werror -I$(ROOT)/csrc/include
 # What the public headers declare is seen from outside the shared library, and nothing else.
 FLAGS += -fPIC -fvisibility=hidden -DMHA_BUILDS_LIBRARY
 

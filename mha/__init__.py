@@ -31,6 +31,7 @@ from mha.dropout import dropout_mask
 from mha.heads import merge_heads, split_heads
 from mha.layer import MultiHeadAttention
 from mha.linear_projection import linear, linear_vjp
+from mha.rotary import Rotary
 from mha.runtime import (
     get_num_threads,
     instruction_set,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import testing as testing
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
-    from mha.rotary import Rotary
 
 __all__ = [
     "KVCache",
@@ -83,7 +83,6 @@ _warn_of_wrong_environment()
 _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
-    "Rotary": "rotary",
     "alibi_slopes": "position_biases",
     "t5_relative_bias": "position_biases",
     "t5_relative_bias_vjp": "position_biases",

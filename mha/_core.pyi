@@ -48,7 +48,10 @@ def multi_head_attention(
     b_o: ArrayLike | None, num_heads: int, num_kv_heads: int | None, head_gate: ArrayLike | None,
     options: AttentionOptions, /, *, return_weights: bool = False, return_lse: bool = False,
     dtype: DTypeLike | None = None, key_is_query: bool = False, value_is_key: bool = False,
-    keep: bool = False
+    keep: bool = False, rotary: tuple[bytes, bool, float] | None = None,
+    q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None,
+    norm_eps: float | None = None, norm_offset: float | None = None,
+    positions: ArrayLike | None = None, key_positions: ArrayLike | None = None
 ) -> Any: ...
 def multi_head_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
@@ -56,6 +59,10 @@ def multi_head_attention_backward(
 def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+def prepare_heads(
+    x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float] | None,
+    positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /
+) -> NDArray[Any]: ...
 def rotary(
     x: ArrayLike, rotary: tuple[bytes, bool, float], positions: ArrayLike | None, /, *,
     keep: bool = False

@@ -27,6 +27,8 @@ from mha.options import (
     some_options,
     takes_options,
 )
+from mha.preparation import prepared_core
+from mha.rotary import Rotary
 
 Array = NDArray[Any]
 
@@ -245,6 +247,9 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
         b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
         num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
+        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
+        key_positions: ArrayLike | None = ...,
         return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
         **options: Unpack[AttentionKeywords]) -> Array: ...
 @overload
@@ -253,6 +258,9 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
         b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
         num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
+        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
+        key_positions: ArrayLike | None = ...,
         return_weights: Literal[True], return_lse: Literal[True],
         **options: Unpack[AttentionKeywords]) -> tuple[Array, Array, Array]: ...
 @overload
@@ -261,6 +269,9 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
         b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
         num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
+        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
+        key_positions: ArrayLike | None = ...,
         return_weights: Literal[True], return_lse: Literal[False] = ...,
         **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
 @overload
@@ -269,6 +280,9 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
         b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
         num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
+        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
+        key_positions: ArrayLike | None = ...,
         return_weights: Literal[False] = ..., return_lse: Literal[True],
         **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
 @overload
@@ -277,6 +291,9 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
         b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
         num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
+        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
+        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
+        key_positions: ArrayLike | None = ...,
         return_weights: bool = ..., return_lse: bool = ...,
         **options: Unpack[AttentionKeywords]) -> Any: ...
 @takes_options(ATTENTION, before="return_weights")
@@ -285,6 +302,10 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        rotary: Rotary | None = None,
+        q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None, norm_eps: float = 1e-6,
+        norm_offset: float = 0.0, positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
         return_weights: bool = False, return_lse: bool = False,
         **options: Unpack[AttentionKeywords]) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
@@ -303,6 +324,15 @@ def multi_head_attention(
     num_kv_heads : int, by default num_heads
     head_gate : array (num_heads,), optional
         Multiplies each head's output.
+    rotary : mha.Rotary, optional
+        Turns the heads of queries and keys by their positions (Su et al. 2021).
+    q_norm, k_norm : arrays (head_dim,), or (num_heads * head_dim,) and (num_kv_heads * head_dim,)
+        Weights of the norm of each head, or of all together, before that; optional:
+        x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
+    norm_eps, norm_offset : float
+    positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
+        Where rows of query and key stand, for rotary alone. key_positions are positions where key
+        is query itself.
     mask, bias : arrays (query_len, key_len) or (batch, num_heads, query_len, key_len), optional
         Either of batch and num_heads may be 1; for one mask per batch item write mask[:, None].
     The rest : as in `scaled_dot_product_attention`; the scores are
@@ -324,8 +354,15 @@ def multi_head_attention(
     (2, 4, 512)
     """
     chosen = attention_options(multi_head_attention, options)
+    core = _core.multi_head_attention
+    if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
+            or key_positions is not None):
+        core = prepared_core(
+            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
+            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
+            key_is_query=key is query)
     with drawn(chosen) as drawn_options:
-        return _core.multi_head_attention(
+        return core(
             query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
             head_gate, drawn_options, return_weights=return_weights, return_lse=return_lse)
 
@@ -336,14 +373,19 @@ def multi_head_attention_vjp(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        rotary: Rotary | None = None,
+        q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None, norm_eps: float = 1e-6,
+        norm_offset: float = 0.0, positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
         wrt: Collection[str] | None = None, **options: Unpack[AttentionKeywords],
         ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
     """`multi_head_attention` and its gradients: the vector-Jacobian product.
 
     Parameters
     ----------
-    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "head_gate", "bias", "alibi",
-        "relative_bias", "sinks", optional. Whose gradients are wanted; by default all of them.
+    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "q_norm", "k_norm", "head_gate",
+        "bias", "alibi", "relative_bias", "sinks", optional
+        Whose gradients are wanted; by default all of them.
     The rest : as in `multi_head_attention`. The arrays are kept, not copied: they must not change
         before the pullback is called.
 
@@ -367,8 +409,15 @@ def multi_head_attention_vjp(
     """
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
     chosen = attention_options(multi_head_attention_vjp, options)
+    core = _core.multi_head_attention
+    if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
+            or key_positions is not None):
+        core = prepared_core(
+            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
+            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
+            key_is_query=key is query)
     with drawn(chosen) as drawn_options:
-        output, kept = _core.multi_head_attention(
+        output, kept = core(
             query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
             head_gate, drawn_options, keep=True)
     return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,

@@ -69,6 +69,8 @@ class MultiHeadAttentionGradients(NamedTuple):
     b_k: Gradient
     b_v: Gradient
     b_o: Gradient
+    q_norm: Gradient
+    k_norm: Gradient
     head_gate: Gradient
     bias: Gradient
     alibi: Gradient

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal, Never, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha import _core, layer_options, layer_state
+from mha import _core, layer_options, layer_parameters, layer_state
 from mha.arguments import (
-    as_array,
     as_ints,
     as_probability,
     as_real_dtype,
@@ -23,8 +20,9 @@ from mha.arguments import (
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Parameter, Setting
+from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting
 from mha.layer_decoding import Decoding
+from mha.layer_parameters import Parameters
 from mha.layer_state import LayerState
 from mha.options import (
     LAYER,
@@ -33,6 +31,8 @@ from mha.options import (
     Window,
     takes_options,
 )
+from mha.preparation import NormOf
+from mha.rotary import Rotary
 
 __all__ = ["MultiHeadAttention"]
 
@@ -41,21 +41,7 @@ Maybe = ArrayLike | None
 Padding = Literal["right", "left"]
 
 
-# Held while a layer changes, by one thread at a time: two changes at once would lose one, and
-# load_parameters writes where prune_heads and freeze read. Calls need no lock.
-changing = threading.RLock()
-
-
-def _unlock_after_fork() -> None:
-    global changing
-    changing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_after_fork)
-
-
-class MultiHeadAttention(Decoding):
+class MultiHeadAttention(Parameters, Decoding):
     """Multi-head attention with its parameters (Vaswani et al. 2017, section 3.2.2).
 
     Parameters
@@ -85,6 +71,12 @@ class MultiHeadAttention(Decoding):
         The layer computes in it and returns it.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
+    rotary : mha.Rotary, optional
+        Turns the heads of queries and keys by their positions.
+    qk_norm : "head" or "width", optional
+        Norms queries and keys before that, each head or all together, by parameters q_norm and
+        k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
+    norm_eps, norm_offset : float
 
     Attributes
     ----------
@@ -93,6 +85,8 @@ class MultiHeadAttention(Decoding):
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
+    q_norm, k_norm (head_dim,), or for "width" (num_heads * head_dim,) and
+    (num_kv_heads * head_dim,), or None.
 
     Calls
     -----
@@ -111,17 +105,6 @@ class MultiHeadAttention(Decoding):
     (2, 10, 512)
     """
 
-    W_q = Parameter()
-    W_k = Parameter()
-    W_v = Parameter()
-    W_o = Parameter()
-    b_q = Parameter()
-    b_k = Parameter()
-    b_v = Parameter()
-    b_o = Parameter()
-    sinks = Parameter()
-    relative_bias = Parameter()
-
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
     num_kv_heads = Setting[int](FEWER_HEADS)
@@ -136,6 +119,10 @@ class MultiHeadAttention(Decoding):
     softcap = Setting["float | None"](OTHER_OPTION)
     window = Setting["Window | None"](OTHER_OPTION)
     alibi = Setting["tuple[float, ...] | None"](OTHER_OPTION)
+    rotary = Setting["Rotary | None"]("a new layer with rotary")
+    qk_norm = Setting["NormOf | None"]("a new layer with qk_norm")
+    norm_eps = Setting[float]("a new layer with norm_eps")
+    norm_offset = Setting[float]("a new layer with norm_offset")
     dtype = Setting["np.dtype[Any]"]("astype(dtype), which gives a copy")
     _state: LayerState
 
@@ -148,6 +135,8 @@ class MultiHeadAttention(Decoding):
                  scale: float | None = None, softcap: float | None = None,
                  window: Window | None = None, alibi: ArrayLike | None = None,
                  sinks: bool = False, relative_bias: int | None = None,
+                 rotary: Rotary | None = None, qk_norm: NormOf | None = None,
+                 norm_eps: float = 1e-6, norm_offset: float = 0.0,
                  dtype: DTypeLike = np.float32,
                  rng: RandomSource = None, **unknown: Never) -> None:
         if unknown:
@@ -156,7 +145,8 @@ class MultiHeadAttention(Decoding):
             embed_dim, num_heads, use_bias=use_bias, dropout=dropout, num_kv_heads=num_kv_heads,
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
             key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype, scale=scale,
-            softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias)
+            softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias,
+            rotary=rotary, qk_norm=qk_norm, norm_eps=norm_eps, norm_offset=norm_offset)
         self._state = layer_state.new_state(settings, layer_state.xavier_uniform(settings, rng))
 
     @property
@@ -180,30 +170,35 @@ class MultiHeadAttention(Decoding):
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[True], return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
+                 positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: bool = ..., return_lse: bool = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
@@ -211,6 +206,7 @@ class MultiHeadAttention(Decoding):
     def __call__(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             cache: mha.KVCache | None = None, lengths: ArrayLike | None = None,
             padding: Padding = "right", return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
@@ -228,6 +224,9 @@ class MultiHeadAttention(Decoding):
             Draws the dropout: None is fresh entropy, an int the seed.
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
+        positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
+            Where rows of query and key stand, for the layer's rotary alone. key_positions are
+            positions where key is query itself.
         cache : mha.KVCache, optional
             Of `new_cache`: the rows of query are the next positions; their keys and values are
             appended, attention is causal and goes over all positions so far. Mask and bias have a
@@ -259,6 +258,8 @@ class MultiHeadAttention(Decoding):
         (2, 8, 10, 10)
         """
         state = self._state
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key is None)
         call = MultiHeadAttention.__call__
         chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
                                             training, rng)
@@ -268,13 +269,14 @@ class MultiHeadAttention(Decoding):
 
             return layer_cache.call(
                 state, query, key, value, cache=cache, lengths=lengths, padding=padding,
-                training=training, options=chosen, head_gate=head_gate,
-                return_weights=return_weights, return_lse=return_lse)
+                positions=positions, key_positions=key_positions, training=training,
+                options=chosen, head_gate=head_gate, return_weights=return_weights,
+                return_lse=return_lse)
         key = query if key is None else key
         value = key if value is None else value
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
         with drawn(chosen) as drawn_options:
-            return _core.multi_head_attention(
+            return core(
                 query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
                 num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
                 return_lse=return_lse, dtype=state.settings.dtype)
@@ -283,6 +285,7 @@ class MultiHeadAttention(Decoding):
     def vjp(
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             wrt: Collection[str] | None = None, **options: Unpack[LayerKeywords],
             ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
         """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
@@ -312,64 +315,17 @@ class MultiHeadAttention(Decoding):
         value = key if value is None else value
         state = self._state
         wanted = layer_options.wanted_of_call(wanted, wrt, options)
+        core = state.core if positions is None and key_positions is None else layer_state.core_at(
+            state, positions, key_positions, key_is_query)
         chosen = layer_options.call_options(MultiHeadAttention.vjp, options, state.options,
                                             state.settings.dropout, training, rng)
         with drawn(chosen) as drawn_options:
-            output, kept = _core.multi_head_attention(
+            output, kept = core(
                 query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
                 dtype=state.settings.dtype, key_is_query=key_is_query, value_is_key=value_is_key,
                 keep=True)
         return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,
                                    MultiHeadAttentionGradients)
-
-    def parameters(self) -> dict[str, Array]:
-        """The live arrays by name: changing one in place changes the layer.
-
-        >>> layer = mha.MultiHeadAttention(512, 8, use_bias=False)
-        >>> list(layer.parameters())
-        ['W_q', 'W_k', 'W_v', 'W_o']
-        """
-        return dict(self._state.parameters)
-
-    @names_its_keywords
-    def load_parameters(self, mapping: Mapping[str, ArrayLike], **unknown: Never) -> None:
-        """Copy the arrays of a mapping with the names of `parameters()` into the layer.
-
-        They are written into the arrays that `parameters()` gave before; where two of these share
-        memory, or one is read-only, new arrays take their place. A call that runs meanwhile in
-        another thread may see some of them.
-
-        Raises
-        ------
-        ValueError: missing or unknown names, wrong shapes, a frozen layer. TypeError: arrays that
-        are not numbers. Nothing has changed then.
-
-        >>> layer, other = mha.MultiHeadAttention(512, 8), mha.MultiHeadAttention(512, 8)
-        >>> layer.load_parameters(other.parameters())
-        """
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.load_parameters, unknown)
-        layer_state.check_not_frozen(self._state, "mapping")
-        if not isinstance(mapping, Mapping):
-            raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
-        names = self._state.parameters.keys()
-        missing = sorted(names - mapping.keys())
-        unknown_names = sorted(mapping.keys() - names, key=str)
-        if missing or unknown_names:
-            got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
-                               + [f"none for {missing}"] * bool(missing))
-            raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}")
-        arrays = {name: as_array(mapping[name], name) for name in names}
-        self._change(lambda state: layer_state.loaded(state, arrays))
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the layer learns: 4 * embed_dim**2 without biases in the plain case.
-
-        >>> mha.MultiHeadAttention(512, 8, use_bias=False).num_parameters
-        1048576
-        """
-        return sum(parameter.size for parameter in self._state.parameters.values())
 
     @names_its_keywords
     def astype(self, dtype: DTypeLike, **unknown: Never) -> Self:
@@ -443,22 +399,6 @@ class MultiHeadAttention(Decoding):
         self._change(lambda state: layer_state.pruned(state, indices))
         return self
 
-    def _change(self, changed: Callable[[LayerState], LayerState]) -> None:
-        """Put changed(state) in the state's place; again, where a signal handler was faster."""
-        with changing:
-            while True:
-                old = self._state
-                new = changed(old)
-                if self._state is old:
-                    self._state = new
-                    return
-
-    def _set_parameter(self, name: str, array: ArrayLike) -> None:
-        layer_state.check_not_frozen(self._state, name)
-        layer_state.check_has(self._state.settings, name)
-        converted = as_array(array, name)
-        self._change(lambda state: layer_state.with_parameter(state, name, converted))
-
     def __getstate__(self) -> dict[str, Any]:
         others = dict(vars(self))
         return {**layer_state.to_pickle(others.pop("_state")), **others}
@@ -475,7 +415,7 @@ class MultiHeadAttention(Decoding):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         other = copy.copy(self)
         memo[id(self)] = other
-        with changing:
+        with layer_parameters.changing:
             state = other._state
             parameters = copy.deepcopy(dict(state.parameters), memo)
         others = {name: copy.deepcopy(value, memo) for name, value in vars(other).items()

@@ -18,17 +18,19 @@ from mha.dropout import drawn
 from mha.kv_cache import KVCache, Memory
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
+from mha.rotary import as_record
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
 
 # Options that ask where the queries stand among the keys: among a memory's they stand nowhere.
-OF_POSITIONS = ("causal", "window")
+OF_POSITIONS = ("causal", "window", "alibi", "relative_bias")
 
 
 def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: KVCache | None,
-         lengths: Maybe, padding: str, training: Any, options: AttentionOptions, head_gate: Maybe,
-         return_weights: bool, return_lse: bool) -> Any:
+         lengths: Maybe, padding: str, positions: Maybe, key_positions: Maybe, training: Any,
+         options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+         return_lse: bool) -> Any:
     """A layer's call where cache, lengths or padding is given: query (batch, n, query_dim), or
     (n, query_dim), in; the output, and weights and lse where asked for, out."""
     if not isinstance(padding, str):
@@ -39,15 +41,18 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
     if key is not None or value is not None:
         raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
                          " the rows of query are the next positions")
+    if key_positions is not None:
+        raise ValueError("key_positions: got some with a cache, wanted none: keys were turned as"
+                         " they came in")
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
     with drawn(_checked_options(options, cache)) as drawn_options:
-        return _call(state, query, cache, lengths, padding == "left", drawn_options, head_gate,
-                     return_weights, return_lse)
+        return _call(state, query, cache, lengths, padding == "left", positions, drawn_options,
+                     head_gate, return_weights, return_lse)
 
 
 def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
-          options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+          positions: Maybe, options: AttentionOptions, head_gate: Maybe, return_weights: bool,
           return_lse: bool) -> Any:
     given, x = _rows(query, "query", state.settings.query_dim, state.settings)
     batch, n, _ = x.shape
@@ -58,7 +63,10 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     is_memory = isinstance(cache, Memory)
     before = cache._state
     first = _first_positions(before, counts, n, left, is_memory)
-    positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    if positions is None:
+        positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    else:
+        positions = _as_positions(positions, "positions", batch, n)
     after = before
     W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
     query_heads = _prepared(state, "q", _core.linear(x, W_q, b_q), positions)
@@ -97,10 +105,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
     positions = np.arange(key_len)
     if key_positions is not None:
-        positions = as_int_array(key_positions, "key_positions")
-        if positions.shape not in ((key_len,), (batch, key_len)):
-            raise ValueError(f"key_positions: got shape {positions.shape}, wanted ({key_len},) or"
-                             f" ({batch}, {key_len})")
+        positions = _as_positions(key_positions, "key_positions", batch, key_len)
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
@@ -111,11 +116,16 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
 
 
 def _prepared(state: LayerState, which: str, projected: Array, positions: Array) -> Array:
-    """What is projected (batch, n, heads * d) to "q", "k" or "v", by head (batch, heads, n, d).
-    Its rows stand at positions (n,) or (batch, n)."""
+    """What is projected (batch, n, heads * d) to "q", "k" or "v", by head (batch, heads, n, d):
+    queries and keys normed, and turned by their positions (n,) or (batch, n)."""
     settings = state.settings
-    return _core.split_heads(projected, settings.num_heads if which == "q"
-                             else settings.num_kv_heads)
+    heads = settings.num_heads if which == "q" else settings.num_kv_heads
+    if which != "v" and (settings.rotary is not None or settings.qk_norm is not None):
+        record = None if settings.rotary is None else as_record(settings.rotary)
+        projected = _core.prepare_heads(projected, heads, record, positions,
+                                        state.parameters.get(which + "_norm"), settings.norm_eps,
+                                        settings.norm_offset)
+    return _core.split_heads(projected, heads)
 
 
 def _attended(state: LayerState, query: Array, after: CacheState, options: AttentionOptions,
@@ -181,6 +191,14 @@ def _first_positions(before: CacheState, counts: Array | None, n: int, left: boo
     return before.shortest if before.shortest == before.longest else before.lengths
 
 
+def _as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
+    """Positions (n,) or (batch, n) as integers."""
+    given = as_int_array(positions, name)
+    if given.shape not in ((n,), (batch, n)):
+        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
+    return given
+
+
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
@@ -229,7 +247,8 @@ def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOpti
             raise ValueError('empty_rows: got "uniform" with a cache, wanted "zeros": a mean of all'
                              " values would change as others join")
         for name in OF_POSITIONS if is_memory else ():
-            if getattr(options, name) not in (None, False):
+            given = getattr(options, name)
+            if given is not None and given is not False:
                 raise ValueError(f"{name}: got one with a memory, wanted none: rows have no place"
                                  " among its keys")
         options = options._replace(mask=_of_scores(options.mask, "mask"),

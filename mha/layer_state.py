@@ -7,7 +7,7 @@ so calls in other threads see the layer as it was or as it is, never a mix.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ from mha.arguments import (
 )
 from mha.dropout import check_rng
 from mha.options import AttentionOptions, RandomSource, Window
+from mha.preparation import NORMS, NormOf, Preparation, prepared_core
+from mha.rotary import Rotary
 
 WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
 BIASES = ("b_q", "b_k", "b_v", "b_o")
@@ -51,6 +53,10 @@ class LayerSettings(NamedTuple):
     alibi: tuple[float, ...] | None = None
     sinks: bool = False
     relative_bias: int | None = None  # the distance at which the table ends
+    rotary: Rotary | None = None
+    qk_norm: NormOf | None = None
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
@@ -67,6 +73,10 @@ class LayerSettings(NamedTuple):
             shapes["sinks"] = (self.num_heads,)
         if self.relative_bias is not None:
             shapes["relative_bias"] = (self.num_heads, 2 * self.relative_bias + 1)
+        if self.qk_norm == "head":
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        elif self.qk_norm == "width":
+            shapes |= {"q_norm": (queries,), "k_norm": (keys,)}
         return shapes
 
 
@@ -93,6 +103,7 @@ class LayerState(NamedTuple):
     packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
     call: CallArguments
     options: AttentionOptions  # of a call that gives none
+    core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
 
 
 def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
@@ -101,7 +112,25 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
     matrices = packed or tuple(parameters[name] for name in WEIGHTS)
     return LayerState(settings, parameters, packed,
                       call_arguments(settings, matrices, parameters),
-                      layer_options.options_of_layer(settings, parameters))
+                      layer_options.options_of_layer(settings, parameters),
+                      core_of(settings, parameters))
+
+
+def core_of(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+            **positions: Any) -> Callable[..., Any]:
+    """`prepared_core` of these; positions as it takes them."""
+    if settings.rotary is None and settings.qk_norm is None and not positions:
+        return _core.multi_head_attention
+    norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
+    return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
+                         norm_offset=settings.norm_offset, **norms, **positions)
+
+
+def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
+            key_is_query: bool) -> Callable[..., Any]:
+    """`state.core` at the positions of a call."""
+    return core_of(state.settings, state.parameters, positions=positions,
+                   key_positions=key_positions, key_is_query=key_is_query)
 
 
 def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
@@ -122,8 +151,9 @@ def checked_settings(
         query_dim: int | None, key_dim: int | None, value_dim: int | None,
         output_dim: int | None, dtype: DTypeLike, scale: float | None = None,
         softcap: float | None = None, window: Window | None = None,
-        alibi: ArrayLike | None = None, sinks: bool = False,
-        relative_bias: int | None = None) -> LayerSettings:
+        alibi: ArrayLike | None = None, sinks: bool = False, relative_bias: int | None = None,
+        rotary: Rotary | None = None, qk_norm: NormOf | None = None, norm_eps: float = 1e-6,
+        norm_offset: float = 0.0) -> LayerSettings:
     """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
     embed_dim = as_size(embed_dim, "embed_dim")
     num_heads = as_size(num_heads, "num_heads")
@@ -136,6 +166,7 @@ def checked_settings(
                          f" ({num_heads}); or give head_dim")
     head_dim = as_size(head_dim, "head_dim", embed_dim // num_heads)
     key_dim = as_size(key_dim, "key_dim", embed_dim)
+    preparation = Preparation(rotary, qk_norm, norm_eps, norm_offset, head_dim)
     return LayerSettings(
         embed_dim, num_heads, num_kv_heads, head_dim,
         as_size(value_head_dim, "value_head_dim", head_dim),
@@ -144,11 +175,12 @@ def checked_settings(
         as_probability(dropout, "dropout"), layer_options.as_projections(use_bias),
         as_real_dtype(dtype), layer_options.as_scale(scale), layer_options.as_softcap(softcap),
         layer_options.as_window(window), layer_options.as_alibi(alibi, num_heads),
-        as_bool(sinks, "sinks"), layer_options.as_farthest(relative_bias))
+        as_bool(sinks, "sinks"), layer_options.as_farthest(relative_bias),
+        preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset)
 
 
 def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDArray[Any]]:
-    """Weights uniform in +-sqrt(6 / (in + out)), all else zero."""
+    """Weights uniform in +-sqrt(6 / (in + out)), norms 1 with their offset, all else zero."""
     check_rng(rng)
     generator = np.random.default_rng(rng)
     dtype: Any = settings.dtype
@@ -158,7 +190,9 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
             start[name] = np.empty(shape, dtype)
         except (ValueError, OverflowError, MemoryError):
             raise no_memory(name, shape) from None
-        if name not in WEIGHTS:
+        if name in NORMS:
+            start[name].fill(1 - settings.norm_offset)
+        elif name not in WEIGHTS:
             start[name].fill(0)
         else:
             generator.random(out=start[name], dtype=dtype)
@@ -202,7 +236,7 @@ def check_has(settings: LayerSettings, name: str) -> None:
         if name in BIASES:
             raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
                              f" letters with {name[-1]!r}")
-        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}[name]
+        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}.get(name, "qk_norm=")
         raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
                          f" {wanted}")
 
@@ -262,6 +296,9 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
     """Without these heads, in new arrays."""
     check_not_frozen(state, "heads")
     settings = state.settings
+    if settings.qk_norm == "width":
+        raise ValueError(f"heads: got {heads} of a layer whose norm goes over all heads together,"
+                         ' wanted qk_norm="head" or None')
     kept = np.array(_heads_that_stay(heads, settings.num_heads))
     key_heads, heads_left = np.unique(kept // (settings.num_heads // settings.num_kv_heads),
                                       return_counts=True)
@@ -274,6 +311,9 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
     for name, array in state.parameters.items():
         if name in layer_options.LEARNED:  # a row a head
             parameters[name] = array[kept]
+            continue
+        if name in NORMS:
+            parameters[name] = array.copy()
             continue
         of_heads, width = chosen[name[-1]]
         columns = (of_heads[:, None] * width + np.arange(width)).ravel()
@@ -319,11 +359,11 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
         raise _unfit(f"got {type(pickled).__name__}")
     others = LayerSettings._field_defaults | pickled
     names = (*LayerSettings._fields, "_packed", "_parameters")
-    missing = [name for name in names
-               if others.get(name) is None and name not in LayerSettings._field_defaults]
+    later = LayerSettings._field_defaults
+    missing = [name for name in names if name not in later and others.get(name) is None]
     if missing:
         raise _unfit(f"got none for {missing}")
-    given = {name: others.pop(name) for name in names}
+    given = {name: others.pop(name, later.get(name)) for name in names}
     is_frozen, arrays = given.pop("_packed"), given.pop("_parameters")
     if "_state" in others:
         raise _unfit("got an attribute _state")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Never, cast
+from typing import Any, Literal, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha import _core, rotary_scaling
+from mha import _core
 from mha.arguments import as_array, as_int, check_kind
 from mha.gradients import RotaryGradients
 from mha.keywords import names_its_keywords, unknown_keyword
@@ -69,11 +69,13 @@ class Rotary:
         if unknown:
             raise unknown_keyword(Rotary.__init__, unknown)
         size = _even(dims)
+        known_base: float | None = None
         if frequencies is None:
-            known_base: float | None = _finite(base, "base", above=0)
-            array = np.array(rotary_scaling.from_base(size, cast(float, known_base)))
+            known_base = _finite(base, "base", above=0)
+            from mha.rotary_scaling import from_base  # here, since it loads decimal
+
+            array = np.array(from_base(size, known_base))
         else:
-            known_base = None
             array = _checked_frequencies(frequencies, size)
         if not isinstance(layout, str) or layout not in LAYOUTS:
             wrong = ValueError if isinstance(layout, str) else TypeError
@@ -124,7 +126,9 @@ class Rotary:
         """
         if unknown:
             raise unknown_keyword(cls.from_config, unknown)
-        read = rotary_scaling.read_config(mapping, head_dim, length, layer_type)
+        from mha.rotary_scaling import read_config
+
+        read = read_config(mapping, head_dim, length, layer_type)
         if read.is_plain:
             return cls(read.dims, base=read.base, layout=layout)
         return cls(read.dims, layout=layout, frequencies=read.frequencies,

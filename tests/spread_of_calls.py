@@ -62,6 +62,13 @@ def calls():
             yield turned, pullback(np.cos(turned)).x
         layer = mha.MultiHeadAttention(96, 6, num_kv_heads=2, dtype=dtype, rng=1)
         x = draw(2, 150, 96)
+        for norm, embed_dim in (("head", 96), ("width", 96), ("head", 256)):
+            prepared = mha.MultiHeadAttention(embed_dim, 4, dtype=dtype, rng=1, qk_norm=norm,
+                                              rotary=mha.Rotary(embed_dim // 8))
+            rows = draw(2, 150, embed_dim)
+            yield prepared(rows, causal=True)
+            output, pullback = prepared.vjp(rows, causal=True)
+            yield tuple(gradient for gradient in pullback(output) if gradient is not None)
         yield layer(x, causal=True, return_weights=True)
         output, pullback = layer.vjp(x, causal=True, head_gate=[1, 0, 2, 1, 1, 1])
         yield tuple(gradient for gradient in pullback(output) if gradient is not None)

@@ -1,5 +1,7 @@
 """Layers with a cache: one call over everything gives the same bits, however it is cut."""
 
+import signal
+
 import numpy as np
 import pytest
 from option_cases import SCORES
@@ -270,6 +272,29 @@ def test_what_fails_leaves_the_cache_as_it_was(name, at, options, monkeypatch):
                 layer(x[:, 200:], cache=cache, lengths=lengths)
         assert (repr(cache), cache.key.tobytes(), cache.value.tobytes(), cache.start) == before
     assert np.array_equal(layer(x[:, 200:], cache=cache), layer(x[:, 200:], cache=other))
+
+
+def test_ctrl_c_in_the_middle_of_a_call():
+    layer, x = random_layer(), random_x(1, 20_000)
+    cache = layer.new_cache(1)
+    layer(x[:, :50], cache=cache)
+    before = cache.key.tobytes(), cache.value.tobytes()
+
+    def call_until_interrupted():
+        while True:
+            layer(x, cache=cache)
+            cache.truncate(50)
+
+    interrupt = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            call_until_interrupted()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, interrupt)
+    cache.truncate(50)  # where it came between the two
+    assert (cache.key.tobytes(), cache.value.tobytes()) == before
 
 
 def test_a_wrong_option_is_found_before_the_cache_changes():

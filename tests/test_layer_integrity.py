@@ -379,7 +379,7 @@ import mha, mha.layer
 layer = mha.MultiHeadAttention(8, 2)
 held, forked = threading.Event(), threading.Event()
 def hold():
-    with mha.layer.changing:  # as a change does
+    with mha.layer_parameters.changing:  # as a change does
         held.set()
         forked.wait()
 thread = threading.Thread(target=hold)

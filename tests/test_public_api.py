@@ -23,7 +23,7 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
          "scaled_dot_product_attention",
          "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
-LAZY = ["KVCache", "Rotary", "alibi_slopes", "t5_relative_bias", "t5_relative_bias_vjp"]
+LAZY = ["KVCache", "alibi_slopes", "t5_relative_bias", "t5_relative_bias_vjp"]
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 def spelled(names):
@@ -31,7 +31,10 @@ def spelled(names):
     return ", ".join(f"{name}={AttentionOptions._field_defaults[name]!r}" for name in names)
 
 
-GROUPS = {"<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
+PREPARED = {"rotary": None, "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "norm_offset": 0.0,
+            "positions": None, "key_positions": None}
+GROUPS = {"<prepared>": ", ".join(f"{name}={value!r}" for name, value in PREPARED.items()),
+          "<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
           "<additive>": spelled(ADDITIVE)}  # what stands for options in the signatures below
 SIGNATURES = {
     "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
@@ -45,10 +48,12 @@ SIGNATURES = {
     "split_heads": "x, num_heads",
     "merge_heads": "x",
     "multi_head_attention": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <options>,
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
+        <options>,
         return_weights=False, return_lse=False""",
     "multi_head_attention_vjp": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <options>, wrt=None""",
+        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
+        <options>, wrt=None""",
     "merge_attention": "outputs, lses",
     "dropout_mask": "shape, p, seed",
     "alibi_slopes": "num_heads, max_bias=8.0",
@@ -57,12 +62,15 @@ SIGNATURES = {
     "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
         num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
         value_dim=None, output_dim=None, scale=None, softcap=None, window=None, alibi=None,
-        sinks=False, relative_bias=None, dtype=<class 'numpy.float32'>, rng=None""",
+        sinks=False, relative_bias=None, rotary=None, qk_norm=None, norm_eps=1e-06, norm_offset=0.0,
+        dtype=<class 'numpy.float32'>, rng=None""",
     "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, head_gate=None, cache=None, lengths=None, padding='right',
+        training=False, rng=None, head_gate=None, positions=None, key_positions=None, cache=None,
+        lengths=None, padding='right',
         return_weights=False, return_lse=False""",
     "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, head_gate=None, wrt=None""",
+        training=False, rng=None, head_gate=None, positions=None, key_positions=None,
+        wrt=None""",
     "MultiHeadAttention.dropout": "self",
     "MultiHeadAttention.parameters": "self",
     "MultiHeadAttention.load_parameters": "self, mapping",
@@ -95,7 +103,8 @@ SIGNATURES = {
     "masks.from_lengths": "key_lengths, key_len",
     "masks.from_attend": "mask",
     "masks.from_blocked": "mask",
-    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, <layer>""",
+    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, positions=None,
+        key_positions=None, <layer>""",
     "set_num_threads": "num_threads",
     "get_num_threads": "",
     "threads": "num_threads",
@@ -186,9 +195,10 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_attributes",
-        "mha.layer_decoding", "mha.layer_options", "mha.layer_state", "mha.linear_projection",
-        "mha.options",
-        "mha.runtime"}
+        "mha.layer_decoding", "mha.layer_options", "mha.layer_parameters", "mha.layer_state",
+        "mha.linear_projection", "mha.options", "mha.preparation",
+        "mha.rotary", "mha.runtime"}
+    assert "decimal" not in loaded
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
     assert beyond - {name.split(".")[0] for name in beyond_numpy} == {"mha"}
@@ -335,7 +345,7 @@ def test_help_shows_annotations_as_they_are_written(name):
     text = pydoc.plain(pydoc.render_doc(looked_up(name)))
     assert "_SupportsArray" not in text and "**unknown" not in text
     heading = text.splitlines()[2]
-    assert len(heading) < 1000, heading
+    assert len(heading) < 1200, heading  # all keywords and their types, each by its short name
     if name in CALLS:
         # Long ones stand on many lines since Python 3.13.
         signature = text[:text.index("\n)")] if heading.endswith("(") else heading

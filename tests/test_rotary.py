@@ -63,7 +63,7 @@ def test_cosine_and_sine_are_exact_at_any_position(position):
         for got, wanted in zip(turned(position, frequency), exact, strict=True):
             # 2^-60 is for angles of 2^80 turns that come near a zero.
             error = abs(Decimal(float(got)) - wanted)
-            allowed = Decimal(0.75) * Decimal(math.ulp(float(wanted))) + Decimal(2) ** -60
+            allowed = Decimal("0.75") * Decimal(math.ulp(float(wanted))) + Decimal(2) ** -60
             assert error <= allowed, (frequency, position, got, wanted)
 
 

@@ -5,6 +5,7 @@
 #include "../threads/partition.h"
 #include "run.h"
 #include "matmul.h"
+#include "prepare_heads.h"
 
 /* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
  * many where each block has to pack its panel. Both are multiples of the kernels' tiles. */
@@ -18,6 +19,7 @@ typedef struct projection_job {
     int count;
     const mha_kernels *kernels;
     int64_t panels;     /* of all weights */
+    int64_t groups;     /* of panels that one task goes through, of all weights */
     int64_t row_blocks; /* of the projection with the most */
     mha_pieces scratch; /* scratch_size bytes for each worker: none when nothing is packed here */
     size_t scratch_size;
@@ -41,13 +43,25 @@ static int64_t num_panels(const mha_linear_projection *projection) {
     return mha_panel_count(mha_panels_of(projection->dtype), projection->weight.out);
 }
 
+/* One panel after the other, but the panels of a head together where it is prepared in the same
+ * task. */
+static int64_t panels_of_group(const mha_linear_projection *projection) {
+    return projection->prepare == NULL
+               ? 1
+               : projection->head_columns / mha_panels_of(projection->dtype)->columns;
+}
+
+static int64_t num_groups(const mha_linear_projection *projection) {
+    return num_panels(projection) / panels_of_group(projection);
+}
+
 static int threads_for(const projection_job *job, int num_threads) {
     double operations = 0;
     for (int i = 0; i < job->count; i++) {
         const mha_linear_projection *p = &job->projections[i];
         operations += (double)p->rows * (double)p->weight.in * (double)p->weight.out;
     }
-    return mha_threads_for(job->panels * job->row_blocks, operations, num_threads);
+    return mha_threads_for(job->groups * job->row_blocks, operations, num_threads);
 }
 
 static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
@@ -72,6 +86,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         const int64_t row_blocks = row_blocks_of(p);
         size_t scratch_size = 0;
         job->panels += num_panels(p);
+        job->groups += num_groups(p);
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
         if (!mha_weight_fits(&p->weight, p->dtype)) {
             return MHA_INVALID_ARGUMENT;
@@ -209,18 +224,25 @@ static void project_panel(const projection_job *job, const mha_linear_projection
     job->kernels->matmul->multiply(&block);
 }
 
-/* Task: one block of rows and one panel of one of the weights. */
+/* Task: one block of rows and one panel, or those of a head, of one of the weights. */
 static void run_task(void *context, int64_t task, mha_worker *worker) {
     const projection_job *job = context;
     const mha_linear_projection *p = job->projections;
-    int64_t panel = task % job->panels;
-    while (panel >= num_panels(p)) {
-        panel -= num_panels(p);
+    int64_t group = task % job->groups;
+    while (group >= num_groups(p)) {
+        group -= num_groups(p);
         p++;
     }
-    const int64_t first_row = task / job->panels * row_block_of(p);
-    if (first_row < p->rows) {
+    const int64_t first_row = task / job->groups * row_block_of(p), panels = panels_of_group(p);
+    if (first_row >= p->rows) {
+        return;
+    }
+    for (int64_t panel = group * panels; panel < (group + 1) * panels; panel++) {
         project_panel(job, p, panel, first_row, worker);
+    }
+    if (p->prepare != NULL) {
+        mha_prepare_block(p->prepare, first_row, mha_smaller(first_row + row_block_of(p), p->rows),
+                          group, group + 1, &worker->checkpoint);
     }
 }
 
@@ -259,7 +281,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
                                       &job.scratch));
-    return mha_run_tasks(execution, job.panels * job.row_blocks, num_threads, run_task, &job);
+    return mha_run_tasks(execution, job.groups * job.row_blocks, num_threads, run_task, &job);
 }
 
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,

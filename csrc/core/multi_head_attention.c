@@ -7,6 +7,7 @@
 #include "multi_head_attention.h"
 
 #include "matmul.h"
+#include "prepare_heads.h"
 #include "run.h"
 
 /* What the steps hand on: (batch..., length, num_heads * d), its rows row_bytes apart, its heads
@@ -17,9 +18,19 @@ typedef struct matrix {
     size_t bytes; /* of the workspace; 0 where the caller keeps the matrix */
 } matrix;
 
+/* Queries or keys on their way from the projection to attention, where something is done to them
+ * there. */
+typedef struct preparation {
+    mha_prepare_heads heads;
+    bool with_projection; /* by the task that projects; else a pass of its own from `before` */
+    matrix before;
+} preparation;
+
 typedef struct matrices {
     int64_t batch; /* sequences */
     matrix query, key, value, merged;
+    preparation of_query, of_key;
+    mha_layer_tables tables;
 } matrices;
 
 /* Rows of all heads side by side, as the figure has them and a caller keeps them. */
@@ -122,6 +133,79 @@ mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t b
     return gate;
 }
 
+static mha_head_rows rows_of(const matrix *m) {
+    const mha_head_rows rows = {m->data, m->row_bytes, m->head_bytes};
+    return rows;
+}
+
+/* Where `before` lies, apart from its address, and who does the work. */
+static mha_status plan_preparation(const mha_multi_head_attention *l, int64_t batch,
+                                   const matrix *to, const mha_head_norm *norm,
+                                   const mha_rotary_table *table, void *kept, preparation *p) {
+    p->heads = (mha_prepare_heads){.dtype = l->dtype,
+                                   .batch = batch,
+                                   .length = to->length,
+                                   .num_heads = to->num_heads,
+                                   .head_dim = to->width / to->num_heads,
+                                   .norm = *norm,
+                                   .table = l->rotary == NULL ? NULL : table};
+    const bool is_whole_panels = p->heads.head_dim % mha_panels_of(l->dtype)->columns == 0;
+    if (!mha_prepares(&p->heads)) {
+        return MHA_OK;
+    }
+    p->with_projection = kept == NULL && is_whole_panels && !mha_prepares_whole_rows(&p->heads);
+    return plan_matrix(l, batch, to->length, to->width, to->num_heads, kept, &p->before);
+}
+
+/* A piece of the workspace, unless the caller keeps the matrix. */
+static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
+    return m->data == NULL ? mha_workspace_take(workspace, m->bytes, &m->data) : MHA_OK;
+}
+
+/* Tables, and the pieces of the workspace. */
+static mha_status begin_preparation(const mha_multi_head_attention *l, matrices *m,
+                                    mha_execution *execution) {
+    preparation *const both[] = {&m->of_query, &m->of_key};
+    if (l->rotary == NULL && l->q_norm.weight == NULL && l->k_norm.weight == NULL) {
+        return MHA_OK;
+    }
+    if (l->rotary != NULL) {
+        MHA_TRY(mha_make_layer_tables(l, false, execution, &m->tables));
+    }
+    MHA_TRY(plan_preparation(l, m->batch, &m->query, &l->q_norm, &m->tables.query,
+                             l->kept.unprepared_query, &m->of_query));
+    MHA_TRY(plan_preparation(l, m->batch, &m->key, &l->k_norm, &m->tables.key,
+                             l->kept.unprepared_key, &m->of_key));
+    for (int i = 0; i < 2; i++) {
+        if (mha_prepares(&both[i]->heads) && !both[i]->with_projection) {
+            MHA_TRY(take_matrix(&both[i]->before, &execution->workspace));
+        }
+        both[i]->heads.to = rows_of(i == 0 ? &m->query : &m->key);
+        both[i]->heads.from =
+            both[i]->with_projection ? both[i]->heads.to : rows_of(&both[i]->before);
+    }
+    return MHA_OK;
+}
+
+/* The projection of queries or keys, as far as it prepares them or leaves that to a pass. */
+static void prepare_projection(const preparation *p, mha_linear_projection *projection) {
+    if (p->with_projection) {
+        projection->prepare = &p->heads;
+        projection->head_columns = p->heads.head_dim;
+        projection->head_stride = p->heads.to.head_bytes;
+    } else if (mha_prepares(&p->heads)) {
+        projection->output = p->before.data;
+        projection->output_stride = p->before.row_bytes;
+        projection->head_columns = 0;
+    }
+}
+
+static mha_status prepare(const preparation *p, mha_execution *execution) {
+    return mha_prepares(&p->heads) && !p->with_projection
+               ? mha_prepare_heads_forward(&p->heads, execution)
+               : MHA_OK;
+}
+
 static mha_linear_projection input_projection(const mha_multi_head_attention *l, int64_t batch,
                                               const void *x, const mha_weight *weight,
                                               const void *bias, const matrix *to) {
@@ -141,6 +225,8 @@ static void input_projections(const mha_multi_head_attention *l, const matrices 
     projections[0] = input_projection(l, m->batch, l->query, &l->W_q, l->b_q, &m->query);
     projections[1] = input_projection(l, m->batch, l->key, &l->W_k, l->b_k, &m->key);
     projections[2] = input_projection(l, m->batch, l->value, &l->W_v, l->b_v, &m->value);
+    prepare_projection(&m->of_query, &projections[0]);
+    prepare_projection(&m->of_key, &projections[1]);
 }
 
 /* Step 5. */
@@ -150,24 +236,23 @@ static mha_linear_projection output_projection(const mha_multi_head_attention *l
                                      l->b_o, l->output);
 }
 
-/* A piece of the workspace, unless the caller keeps the matrix. */
-static mha_status take_matrix(matrix *m, mha_workspace *workspace) {
-    return m->data == NULL ? mha_workspace_take(workspace, m->bytes, &m->data) : MHA_OK;
-}
-
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
-    matrices m;
+    matrices m = {.batch = 0};
     MHA_TRY(plan_matrices(layer, &m));
     MHA_TRY(take_matrix(&m.query, workspace));
     MHA_TRY(take_matrix(&m.key, workspace));
     MHA_TRY(take_matrix(&m.value, workspace));
     MHA_TRY(take_matrix(&m.merged, workspace));
+    MHA_TRY(begin_preparation(layer, &m, execution));
 
-    /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). */
+    /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). Norms and rotary
+     *    embeddings of queries and keys, inside their tasks where a head is whole panels. */
     mha_linear_projection inputs[3];
     input_projections(layer, &m, inputs);
     MHA_TRY(mha_linear_projection_forward(inputs, 3, execution));
+    MHA_TRY(prepare(&m.of_query, execution));
+    MHA_TRY(prepare(&m.of_key, execution));
 
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
      * 3. Scaled dot-product attention.

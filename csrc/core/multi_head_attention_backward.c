@@ -8,6 +8,7 @@
 
 #include "../kernels/kernels.h"
 #include "multi_head_attention.h"
+#include "prepare_heads.h"
 #include "run.h"
 
 /* One of query, key and value: its projection and what is wanted of it. */
@@ -18,6 +19,10 @@ typedef struct input {
     void *grad_x, *grad_weight, *grad_bias;
     int64_t length, num_heads;
     void *grad_projected; /* of the workspace, or NULL where nothing is wanted */
+    /* Where the projection was prepared for attention: what that read, and its gradient. */
+    mha_prepare_heads prepare;
+    void *grad_norm;     /* of the norm's weight */
+    void *grad_prepared; /* of the workspace; else the same as grad_projected */
 } input;
 
 /* Inputs that were one and the same: the gradient of that is the sum of theirs, in this order. */
@@ -33,6 +38,7 @@ typedef struct way_back {
     int64_t batch;
     input query, key, value;
     same_inputs same;
+    mha_layer_tables tables;
     bool goes_on;                      /* something before step 5 is wanted */
     void *grad_merged, *grad_attended; /* of the workspace; the same without gates */
 } way_back;
@@ -44,7 +50,8 @@ static mha_status size_of(const way_back *w, int64_t length, int64_t width, size
 }
 
 static bool is_wanted(const input *in) {
-    return in->grad_x != NULL || in->grad_weight != NULL || in->grad_bias != NULL;
+    return in->grad_x != NULL || in->grad_weight != NULL || in->grad_bias != NULL ||
+           in->grad_norm != NULL;
 }
 
 /* Which inputs were one: query, value and key, or value and key, or none. */
@@ -81,6 +88,23 @@ static mha_status take_same(way_back *w, mha_workspace *workspace) {
     return MHA_OK;
 }
 
+/* What the forward pass did to the projection, with tables that turn back. */
+static void plan_preparation(const way_back *w, const mha_head_norm *norm,
+                             const mha_rotary_table *table, void *unprepared, input *in) {
+    const int64_t head_dim = in->weight->out / in->num_heads;
+    const int64_t item = (int64_t)mha_dtype_size(w->layer->dtype);
+    in->prepare = (mha_prepare_heads){
+        .dtype = w->layer->dtype,
+        .batch = w->batch,
+        .length = in->length,
+        .num_heads = in->num_heads,
+        .head_dim = head_dim,
+        .norm = *norm,
+        .table = w->layer->rotary == NULL ? NULL : table,
+        .from = {unprepared, in->weight->out * item, head_dim * item},
+    };
+}
+
 static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w) {
     const mha_multi_head_attention *l = g->layer;
     *w = (way_back){
@@ -92,6 +116,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                   .grad_x = g->grad_query,
                   .grad_weight = g->grad_W_q,
                   .grad_bias = g->grad_b_q,
+                  .grad_norm = g->grad_q_norm,
                   .length = l->query_len,
                   .num_heads = l->num_heads},
         .key = {.x = l->key,
@@ -100,6 +125,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                 .grad_x = g->grad_key,
                 .grad_weight = g->grad_W_k,
                 .grad_bias = g->grad_b_k,
+                .grad_norm = g->grad_k_norm,
                 .length = l->key_len,
                 .num_heads = l->num_kv_heads},
         .value = {.x = l->value,
@@ -112,6 +138,8 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                   .num_heads = l->num_kv_heads},
     };
     MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &w->batch));
+    plan_preparation(w, &l->q_norm, &w->tables.query, l->kept.unprepared_query, &w->query);
+    plan_preparation(w, &l->k_norm, &w->tables.key, l->kept.unprepared_key, &w->key);
     w->same = same_of(g, w);
     w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
                  is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL ||
@@ -200,9 +228,9 @@ static void fill_attention_gradients(const way_back *w, const mha_attention *att
         .grad_sinks = w->gradients->grad_sinks,
     };
     see_heads(w, w->grad_attended, l->query_len, l->W_o.in, l->num_heads, &gradients->grad_output);
-    see_input_heads(w, &w->query, w->query.grad_projected, &gradients->grad_query);
-    see_input_heads(w, &w->key, w->key.grad_projected, &gradients->grad_key);
-    see_input_heads(w, &w->value, w->value.grad_projected, &gradients->grad_value);
+    see_input_heads(w, &w->query, w->query.grad_prepared, &gradients->grad_query);
+    see_input_heads(w, &w->key, w->key.grad_prepared, &gradients->grad_key);
+    see_input_heads(w, &w->value, w->value.grad_prepared, &gradients->grad_value);
 }
 
 /* Step 4 backwards: the gates, where there are any. */
@@ -261,6 +289,22 @@ static mha_status add_same(const way_back *w, mha_execution *execution) {
     return mha_run_row_tasks(execution, &job.rows, add_rows, &job);
 }
 
+/* Between steps 3 and 2 backwards: the rotation, then the norm. */
+static mha_status prepare_back(const way_back *w, const input *in, mha_execution *execution) {
+    const int64_t item = (int64_t)mha_dtype_size(w->layer->dtype);
+    const int64_t row_bytes = in->weight->out * item, head_bytes = in->prepare.head_dim * item;
+    if (!mha_prepares(&in->prepare) || !is_wanted(in)) {
+        return MHA_OK;
+    }
+    const mha_prepare_heads_gradients gradients = {
+        .prepare = &in->prepare,
+        .grad_to = {in->grad_prepared, row_bytes, head_bytes},
+        .grad_from = {in->grad_projected, row_bytes, head_bytes},
+        .grad_weight = in->grad_norm,
+    };
+    return mha_prepare_heads_backward(&gradients, execution);
+}
+
 static mha_status project_back(const way_back *w, const input *in, mha_execution *execution) {
     if (!is_wanted(in)) {
         return MHA_OK;
@@ -289,6 +333,10 @@ static mha_status take_gradients(way_back *w, mha_workspace *workspace) {
         if (is_wanted(inputs[i])) {
             MHA_TRY(size_of(w, inputs[i]->length, inputs[i]->weight->out, &bytes));
             MHA_TRY(mha_workspace_take(workspace, bytes, &inputs[i]->grad_projected));
+            inputs[i]->grad_prepared = inputs[i]->grad_projected;
+            if (mha_prepares(&inputs[i]->prepare)) {
+                MHA_TRY(mha_workspace_take(workspace, bytes, &inputs[i]->grad_prepared));
+            }
         }
     }
     return MHA_OK;
@@ -298,6 +346,9 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     way_back w;
     MHA_TRY(plan(g, &w));
     MHA_TRY(take_gradients(&w, &execution->workspace));
+    if (g->layer->rotary != NULL && w.goes_on) {
+        MHA_TRY(mha_make_layer_tables(g->layer, true, execution, &w.tables));
+    }
 
     /* 5. Output projection: grad output (batch, query_len, output_dim) -> grad merged (batch,
      *    query_len, heads * value_head_dim), grad W_o, grad b_o. */
@@ -319,6 +370,8 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     fill_attention(&w, &attention);
     fill_attention_gradients(&w, &attention, &of_attention);
     MHA_TRY(mha_scaled_dot_product_attention_backward(&of_attention, execution));
+    MHA_TRY(prepare_back(&w, &w.query, execution));
+    MHA_TRY(prepare_back(&w, &w.key, execution));
 
     /* 1. Linear projections: (batch, len, heads * head_dim) -> (batch, len, dim). */
     MHA_TRY(project_back(&w, &w.query, execution));

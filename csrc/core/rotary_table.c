@@ -117,7 +117,7 @@ typedef struct table_job {
 
 static int64_t position_of(const mha_tensor *positions, int64_t item, int64_t row) {
     int64_t position;
-    if (positions->data == NULL) {
+    if (positions == NULL || positions->data == NULL) {
         return row;
     }
     const char *of_item =
@@ -152,7 +152,8 @@ static void fill_rows(void *context, int64_t task, mha_worker *worker) {
 }
 
 static bool is_repeated(const mha_tensor *positions) {
-    for (int axis = 0; positions->data != NULL && axis < positions->axes - 1; axis++) {
+    const int batch_axes = positions == NULL || positions->data == NULL ? 0 : positions->axes - 1;
+    for (int axis = 0; axis < batch_axes; axis++) {
         if (positions->strides[axis] != 0 && positions->shape[axis] > 1) {
             return false;
         }

@@ -92,16 +92,17 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the
- * reading of them: as many as leave enough tasks for all threads. */
+ * reading of them: as many as leave enough tasks for several threads. */
 static int joint_blocks_of(const attention_job *job, int num_threads) {
-    enum { SECOND_CACHE = 512 * 1024, TASKS_A_THREAD = 4 };
+    enum { SECOND_CACHE = 512 * 1024, TASKS_A_THREAD = 2 };
     const mha_attention *a = job->attention;
     const double widths = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes = (double)mha_extent(&a->key, 2) * widths * (double)mha_dtype_size(a->dtype);
-    int joint = bytes < SECOND_CACHE ? 1 : MHA_MAX_JOINT_BLOCKS;
-    while (joint > 1 && (double)job->batch_heads * (double)(job->query_blocks / joint) <
-                            TASKS_A_THREAD * (double)num_threads) {
-        joint /= 2;
+    const double blocks = (double)job->batch_heads * (double)job->query_blocks;
+    const double tasks = num_threads == 1 ? 1 : (double)TASKS_A_THREAD * (double)num_threads;
+    int joint = 1;
+    while (bytes >= SECOND_CACHE && joint < MHA_MAX_JOINT_BLOCKS && joint * tasks < blocks) {
+        joint++;
     }
     return joint;
 }

@@ -233,6 +233,19 @@ typedef struct mha_elementwise_kernels {
 
 /* What happens to the row of a head between its projection and attention. */
 typedef struct mha_heads_kernels {
+    /* rms_norm.inc, all in double precision, rounded once. Sums: of (x factor)^2, and of grad
+     * (offset
+     * + weight) x factor. */
+    double (*sum_squares)(const void *x, double factor, int64_t count);
+    double (*sum_products)(const void *grad, const void *weight, double offset, const void *x,
+                           double factor, int64_t count);
+    /* y = x factor (offset + weight); they may be the same. */
+    void (*normalise)(const void *x, double factor, const void *weight, double offset, void *y,
+                      int64_t count);
+    /* grad becomes factor (grad (offset + weight) - x factor shared); before that, grad_weight, if
+     * it is wanted, gets grad x factor added. */
+    void (*normalise_back)(void *grad, const void *x, double factor, double shared,
+                           const void *weight, double offset, double *grad_weight, int64_t count);
     /* rotary.inc: `pairs` pairs of columns turn in place. */
     void (*rotate)(void *row, const void *cosines, const void *sines, int64_t pairs,
                    bool interleaved);

@@ -29,7 +29,7 @@ new_gradient mha_new_contiguous_like;
 new_gradient mha_new_dense_like;
 
 /* What every call of a way back begins with: the module's functions cast to it. */
-enum { MHA_MOST_GRADIENTS = 16 };
+enum { MHA_MOST_GRADIENTS = 24 };
 typedef struct way_back {
     PyObject *kept; /* owns what the copy of the forward call refers to */
     PyArrayObject *grad_output, *grad_lse;

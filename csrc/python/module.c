@@ -19,6 +19,7 @@ static PyMethodDef methods[] = {
     FASTCALL(multi_head_attention),
     FASTCALL(multi_head_attention_backward),
     FASTCALL(merge_attention),
+    FASTCALL(prepare_heads),
     FASTCALL(rotary),
     FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),

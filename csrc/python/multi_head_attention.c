@@ -25,7 +25,8 @@ enum argument {
     KEY_IS_QUERY,
     VALUE_IS_KEY,
     KEEP,
-    NUM_ARGUMENTS
+    PREPARATION, /* NUM_PREPARATION arguments */
+    NUM_ARGUMENTS = PREPARATION + NUM_PREPARATION
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
@@ -49,7 +50,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [KEY_IS_QUERY] = {"key_is_query", AS_FLAG},
     [VALUE_IS_KEY] = {"value_is_key", AS_FLAG},
     [KEEP] = {"keep", AS_FLAG},
-};
+    MHA_PREPARATION_FORMS};
 
 static void clear(void *given) {
     layer_call *call = given;
@@ -65,7 +66,9 @@ static void clear(void *given) {
                                       &call->projected_key,
                                       &call->projected_value,
                                       &call->attended,
-                                      &call->merged};
+                                      &call->merged,
+                                      &call->unprepared_query,
+                                      &call->unprepared_key};
     converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         Py_CLEAR(*arrays[i]);
@@ -73,6 +76,7 @@ static void clear(void *given) {
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
         Py_CLEAR(weights[i]->owner);
     }
+    mha_clear_preparation(&call->preparation);
     mha_clear_options(&call->options);
     mha_clear_results(&call->results);
 }
@@ -311,6 +315,18 @@ static int new_kept_steps(layer_call *call) {
     if (call->merged == NULL) {
         return -1;
     }
+    if (call->preparation.q_norm != NULL) {
+        call->unprepared_query = new_step(call, query_len, call->W_q.out, "unprepared query");
+        if (call->unprepared_query == NULL) {
+            return -1;
+        }
+    }
+    if (call->preparation.k_norm != NULL) {
+        call->unprepared_key = new_step(call, key_len, call->W_k.out, "unprepared key");
+        if (call->unprepared_key == NULL) {
+            return -1;
+        }
+    }
     call->results.statistics = mha_new_statistics(call->dtype, &call->scores);
     return call->results.statistics == NULL ? -1 : 0;
 }
@@ -354,6 +370,10 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     set_scores(call);
+    if (mha_convert_preparation(arguments + PREPARATION, call->dtype, &call->scores,
+                                call->num_kv_heads, &call->preparation) < 0) {
+        return -1;
+    }
     const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
     const bool of_layer = PyArray_DescrCheck(arguments[DTYPE]);
     const int batch_axes = call->scores.batch_axes;
@@ -405,8 +425,11 @@ bool mha_point_layer(void *given) {
                  .projected_key = mha_data_or_null(call->projected_key),
                  .projected_value = mha_data_or_null(call->projected_value),
                  .attended = mha_data_or_null(call->attended),
-                 .merged = mha_data_or_null(call->merged)},
+                 .merged = mha_data_or_null(call->merged),
+                 .unprepared_query = mha_data_or_null(call->unprepared_query),
+                 .unprepared_key = mha_data_or_null(call->unprepared_key)},
     };
+    mha_point_preparation(&call->preparation, &call->scores, &call->layer);
     for (int axis = 0; axis < call->scores.batch_axes; axis++) {
         call->layer.batch_shape[axis] = call->scores.batch[axis];
     }

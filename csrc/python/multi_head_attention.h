@@ -4,6 +4,7 @@
 
 #include "gradient.h"
 #include "inputs.h"
+#include "preparation.h"
 #include "weight.h"
 
 #define MHA_KEPT_LAYER "multi_head_attention"
@@ -18,10 +19,12 @@ typedef struct layer_call {
     converted_options options;
     attention_results results;
     bool key_is_query, value_is_key, keeps;
+    converted_preparation preparation;
     bool bias_has_batch_of_one; /* as it came: one axis more than the scores have */
     /* For the way back, or NULL: (batch..., len, heads * d), before and after head_gate. */
     PyArrayObject *projected_query, *projected_key, *projected_value, *attended, *merged;
-    mha_multi_head_attention layer; /* the problem */
+    PyArrayObject *unprepared_query, *unprepared_key; /* before their norms */
+    mha_multi_head_attention layer;                   /* the problem */
 } layer_call;
 
 /* Takes the pointers. */

@@ -15,6 +15,8 @@ enum gradient {
     GRAD_B_K,
     GRAD_B_V,
     GRAD_B_O,
+    GRAD_Q_NORM,
+    GRAD_K_NORM,
     GRAD_HEAD_GATE,
     GRAD_BIAS,
     GRAD_ALIBI,
@@ -23,8 +25,8 @@ enum gradient {
     NUM_GRADIENTS
 };
 static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query", "key", "value", "W_q",       "W_k",  "W_v",   "W_o",           "b_q",
-    "b_k",   "b_v", "b_o",   "head_gate", "bias", "alibi", "relative_bias", "sinks",
+    "query", "key", "value",  "W_q",    "W_k",       "W_v",  "W_o",   "b_q",           "b_k",
+    "b_v",   "b_o", "q_norm", "k_norm", "head_gate", "bias", "alibi", "relative_bias", "sinks",
 };
 
 typedef struct layer_backward_call {
@@ -69,6 +71,8 @@ static int convert(void *given, PyObject **arguments) {
         [GRAD_B_K] = kept->b_k,
         [GRAD_B_V] = kept->b_v,
         [GRAD_B_O] = kept->b_o,
+        [GRAD_Q_NORM] = kept->preparation.q_norm,
+        [GRAD_K_NORM] = kept->preparation.k_norm,
         [GRAD_HEAD_GATE] = kept->head_gate,
         [GRAD_BIAS] = kept->options.bias,
         [GRAD_ALIBI] = kept->options.alibi,
@@ -110,6 +114,8 @@ static bool point(void *given) {
         .grad_b_k = data_of(call, GRAD_B_K),
         .grad_b_v = data_of(call, GRAD_B_V),
         .grad_b_o = data_of(call, GRAD_B_O),
+        .grad_q_norm = data_of(call, GRAD_Q_NORM),
+        .grad_k_norm = data_of(call, GRAD_K_NORM),
         .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
         .grad_bias =
             mha_broadcast_to_scores(call->back.gradients[GRAD_BIAS], &call->forward.scores),

@@ -65,6 +65,9 @@ const mha_attention_options *mha_point_options(converted_options *converted,
  * the number of their axes. */
 int mha_user_shape(const score_shape *scores, npy_intp *shape);
 
+/* 0 where the array broadcasts to the scores, or -1 with the exception. */
+int mha_check_broadcasts(PyArrayObject *array, const score_shape *scores, const char *name);
+
 /* As the options are: shape and strides of the scores, 0 where the array is repeated; absent where
  * it is NULL. */
 mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores);

@@ -139,7 +139,7 @@ def _kind(parameter: Parameter) -> str | None:
     if name in ("scale", "scaling", "scalefactor", "smscale", "softmaxscale", "temperature", "tau",
                 "scaled", "usescale", "scalebysqrt"):
         return "scale"
-    if name in ("bias", "attnbias", "attentionbias", "scorebias", "positionbias", "relativebias"):
+    if name in ("bias", "attnbias", "attentionbias", "scorebias", "positionbias"):
         return "bias" if not is_flag else "untested"
     if re.fullmatch(_SILENT, name) or parameter.name.startswith("_"):
         return "silent"

@@ -33,6 +33,8 @@ from mha.reference.forward import (
     softmax,
     split_heads,
 )
+from mha.reference.prepared_heads import prepared_heads_vjp
+from mha.rotary import Rotary
 
 Gradients = dict[str, NDArray[Any]]
 Pullback = Callable[..., Gradients]
@@ -185,22 +187,32 @@ def multi_head_attention_vjp(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        rotary: Rotary | None = None, q_norm: ArrayLike | None = None,
+        k_norm: ArrayLike | None = None, norm_eps: float = 1e-6, norm_offset: float = 0.0,
+        positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
         **options: Any) -> tuple[NDArray[Any], Pullback]:
     """The whole figure; query (batch..., query_len, query_dim)."""
+    if key_positions is None and key is query:
+        key_positions = positions
     if np.ndim(query) == 2:
         return _of_one_sequence(
             query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate, **options)
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate, rotary=rotary,
+            q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset,
+            positions=positions, key_positions=key_positions, **options)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
     # 1. Linear projections.
     projected_query, pull_query = linear_vjp(query, W_q, b_q)
     projected_key, pull_key = linear_vjp(key, W_k, b_k)
     projected_value, pull_value = linear_vjp(value, W_v, b_v)
-    # 2. Split heads. 3. Scaled dot-product attention, every head on its own.
+    # 2. Split heads, norms and rotation. 3. Scaled dot-product attention, every head on its own.
+    query_heads, unprepare_query = prepared_heads_vjp(
+        split_heads(projected_query, num_heads), q_norm, norm_eps, norm_offset, rotary, positions)
+    key_heads, unprepare_key = prepared_heads_vjp(
+        split_heads(projected_key, kv_heads), k_norm, norm_eps, norm_offset, rotary, key_positions)
     attended, pull_attention = scaled_dot_product_attention_vjp(
-        split_heads(projected_query, num_heads), split_heads(projected_key, kv_heads),
-        split_heads(projected_value, kv_heads), **options)
+        query_heads, key_heads, split_heads(projected_value, kv_heads), **options)
     gate = 1.0 if head_gate is None else np.asarray(head_gate).astype(
         attended.dtype)[:, None, None]
     # 4. Merge heads. 5. Output projection.
@@ -210,8 +222,10 @@ def multi_head_attention_vjp(
         of_output = pull_output(grad_output)
         grad_attended = split_heads(of_output["x"], num_heads)
         of_heads = pull_attention(grad_attended * gate, grad_lse)
-        of_query = pull_query(merge_heads(of_heads["query"]))
-        of_key = pull_key(merge_heads(of_heads["key"]))
+        grad_query_heads, grad_q_norm = unprepare_query(of_heads["query"])
+        grad_key_heads, grad_k_norm = unprepare_key(of_heads["key"])
+        of_query = pull_query(merge_heads(grad_query_heads))
+        of_key = pull_key(merge_heads(grad_key_heads))
         of_value = pull_value(merge_heads(of_heads["value"]))
         gradients = {"query": of_query["x"], "key": of_key["x"], "value": of_value["x"],
                      "W_q": of_query["weight"], "W_k": of_key["weight"],
@@ -220,6 +234,8 @@ def multi_head_attention_vjp(
                                    ("b_v", b_v, of_value), ("b_o", b_o, of_output)):
             if bias is not None:
                 gradients[name] = pulled["bias"]
+        gradients |= {name: grad for name, grad in (("q_norm", grad_q_norm),
+                                                    ("k_norm", grad_k_norm)) if grad is not None}
         if head_gate is not None:
             products = np.moveaxis(grad_attended * attended, -3, 0)
             gradients["head_gate"] = products.reshape(num_heads, -1).sum(axis=1)

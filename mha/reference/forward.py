@@ -21,6 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
 from mha.options import EmptyRows, RandomSource, Window
+from mha.reference.prepared_heads import prepared_heads
+from mha.rotary import Rotary
 
 
 def multi_head_attention(
@@ -28,17 +30,24 @@ def multi_head_attention(
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
+        rotary: Rotary | None = None, q_norm: ArrayLike | None = None,
+        k_norm: ArrayLike | None = None, norm_eps: float = 1e-6, norm_offset: float = 0.0,
+        positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
         return_weights: bool = False, return_lse: bool = False, **options: Any) -> Any:
     """The whole figure: project, split heads, attend, merge heads, project.
 
     query (..., query_len, query_dim) -> output (..., query_len, output_dim); then weights
     (..., heads, query_len, key_len) and lse (..., heads, query_len) where asked for.
     """
+    if key_positions is None and key is query:
+        key_positions = positions
     if np.ndim(query) == 2:  # one sequence: a batch of one, and back
         one = multi_head_attention(
             _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), W_q, W_k, W_v, W_o,
             b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_gate=head_gate, return_weights=return_weights, return_lse=return_lse,
+            head_gate=head_gate, rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
+            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
+            return_weights=return_weights, return_lse=return_lse,
             **options | {"key_lengths": _batch_of_one(options.get("key_lengths"))})
         return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -52,6 +61,8 @@ def multi_head_attention(
     query_heads = split_heads(projected_query, num_heads)
     key_heads = split_heads(projected_key, kv_heads)
     value_heads = split_heads(projected_value, kv_heads)
+    query_heads = prepared_heads(query_heads, q_norm, norm_eps, norm_offset, rotary, positions)
+    key_heads = prepared_heads(key_heads, k_norm, norm_eps, norm_offset, rotary, key_positions)
 
     # 3. Scaled dot-product attention, every head on its own.
     attended, weights, lse = scaled_dot_product_attention(

@@ -12,6 +12,54 @@ from numpy.typing import ArrayLike, NDArray
 from mha.rotary import Rotary
 
 
+def prepared_heads(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offset: float,
+                   rotary_: Rotary | None, positions: ArrayLike | None) -> NDArray[Any]:
+    """(..., heads, len, head_dim): normed, each head or all of a token together, then rotated."""
+    if norm is not None and np.shape(norm)[0] == heads.shape[-1]:
+        heads = rms_norm(heads, norm, eps, offset)
+    elif norm is not None:
+        heads = _apart(rms_norm(_together(heads), norm, eps, offset), heads.shape[-3])
+    return heads if rotary_ is None else rotary(heads, rotary_, positions)
+
+
+def prepared_heads_vjp(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offset: float,
+                       rotary_: Rotary | None, positions: ArrayLike | None,
+                       ) -> tuple[NDArray[Any], Callable[[NDArray[Any]], tuple[NDArray[Any],
+                                                                               Any]]]:
+    """The pullback gives (grad heads, grad norm or None)."""
+    num_heads = heads.shape[-3]
+    of_each = norm is not None and np.shape(norm)[0] == heads.shape[-1]
+    rows = heads if of_each else _together(heads)
+    pull_norm: Any = None
+    turn_back: Any = None
+    if norm is not None:
+        rows, pull_norm = rms_norm_vjp(rows, norm, eps, offset)
+    output = rows if of_each else _apart(rows, num_heads)
+    if rotary_ is not None:
+        output, turn_back = rotary_vjp(output, rotary_, positions)
+
+    def pullback(grad: NDArray[Any]) -> tuple[NDArray[Any], Any]:
+        if turn_back is not None:
+            grad = turn_back(grad)
+        if pull_norm is None:
+            return grad, None
+        grad_rows, grad_norm = pull_norm(grad if of_each else _together(grad))
+        return grad_rows if of_each else _apart(grad_rows, num_heads), grad_norm
+
+    return output, pullback
+
+
+def _together(heads: NDArray[Any]) -> NDArray[Any]:
+    """(..., heads, len, d) -> (..., len, heads * d)."""
+    by_token = np.swapaxes(heads, -2, -3)
+    return by_token.reshape(*by_token.shape[:-2], by_token.shape[-2] * by_token.shape[-1])
+
+
+def _apart(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    by_head = rows.reshape(*rows.shape[:-1], num_heads, rows.shape[-1] // num_heads)
+    return np.swapaxes(by_head, -2, -3)
+
+
 def rotary(x: ArrayLike, rotary: Rotary, positions: ArrayLike | None = None) -> NDArray[Any]:
     """Each pair of columns (a, b) turns to (a cos - b sin, b cos + a sin) (Su et al. 2021).
 

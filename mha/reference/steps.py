@@ -30,6 +30,7 @@ from mha.reference.forward import (
     split_heads,
     visible_pairs,
 )
+from mha.reference.prepared_heads import prepared_heads
 
 STEPS = {  # name: (the function of this module, the file of the C core)
     "query": ("the input", ""),
@@ -41,6 +42,8 @@ STEPS = {  # name: (the function of this module, the file of the C core)
     "query_heads": ("split_heads", "csrc/core/split_heads.c"),
     "key_heads": ("split_heads", "csrc/core/split_heads.c"),
     "value_heads": ("split_heads", "csrc/core/split_heads.c"),
+    "prepared_query": ("rms_norm, rotary", "csrc/core/prepare_heads.c"),
+    "prepared_key": ("rms_norm, rotary", "csrc/core/prepare_heads.c"),
     "scores": ("dot_product_scores, mask_scores", "csrc/kernels/scores.inc, mask.inc"),
     "weights": ("softmax", "csrc/kernels/softmax.inc"),
     "attended": ("scaled_dot_product_attention", "csrc/core/scaled_dot_product_attention.c"),
@@ -59,6 +62,7 @@ class Steps(dict[str, NDArray[Any]]):
 @takes_options(LAYER)
 def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
           value: ArrayLike | None = None, *, head_gate: ArrayLike | None = None,
+          positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
           **options: Unpack[LayerKeywords]) -> dict[str, NDArray[Any]]:
     """Every intermediate of `layer(x, key, value, ...)` by the figure's names, in its order.
 
@@ -87,23 +91,27 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
             f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
     layer = copy.copy(layer)  # as it is now, whatever another thread does to it
     chosen = call_options(steps, options, layer._state.options, 0.0, False, None)
+    if key is None and key_positions is None:
+        key_positions = positions
     key = x if key is None else key
     value = key if value is None else value
-    layer(x, key, value, head_gate=head_gate, **options)  # raises what is wrong with an argument
+    layer(x, key, value, head_gate=head_gate, positions=positions, key_positions=key_positions,
+          **options)  # raises what is wrong with an argument
 
     if np.ndim(x) == 2:  # one sequence: a batch of one, and back
         x, key, value = map(_batch_of_one, (x, key, value))
         chosen = chosen._replace(key_lengths=_batch_of_one(chosen.key_lengths))
-        found = _intermediates(layer, x, key, value, head_gate, chosen)
+        found = _intermediates(layer, x, key, value, head_gate, positions, key_positions, chosen)
         found = {name: array[0] for name, array in found.items()}
     else:
-        found = _intermediates(layer, x, key, value, head_gate, chosen)
+        found = _intermediates(layer, x, key, value, head_gate, positions, key_positions, chosen)
     _print_steps(found)
     return Steps(found)
 
 
 def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, value: ArrayLike,
-                   head_gate: ArrayLike | None,
+                   head_gate: ArrayLike | None, positions: ArrayLike | None,
+                   key_positions: ArrayLike | None,
                    options: AttentionOptions) -> dict[str, NDArray[Any]]:
     """What `multi_head_attention` computes on its way, by name."""
     found = {name: np.asarray(array).astype(layer.dtype)
@@ -115,14 +123,19 @@ def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, 
                         ("value", layer.num_kv_heads)):
         found[name + "_heads"] = split_heads(found["projected_" + name], heads)
 
-    key_of_query_head = _repeat_heads(found["key_heads"], layer.num_heads // layer.num_kv_heads)
-    scores = dot_product_scores(found["query_heads"], key_of_query_head,
+    query_heads, key_heads = found["query_heads"], found["key_heads"]
+    if layer.rotary is not None or layer.qk_norm is not None:
+        how = (layer.norm_eps, layer.norm_offset, layer.rotary)
+        query_heads = prepared_heads(query_heads, layer.q_norm, *how, positions)
+        key_heads = prepared_heads(key_heads, layer.k_norm, *how, key_positions)
+        found |= {"prepared_query": query_heads, "prepared_key": key_heads}
+    key_of_query_head = _repeat_heads(key_heads, layer.num_heads // layer.num_kv_heads)
+    scores = dot_product_scores(query_heads, key_of_query_head,
                                 **_chosen_of(options, dot_product_scores))
     found["scores"], _ = mask_scores(scores, **_chosen_of(options, visible_pairs)
                                      | _chosen_of(options, mask_scores))
     attended, found["weights"] = scaled_dot_product_attention(
-        found["query_heads"], found["key_heads"], found["value_heads"], return_weights=True,
-        **options._asdict())
+        query_heads, key_heads, found["value_heads"], return_weights=True, **options._asdict())
     if head_gate is not None:
         attended = attended * np.asarray(head_gate).astype(layer.dtype)[:, None, None]
     found["attended"] = attended

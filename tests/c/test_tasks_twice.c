@@ -35,6 +35,8 @@ static struct results {
     double grad_x[3][NUMBERS], grad_W[4][DIM * DIM], grad_b[4][DIM], grad_gate[HEADS];
     double grad_bias[HEADS * LENGTH * LENGTH];
     double grad_alibi[HEADS], grad_relative_bias[HEADS * DISTANCES], grad_sinks[HEADS];
+    double unprepared[2][NUMBERS], grad_norm[2][DIM]; /* with norms and rotation */
+    double rotated[NUMBERS];                          /* a figure whose heads are whole panels */
 } once, again;
 
 static void fill(double *numbers, int count, unsigned seed) {
@@ -66,7 +68,13 @@ static mha_tensor by_head(double *data, int64_t columns) {
     return tensor;
 }
 
-static void run_figure(struct results *r, bool key_is_query, int num_threads) {
+static const double FREQUENCIES[DIM / 2] = {1, 0.5, 0.25, 0.01};
+static const mha_rotary ROTARY = {.dims = 8, .frequencies = FREQUENCIES, .magnitude = 1};
+
+static void run_figure(struct results *r, bool key_is_query, bool prepares, int num_threads) {
+    const int64_t head_dim = DIM / HEADS;
+    const mha_head_norm each = {prepares ? in.b : NULL, head_dim, 1e-6, 1};
+    const mha_head_norm whole = {prepares ? in.b : NULL, KV_HEADS * head_dim, 1e-6, 1};
     const mha_attention_options options = {.bias = bias_of(in.bias),
                                            .alibi = by_head(in.alibi, 1),
                                            .relative_bias = by_head(in.relative_bias, DISTANCES),
@@ -94,11 +102,15 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
         .W_o = weight_of(in.W[3], DIM, DIM),
         .b_q = in.b,
         .head_gate = in.gate,
+        .q_norm = each,
+        .k_norm = whole,
+        .rotary = prepares ? &ROTARY : NULL,
         .options = &options,
         .output = r->output,
         .origin = r->origin,
         .denominator = r->denominator,
-        .kept = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged}};
+        .kept = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged,
+                 prepares ? r->unprepared[0] : NULL, prepares ? r->unprepared[1] : NULL}};
     const mha_multi_head_attention_gradients gradients = {
         .layer = &layer,
         .grad_output = in.grad_output,
@@ -112,6 +124,8 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
         .grad_b_q = r->grad_b[0],
         .grad_b_k = r->grad_b[1],
         .grad_b_o = r->grad_b[3],
+        .grad_q_norm = prepares ? r->grad_norm[0] : NULL,
+        .grad_k_norm = prepares ? r->grad_norm[1] : NULL,
         .grad_head_gate = r->grad_gate,
         .grad_bias = bias_of(r->grad_bias),
         .grad_alibi = by_head(r->grad_alibi, 1),
@@ -129,15 +143,47 @@ static void run_figure(struct results *r, bool key_is_query, int num_threads) {
     free(execution.workspace.base);
 }
 
+/* 3 heads of 16 columns: the tasks that project them turn them, too. */
+static void run_rotated(struct results *r, int num_threads) {
+    const mha_attention_options options = {
+        .window_left = MHA_UNLIMITED, .window_right = MHA_UNLIMITED, .scale = 0.3};
+    const mha_weight W = weight_of(in.W[0], DIM, DIM);
+    const mha_multi_head_attention layer = {.dtype = MHA_FLOAT64,
+                                            .batch_axes = 1,
+                                            .batch_shape = {BATCH},
+                                            .query_len = LENGTH,
+                                            .key_len = LENGTH,
+                                            .num_heads = 3,
+                                            .num_kv_heads = 3,
+                                            .query = in.x,
+                                            .key = in.x,
+                                            .value = in.x,
+                                            .W_q = W,
+                                            .W_k = W,
+                                            .W_v = W,
+                                            .W_o = W,
+                                            .q_norm = {in.b, DIM / 3, 1e-6, 1},
+                                            .rotary = &ROTARY,
+                                            .options = &options,
+                                            .output = r->rotated};
+    size_t bytes;
+    CHECK_OK(mha_multi_head_attention_workspace(&layer, num_threads, &bytes));
+    mha_execution execution = execution_of(bytes, num_threads);
+    CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));
+    free(execution.workspace.base);
+}
+
 static void test_figure(void) {
-    for (int same = 0; same < 2; same++) {
+    for (int kind = 0; kind < 4; kind++) {
         for (int num_threads = 1; num_threads <= 2; num_threads++) {
             memset(&once, 0, sizeof once);
             memset(&again, 0, sizeof again);
             twice = false;
-            run_figure(&once, same, num_threads);
+            run_figure(&once, kind % 2 == 1, kind >= 2, num_threads);
+            run_rotated(&once, num_threads);
             twice = true;
-            run_figure(&again, same, num_threads);
+            run_figure(&again, kind % 2 == 1, kind >= 2, num_threads);
+            run_rotated(&again, num_threads);
             CHECK(memcmp(&once, &again, sizeof once) == 0);
         }
     }

@@ -271,6 +271,14 @@ def multi_head_attention(case):
             options[name] = case.place(case.numbers(array.shape[1]))
     if case.rng.random() < 0.3:
         options["head_gate"] = case.place(case.numbers(heads))
+    head_dim = arrays[3].shape[1] // heads
+    if head_dim > 1 and case.rng.random() < 0.4:
+        options["rotary"] = mha.Rotary(head_dim // 2 * 2, layout=str(case.choose(
+            "half", "interleaved")))
+        options["positions"] = case.place(case.rng.integers(-99, 99, (*batch, lengths[0])))
+    if case.rng.random() < 0.4:
+        options["q_norm"] = case.place(case.numbers(int(case.choose(head_dim, heads * head_dim))))
+        options["k_norm"] = case.place(case.numbers(kv_heads * head_dim))
     if is_vjp:
         grad = case.place(case.numbers(*batch, lengths[0], output_dim))
         return pull(mha.multi_head_attention_vjp), (*arrays, options, grad, None)
@@ -284,8 +292,11 @@ def multi_head_attention(case):
 def layer(case):
     heads, kv_heads, head_dim, value_head_dim, dims, lengths = figure_sizes(case)
     query_dim, key_dim, value_dim, output_dim = dims
+    rotary = mha.Rotary(2) if head_dim > 1 and case.rng.random() < 0.5 else None
+    norm = {0: "head", 1: "width"}.get(int(case.rng.integers(4)))
     made = mha.MultiHeadAttention(
-        8, heads, num_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=value_head_dim,
+        8, heads, rotary=rotary, qk_norm=norm, num_kv_heads=kv_heads, head_dim=head_dim,
+        value_head_dim=value_head_dim,
         query_dim=query_dim, key_dim=key_dim, value_dim=value_dim, output_dim=output_dim,
         dtype=case.dtype, rng=1)
     guarded = {name: case.place(case.numbers(*array.shape))

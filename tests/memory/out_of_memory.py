@@ -56,6 +56,7 @@ W, b = [f(12, 12) for _ in range(4)], [f(12) for _ in range(4)]
 wide = f(700, 40).T
 additive = [f(2, 5, 8), f(2, 70, 6), f(2, 70, 4), f(8, 7), f(6, 7), f(7)]
 layer = mha.MultiHeadAttention(12, 4, num_kv_heads=2, dropout=0.1, rng=0)
+rotating = mha.MultiHeadAttention(12, 3, rng=0, rotary=mha.Rotary(4), qk_norm="width")
 frozen = mha.MultiHeadAttention(12, 4, rng=0).freeze()
 big_layer = mha.MultiHeadAttention(256, 4, rng=0).freeze()
 big_x = f(8, 300, 256)
@@ -170,6 +171,8 @@ CASES = {
     "layer's gradients": lambda: both(layer.vjp(x, training=True, rng=5), None),
     "gradients of many rows": lambda: both(layer.vjp(sequence), None),
     "frozen": lambda: frozen(x, mask=visible[0, 0, :, :9], head_gate=[1, 0, 1, 2]),
+    "rotating layer": lambda: rotating(x, positions=range(x.shape[1])),
+    "rotating layer's gradients": lambda: both(rotating.vjp(x), None),
     "freezing": thawed,
     "large workspace": lambda: big_layer(big_x),
     "linear": lambda: mha.linear(x, W[0].T, b[0]),

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "mha/execution.h"
+#include "mha/rotary.h"
 #include "mha/tensor.h"
 
 MHA_API_BEGIN
@@ -141,6 +142,9 @@ typedef struct mha_linear_projection {
     void *output;
     int64_t output_stride;
     int64_t head_columns, head_stride; /* 0: all columns lie side by side */
+    /* What is done to each block of rows and heads by the task that wrote it, while it is in the
+     * cache; the columns of a head are whole panels then. NULL but inside the core. */
+    const struct mha_prepare_heads *prepare;
 } mha_linear_projection;
 
 /* The projection of contiguous rows to contiguous rows. */
@@ -190,10 +194,39 @@ typedef struct mha_merge_heads {
 mha_status mha_merge_heads_forward(const mha_merge_heads *merge,
                                    mha_execution *execution) MHA_MUST_CHECK;
 
+/* x / sqrt(mean(x^2) + eps) * (offset + weight) (Zhang & Sennrich 2019), of each head on its own
+ * where there are head_dim columns, else of all heads of a token together. */
+typedef struct mha_head_norm {
+    const void *weight; /* real (columns,), or NULL: no norm */
+    int64_t columns;    /* head_dim or heads * head_dim */
+    double eps, offset; /* eps >= 0 */
+} mha_head_norm;
+
+/* What a layer does to projected queries or keys before attention, as a step alone: norm, then the
+ * rotation. x and output are C-contiguous (batch, length, num_heads * head_dim), not the same. */
+typedef struct mha_head_preparation {
+    mha_dtype dtype;
+    int64_t batch, length, num_heads, head_dim;
+    const void *x;
+    mha_head_norm norm;
+    const mha_rotary *rotary; /* or NULL */
+    const mha_tensor
+        *positions; /* int64 (batch, length), strides 0 where repeated; NULL: 0, 1... */
+    void *output;
+} mha_head_preparation;
+
+mha_status mha_head_preparation_workspace(const mha_head_preparation *preparation, int num_threads,
+                                          size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
+                                        mha_execution *execution) MHA_MUST_CHECK;
+
 /* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
- * for none. `attended` and `merged` are before and after head_gate, the same array without. */
+ * for none. The projected ones are as attention reads them; with a norm, the unprepared ones are as
+ * they were before it, else NULL. `attended` and `merged` are before and after head_gate, the same
+ * array without. */
 typedef struct mha_kept_steps {
     void *projected_query, *projected_key, *projected_value, *attended, *merged;
+    void *unprepared_query, *unprepared_key;
 } mha_kept_steps;
 
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
@@ -208,6 +241,11 @@ typedef struct mha_multi_head_attention {
     mha_weight W_q, W_k, W_v, W_o;
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
     const void *head_gate;
+    /* Between projection and attention: norms, then the rotation by positions, int64 (batch...,
+     * query_len) and (batch..., key_len), strides 0 where repeated; NULL: 0, 1, ... */
+    mha_head_norm q_norm, k_norm;
+    const mha_rotary *rotary; /* or NULL */
+    const mha_tensor *positions, *key_positions;
     const mha_attention_options *options;
     void *output;
     void *weights, *lse, *origin, *denominator;
@@ -231,7 +269,8 @@ typedef struct mha_multi_head_attention_gradients {
     void *grad_query, *grad_key, *grad_value;
     void *grad_W_q, *grad_W_k, *grad_W_v, *grad_W_o;
     void *grad_b_q, *grad_b_k, *grad_b_v, *grad_b_o;
-    void *grad_head_gate; /* (num_heads,) */
+    void *grad_q_norm, *grad_k_norm; /* as the norms' weights */
+    void *grad_head_gate;            /* (num_heads,) */
     mha_tensor grad_bias;
     mha_tensor grad_alibi, grad_relative_bias, grad_sinks; /* as in mha_attention_gradients */
     bool key_is_query, value_is_key;

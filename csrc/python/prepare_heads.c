@@ -1,0 +1,134 @@
+/* prepare_heads: what a layer does to projected queries or keys before attention, as a step alone,
+ * for rows that a cache takes in between. */
+#include <stddef.h>
+
+#include "function.h"
+#include "rotary.h"
+
+enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, NUM_ARGUMENTS };
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
+                                                   [NUM_HEADS] = {"num_heads", AS_INT},
+                                                   [ROTARY] = {"rotary", AS_IT_IS},
+                                                   [POSITIONS] = {"positions", AS_ARRAY},
+                                                   [NORM] = {"norm", AS_REAL},
+                                                   [NORM_EPS] = {"norm_eps", AS_NUMBER},
+                                                   [NORM_OFFSET] = {"norm_offset", AS_NUMBER}};
+
+typedef struct prepare_call {
+    PyArrayObject *x, *norm, *positions, *output;
+    converted_rotary rotary;
+    mha_tensor rows; /* of the positions, once pointers are taken */
+    mha_dtype dtype;
+    int64_t num_heads, head_dim;
+    double norm_eps, norm_offset;
+    mha_head_preparation preparation;
+} prepare_call;
+
+static void clear(void *given) {
+    prepare_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->norm);
+    Py_CLEAR(call->positions);
+    Py_CLEAR(call->output);
+    Py_CLEAR(call->rotary.frequencies);
+}
+
+static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call) {
+    static const char *const names[] = {"x"};
+    char text[MHA_SHAPE_TEXT];
+    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
+        mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
+        return -1;
+    }
+    if (PyArray_NDIM(x) != 3 || PyArray_DIM(x, 2) % call->num_heads != 0) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (batch, len, %lld * head_dim)",
+                     mha_array_shape_text(x, text), (long long)call->num_heads);
+        return -1;
+    }
+    call->head_dim = PyArray_DIM(x, 2) / call->num_heads;
+    call->x = mha_as_contiguous_real(x, call->dtype, "x");
+    return call->x == NULL ? -1 : 0;
+}
+
+static int convert_norm(PyObject **arguments, prepare_call *call) {
+    char text[MHA_SHAPE_TEXT];
+    if (arguments[NORM] == Py_None) {
+        return 0;
+    }
+    if (mha_convert_number(arguments[NORM_EPS], "norm_eps", &call->norm_eps) < 0 ||
+        mha_convert_number(arguments[NORM_OFFSET], "norm_offset", &call->norm_offset) < 0) {
+        return -1;
+    }
+    PyArrayObject *norm = mha_as_array(arguments[NORM], "norm");
+    if (norm == NULL) {
+        return -1;
+    }
+    const int64_t length = PyArray_NDIM(norm) == 1 ? PyArray_DIM(norm, 0) : -1;
+    if (length == call->head_dim || length == call->num_heads * call->head_dim) {
+        call->norm = mha_as_contiguous_real(norm, call->dtype, "norm");
+    } else {
+        PyErr_Format(PyExc_ValueError, "norm: got shape %s, wanted one for each column",
+                     mha_array_shape_text(norm, text));
+    }
+    Py_DECREF(norm);
+    return call->norm == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    prepare_call *call = given;
+    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
+    Py_XDECREF(x);
+    if (failed || convert_norm(arguments, call) < 0 ||
+        mha_convert_rotary(arguments[ROTARY], call->head_dim, &call->rotary) < 0) {
+        return -1;
+    }
+    const npy_intp *shape = PyArray_DIMS(call->x);
+    if (arguments[POSITIONS] != Py_None) {
+        call->positions =
+            mha_convert_positions(arguments[POSITIONS], shape, 1, shape[1], "positions");
+        if (call->positions == NULL) {
+            return -1;
+        }
+    }
+    call->output = mha_new_array(3, shape, mha_typenum(call->dtype), "output");
+    return call->output == NULL ? -1 : 0;
+}
+
+static bool point(void *given) {
+    prepare_call *call = given;
+    const npy_intp *shape = PyArray_DIMS(call->x);
+    call->rows = mha_point_positions(call->positions, shape, 1);
+    call->preparation = (mha_head_preparation){
+        .dtype = call->dtype,
+        .batch = shape[0],
+        .length = shape[1],
+        .num_heads = call->num_heads,
+        .head_dim = call->head_dim,
+        .x = PyArray_DATA(call->x),
+        .norm = {.weight = mha_data_or_null(call->norm),
+                 .columns = call->norm == NULL ? 0 : PyArray_DIM(call->norm, 0),
+                 .eps = call->norm_eps,
+                 .offset = call->norm_offset},
+        .rotary = mha_point_rotary(&call->rotary),
+        .positions = call->positions == NULL ? NULL : &call->rows,
+        .output = PyArray_DATA(call->output),
+    };
+    return PyArray_SIZE(call->output) > 0;
+}
+
+static PyObject *results(void *given) {
+    const prepare_call *call = given;
+    return Py_NewRef((PyObject *)call->output);
+}
+
+MHA_CORE_WORKSPACE(head_preparation_workspace, mha_head_preparation)
+MHA_CORE_RUN(head_preparation_forward, mha_head_preparation)
+
+MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = NUM_ARGUMENTS, .options = NO_OPTIONS, .convert = convert,
+                    .point = point, .workspace = core_head_preparation_workspace,
+                    .forward = core_head_preparation_forward,
+                    .problem = offsetof(prepare_call, preparation), .results = results,
+                    .clear = clear)

@@ -11,11 +11,11 @@ PEERS = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", 
 
 @dataclass(frozen=True)
 class Work:
-    """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width, heads),
-    a step of training the language model of the examples (batch, length, width, heads, blocks), or
-    a token through the layers of a decoder, the last of so many positions (batch, positions, width,
-    heads, layers); its options, and the least ratios wanted: peer name -> peer's time / ours. The name
-    "best" stands for the fastest of all peers but NumPy."""
+    """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width,
+    heads), a step of training the language model of the examples (batch, length, width, heads,
+    blocks), or a token through the layers of a decoder, the last of so many positions (batch,
+    positions, width, heads, layers); its options, and the least ratios wanted: peer name -> peer's
+    time / ours. The name "best" stands for the fastest of all peers but NumPy."""
 
     name: str
     kind: str  # "attention", "layer", "model" or "decoder"
@@ -174,6 +174,13 @@ WORKS = [
               query_len=1, reads=(0.85, 0.85)),
     attention(1, 8, 4096, 128, with_torch(2.5), "decode 1 query, 8 on 2 heads x 4096 keys x 128",
               query_len=1, kv_heads=2, peers=("numpy", "pytorch", "jax")),
+    attention(1, 64, 4096, 128, {"pytorch": 2.5}, "decode 1 query, 64 on 8 heads x 4096 keys x 128",
+              query_len=1, kv_heads=8, peers=("pytorch",)),
+    attention(1, 8, 100_000, 128, {"pytorch": 1.1}, "decode 1 query, 8 heads x 100,000 keys x 128",
+              query_len=1, reads=(0.85, 0.85), peers=("pytorch",)),
+    attention(1, 64, 50_000, 128, {"pytorch": 2.5},
+              "decode 1 query, 64 on 8 heads x 50,000 keys x 128", query_len=1, kv_heads=8,
+              reads=(0.75, 0.75), peers=("pytorch",)),
     attention(1, 12, 512, 64, with_torch(1.3), "float64 1x12x512x64", dtype="float64",
               peers=("numpy", "pytorch", "onnxruntime")),
     attention(8, 12, 128, 64, {"pytorch": 1.5, "onnxruntime": 1.5, "numpy": 1.5},

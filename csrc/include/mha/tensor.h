@@ -42,6 +42,10 @@ size_t mha_dtype_size(mha_dtype dtype);
 /* Bytes of an element that lies so, where the arithmetic is in `dtype`. */
 size_t mha_storage_size(mha_dtype dtype, mha_storage storage);
 
+/* Rounds `count` float32 numbers to halves, ties to even; and back, exactly. */
+void mha_round_numbers(const float *from, void *to, mha_storage storage, int64_t count);
+void mha_widen_numbers(const void *from, mha_storage storage, float *to, int64_t count);
+
 /* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;
 mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;

@@ -16,9 +16,7 @@ from mha.arguments import (
     as_array,
     as_int_array,
     as_lengths,
-    as_real_dtype,
     as_size,
-    check_real,
     checked_lengths,
 )
 from mha.cache_state import (
@@ -32,6 +30,7 @@ from mha.cache_state import (
     write_ragged,
     zeros,
 )
+from mha.half_precision import check_beside, rounded, shown, shown_dtype, stored_dtype
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["KVCache"]
@@ -50,7 +49,9 @@ class KVCache:
     value_head_dim : int, by default head_dim
     capacity : int
         Positions to reserve; beyond them the cache grows by doubling.
-    dtype : numpy.float32 or numpy.float64
+    dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16"
+        In which keys and values are stored; what is appended is rounded once. "bfloat16" needs
+        ml_dtypes only where key and value are looked at.
     window : int, optional
         Keeps what attention with window=(window - 1, 0) needs: whole blocks of 128 positions that
         no sequence needs any more are dropped after a call. Holds fewer than 2 * max(window, 128)
@@ -71,7 +72,8 @@ class KVCache:
     Raises
     ------
     ValueError: a size out of range. TypeError: a size that is not an int, another dtype.
-    MemoryError: a capacity that cannot be had.
+    MemoryError: a capacity that cannot be had. ImportError: key or value of a bfloat16 cache where
+    ml_dtypes has not been imported.
 
     Source: Shazeer 2019, "Fast Transformer Decoding"; the window as in Beltagy et al. 2020.
 
@@ -97,7 +99,7 @@ class KVCache:
         head_dim = as_size(head_dim, "head_dim")
         value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
         columns = as_size(capacity, "capacity", least=0)
-        known_dtype = as_real_dtype(dtype)
+        known_dtype = stored_dtype(dtype)
         self._window = None if window is None else as_size(window, "window")
         if self._window is not None:
             columns = min(columns, most_columns(self._window))
@@ -129,8 +131,9 @@ class KVCache:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type in which keys and values are stored."""
-        return self._state.key.dtype
+        """The type in which keys and values are stored; "bfloat16", the name, where ml_dtypes has
+        not been imported."""
+        return shown_dtype(self._state.key.dtype)
 
     @property
     def window(self) -> int | None:
@@ -160,13 +163,13 @@ class KVCache:
     @property
     def key(self) -> Array:
         """(batch, kv_heads, longest - start, head_dim), read-only, until the cache changes."""
-        return read_only(self._state.held()[0])
+        return read_only(shown(self._state.held()[0]))
 
     @property
     def value(self) -> Array:
         """(batch, kv_heads, longest - start, value_head_dim), read-only, until the cache changes.
         """
-        return read_only(self._state.held()[1])
+        return read_only(shown(self._state.held()[1]))
 
     @names_its_keywords
     def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
@@ -194,7 +197,7 @@ class KVCache:
         keys, values = as_array(key, "key"), as_array(value, "value")
         n = keys.shape[2] if keys.ndim == 4 else -1
         for array, like, name in ((keys, state.key, "key"), (values, state.value, "value")):
-            check_real(array, name)
+            check_beside(array, like.dtype, name)
             heads, columns = like.shape[:2], like.shape[3]
             if array.shape != (*heads, n, columns):
                 length = "n" if name == "key" else n
@@ -285,6 +288,7 @@ class KVCache:
         `_put` once all has succeeded. counts (batch,): of sequence b the first counts[b] rows are
         real, or, where left, the last ones; None: all n."""
         state, n = self._state, key.shape[2]
+        key, value = rounded(key, state.key.dtype), rounded(value, state.value.dtype)
         lengths = read_only(state.lengths + (n if counts is None else counts))
         if counts is None:
             shortest, longest = state.shortest + n, state.longest + n
@@ -382,6 +386,7 @@ def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: i
     """The state of these, which must fit together, and the window."""
     batch, heads, held, head_dim = key.shape
     empty = KVCache(batch, heads, head_dim, value.shape[3], dtype=key.dtype, window=window)
+    stored = empty._state.key.dtype
     known = as_lengths(lengths, batch)
     shortest, longest = int(known.min()), int(known.max())
     if value.shape[:3] != key.shape[:3] or value.dtype != key.dtype or shortest < 0:
@@ -390,5 +395,5 @@ def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: i
     if start % BLOCK or start > first_needed(shortest, window) or longest - start != held:
         raise ValueError("wanted lengths of the positions that are held")
     whole = CacheState(key, value, read_only(known), shortest, longest, start, 0)
-    return copied(whole._replace(key=key.astype(empty.dtype), value=value.astype(empty.dtype)),
+    return copied(whole._replace(key=key.astype(stored), value=value.astype(stored)),
                    None, columns), empty.window

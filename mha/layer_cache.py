@@ -15,6 +15,7 @@ from mha import _core
 from mha.arguments import as_array, as_bool, as_int, as_int_array, check_real, checked_lengths
 from mha.cache_state import CacheState
 from mha.dropout import drawn
+from mha.half_precision import widened
 from mha.kv_cache import KVCache, Memory
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
@@ -132,6 +133,8 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
               head_gate: Maybe, return_weights: bool, return_lse: bool) -> list[Array]:
     """The layer's output (batch, n, output_dim), and weights and lse where asked for."""
     key, value = after.held()
+    if query.dtype == np.float64:
+        key, value = widened(key), widened(value)
     attended = _core.scaled_dot_product_attention(
         query, key, value, options, return_weights=return_weights, return_lse=return_lse,
         head_gate=head_gate)
@@ -225,7 +228,8 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
     if got != wanted:
         raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
                          " as the layer has: one of its new_cache()")
-    if cache.dtype != settings.dtype and cache.dtype.itemsize >= settings.dtype.itemsize:
+    stored = cache._state.key.dtype
+    if stored != settings.dtype and stored.itemsize >= settings.dtype.itemsize:
         raise TypeError(f"cache: got one of {cache.dtype}, wanted {settings.dtype} as the layer"
                         " has, or a narrower one")
     widths = settings.query_dim, settings.key_dim, settings.value_dim

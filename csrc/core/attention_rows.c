@@ -19,15 +19,27 @@ bool mha_has_no_rows(const mha_tensor *tensor) {
     return mha_is_empty(tensor->shape, tensor->axes - 1);
 }
 
+static int64_t item_size(const mha_tensor *tensor, mha_dtype dtype) {
+    return (int64_t)mha_storage_size(dtype, tensor->storage);
+}
+
+int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype) {
+    return mha_stride(tensor, 2) / item_size(tensor, dtype);
+}
+
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
-    return mha_stride(tensor, 2) != mha_extent(tensor, 1) * (int64_t)mha_dtype_size(dtype);
+    return tensor->storage != MHA_AS_COMPUTED ||
+           mha_stride(tensor, 2) != mha_extent(tensor, 1) * item_size(tensor, dtype);
 }
 
 void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own) {
-    const size_t width = (size_t)mha_extent(tensor, 1) * mha_dtype_size(attention->dtype);
+    const int64_t columns = mha_extent(tensor, 1);
+    const size_t width = (size_t)columns * mha_dtype_size(attention->dtype);
+    mha_read_row *read_row = mha_kernels_for(attention->dtype)->elementwise->read_row;
     for (int64_t row = first; row < end; row++, own += width) {
-        memcpy(own, mha_at_row(tensor, attention->batch_axes, batch, head, row), width);
+        read_row(mha_at_row(tensor, attention->batch_axes, batch, head, row), tensor->storage, own,
+                 columns);
     }
 }
 
@@ -46,14 +58,18 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
         .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
         .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
-        .query_stride = mha_stride(&a->query, 2) / item,
-        .key_stride = mha_stride(&a->key, 2) / item,
-        .value_stride = mha_stride(&a->value, 2) / item,
+        .query_stride = mha_row_stride(&a->query, a->dtype),
+        .key_stride = mha_row_stride(&a->key, a->dtype),
+        .value_stride = mha_row_stride(&a->value, a->dtype),
+        .query_storage = a->query.storage,
+        .key_storage = a->key.storage,
+        .value_storage = a->value.storage,
+        .output_storage = a->output.storage,
         .key_begin = visible->begin,
         .key_end = visible->end,
         .scores = mha_scores_of_head(a, batch, head),
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
-        .output_stride = mha_stride(&a->output, 2) / item,
+        .output_stride = mha_row_stride(&a->output, a->dtype),
         .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
         .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
         .origin = a->origin == NULL ? NULL : (char *)a->origin + row * item,

@@ -143,7 +143,6 @@ static row_place place_of(const few_job *job, int64_t row_task, int64_t row) {
 static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
                        mha_few_queries_block *block) {
     const mha_attention *a = job->attention;
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const row_place first = place_of(job, row_task, 0);
     block->checkpoint = &worker->checkpoint;
     block->rows =
@@ -155,8 +154,12 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->end_key = 0;
     block->key = mha_at_row(&a->key, a->batch_axes, first.batch, first.kv_head, 0);
     block->value = mha_at_row(&a->value, a->batch_axes, first.batch, first.kv_head, 0);
-    block->key_stride = mha_stride(&a->key, 2) / item;
-    block->value_stride = mha_stride(&a->value, 2) / item;
+    block->key_stride = mha_row_stride(&a->key, a->dtype);
+    block->value_stride = mha_row_stride(&a->value, a->dtype);
+    block->query_storage = a->query.storage;
+    block->key_storage = a->key.storage;
+    block->value_storage = a->value.storage;
+    block->output_storage = a->output.storage;
     for (int64_t row = 0; row < block->rows; row++) {
         const row_place place = place_of(job, row_task, row);
         mha_few_queries_row *r = &block->row[row];

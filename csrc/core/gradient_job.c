@@ -30,7 +30,7 @@ void *mha_gradient_rows(const mha_gradient_job *job, const mha_tensor *gradient,
     if (gradient->data == NULL) {
         return NULL;
     }
-    *stride = mha_stride(gradient, 2) / (int64_t)mha_dtype_size(job->attention->dtype);
+    *stride = mha_row_stride(gradient, job->attention->dtype);
     return mha_at_row(gradient, job->attention->batch_axes, batch, head, row);
 }
 

@@ -67,6 +67,7 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, const m
         blocks[i].value = value;
         blocks[i].key_stride = blocks[i].head_dim;
         blocks[i].value_stride = blocks[i].value_head_dim;
+        blocks[i].key_storage = blocks[i].value_storage = MHA_AS_COMPUTED;
     }
 }
 

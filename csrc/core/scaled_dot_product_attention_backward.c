@@ -153,6 +153,9 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
     block.attention.key_stride = c->key_stride;
     block.attention.value = c->value;
     block.attention.value_stride = c->value_stride;
+    if (job->copies_keys) {
+        block.attention.key_storage = block.attention.value_storage = MHA_AS_COMPUTED;
+    }
     block.grad_key = c->grad_key;
     block.grad_key_stride = c->grad_key_stride;
     block.grad_value = c->grad_value;

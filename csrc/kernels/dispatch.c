@@ -2,6 +2,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 #include "mha/runtime.h"
@@ -37,11 +40,19 @@ enum { NUM_KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
 
 static _Atomic(const mha_kernel_set *) chosen;
 
+#if defined(__x86_64__)
+/* Older compilers cannot ask for it by name. */
+static bool has_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 /* __builtin_cpu_supports asks both CPUID and the operating system (XGETBV). */
 static int can_run(const mha_kernel_set *set) {
 #if defined(__x86_64__)
     if (strcmp(set->name, "avx2") == 0) {
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     }
     if (strcmp(set->name, "avx512") == 0) {
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");

@@ -61,6 +61,10 @@ typedef struct mha_key_ranges {
     int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];
 } mha_key_ranges;
 
+/* Between arrays of halves and float32, which alone has them: a row of `count` numbers. */
+typedef void mha_read_row(const void *from, mha_storage storage, void *to, int64_t count);
+typedef void mha_write_row(const void *from, void *to, mha_storage storage, int64_t count);
+
 /* One head and a block of consecutive queries. Strides count elements; the last axes of query, key,
  * value and output are contiguous. */
 typedef struct mha_attention_block {
@@ -70,6 +74,7 @@ typedef struct mha_attention_block {
     int64_t first_query; /* position of this block among all queries */
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
+    mha_storage query_storage, key_storage, value_storage, output_storage;
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
     mha_scores scores;
@@ -150,6 +155,7 @@ typedef struct mha_few_queries_block {
     int64_t first_key, end_key;
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
+    mha_storage query_storage, key_storage, value_storage, output_storage;
     int64_t first_block, end_block;
     void *blocks, *state;
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
@@ -221,6 +227,8 @@ typedef struct mha_matmul_kernels {
 
 /* Loops over numbers: elementwise.inc. */
 typedef struct mha_elementwise_kernels {
+    mha_read_row *read_row; /* storage.inc */
+    mha_write_row *write_row;
     double (*read)(const void *numbers, int64_t at);
     void (*write)(void *numbers, int64_t at, double number);
     void (*fill)(void *to, double number, int64_t count);

@@ -93,6 +93,27 @@ INLINE vector v_load_partial(const real *p, int64_t count) {
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
 }
+INLINE vector v_load_float16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+}
+INLINE void v_store_float16(uint16_t *p, vector a) {
+    _mm_storeu_si128((void *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vector v_load_bfloat16(const uint16_t *p) {
+    const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(low, 16));
+}
+INLINE void v_store_bfloat16(uint16_t *p, vector a) {
+    const __m256i pattern = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(pattern, 16), _mm256_set1_epi32(1));
+    const __m256i rounding = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i quiet = _mm256_or_si256(pattern, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i rounded = _mm256_add_epi32(pattern, rounding);
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((void *)p, _mm256_castsi256_si128(halves));
+}
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
 typedef double real;

@@ -69,6 +69,29 @@ INLINE vector v_load_partial(const real *p, int64_t count) {
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)));
 }
+INLINE vector v_load_float16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+INLINE void v_store_float16(uint16_t *p, vector a) {
+    const __m256i halves = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256((void *)p, halves);
+}
+INLINE vector v_load_bfloat16(const uint16_t *p) {
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(low, 16));
+}
+INLINE void v_store_bfloat16(uint16_t *p, vector a) {
+    typedef uint32_t patterns __attribute__((vector_size(64)));
+    typedef uint16_t halves __attribute__((vector_size(32)));
+    const patterns pattern = (patterns)_mm512_castps_si512(a);
+    const patterns rounded = pattern + 0x7FFF + (pattern >> 16 & 1);
+    const vector quiet = _mm512_castsi512_ps((__m512i)(pattern | 0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const vector chosen =
+        _mm512_mask_blend_ps(is_nan, _mm512_castsi512_ps((__m512i)rounded), quiet);
+    const patterns high = (patterns)_mm512_castps_si512(chosen) >> 16;
+    _mm256_storeu_si256((void *)p, (__m256i) __builtin_convertvector(high, halves));
+}
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
 typedef double real;

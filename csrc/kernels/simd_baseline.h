@@ -14,6 +14,9 @@
  *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
  * each v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
+ *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
+ *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; both
+ *                              whatever becomes of denormal numbers; a NaN stays one, and quiet
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
  *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
@@ -83,3 +86,7 @@ INLINE real r_fma(real a, real b, real c) { return a * b + c; }
 #include "simd_by_zip.h"
 
 #include "simd_by_lane.h"
+
+#ifdef MHA_REAL_IS_FLOAT32
+#include "simd_half_by_lane.h"
+#endif

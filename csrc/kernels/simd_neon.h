@@ -68,3 +68,22 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
 #include "simd_by_zip.h"
 
 #include "simd_by_lane.h"
+
+#ifdef MHA_REAL_IS_FLOAT32
+INLINE vector v_load_float16(const uint16_t *p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+INLINE void v_store_float16(uint16_t *p, vector a) {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a)));
+}
+INLINE vector v_load_bfloat16(const uint16_t *p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+INLINE void v_store_bfloat16(uint16_t *p, vector a) {
+    const uint32x4_t pattern = vreinterpretq_u32_f32(a);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(pattern, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(pattern, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
+    const uint32x4_t quiet = vorrq_u32(pattern, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(a, a), rounded, quiet), 16));
+}
+#endif

@@ -4,21 +4,6 @@
 
 #include <stdio.h>
 
-/* NumPy's numbers of the element types. */
-static const int typenums[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = NPY_FLOAT32,
-                                             [MHA_FLOAT64] = NPY_FLOAT64};
-
-int mha_typenum(mha_dtype dtype) { return typenums[dtype]; }
-
-mha_dtype mha_dtype_of_typenum(int typenum) {
-    for (int dtype = 0; dtype < MHA_NUM_DTYPES; dtype++) {
-        if (typenums[dtype] == typenum) {
-            return (mha_dtype)dtype;
-        }
-    }
-    return MHA_FLOAT64;
-}
-
 /* Raises the pending exception's type again, with the argument's name in front. */
 static void name_pending_error(PyObject *object, const char *name) {
     PyObject *type, *value, *traceback;
@@ -126,46 +111,13 @@ PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const
     return array;
 }
 
-static int raise_not_real(PyArrayObject *array, const char *name) {
-    PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted float32, float64 or integers",
-                 name, (PyObject *)PyArray_DESCR(array));
-    return -1;
-}
-
-static bool is_real(int typenum) {
-    return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || PyTypeNum_ISINTEGER(typenum);
-}
-
-int mha_check_real(PyArrayObject *array, const char *name) {
-    const int typenum = PyArray_TYPE(array);
-    return is_real(typenum) || typenum == NPY_BOOL || typenum == NPY_HALF
-               ? 0
-               : raise_not_real(array, name);
-}
-
-int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count,
-                     mha_dtype *dtype) {
-    for (int i = 0; i < count; i++) {
-        if (mha_check_real(arrays[i], names[i]) < 0) {
-            return -1;
-        }
-    }
-    PyArray_Descr *common = PyArray_ResultType(count, arrays, 0, NULL);
-    if (common == NULL) {
-        return -1;
-    }
-    const int typenum = common->type_num;
-    Py_DECREF(common);
-    if (!is_real(typenum)) { /* bool or float16 throughout */
-        return raise_not_real(arrays[0], names[0]);
-    }
-    *dtype = mha_dtype_of_typenum(typenum);
-    return 0;
-}
-
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
 static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char *name, int flags) {
     if (mha_check_real(array, name) < 0) {
+        return NULL;
+    }
+    if (PyArray_TYPE(array) == NPY_VOID) {
+        PyErr_Format(PyExc_TypeError, "%s: got bfloat16 as a cache holds it, wanted an array", name);
         return NULL;
     }
     PyArrayObject *real = (PyArrayObject *)PyArray_FromArray(
@@ -234,17 +186,40 @@ bool mha_last_axis_is_contiguous(PyArrayObject *array) {
            PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
 }
 
-PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
-    PyArrayObject *real = as_real(array, dtype, name, 0);
-    if (real == NULL || mha_last_axis_is_contiguous(real)) {
-        return real;
+/* `array`, taken over, or a copy of it whose last axis is contiguous. */
+static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *name) {
+    if (array == NULL || mha_last_axis_is_contiguous(array)) {
+        return array;
     }
-    PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(real, NPY_CORDER);
+    PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
     if (copy == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(real), PyArray_NDIM(real), name);
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
-    Py_DECREF(real);
+    Py_DECREF(array);
     return copy;
+}
+
+PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    return with_contiguous_rows(as_real(array, dtype, name, 0), name);
+}
+
+PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    if (dtype != MHA_FLOAT32 || mha_storage_of(array) == MHA_AS_COMPUTED) {
+        return mha_as_real(array, dtype, name);
+    }
+    PyArrayObject *stored;
+    if (PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array)) {
+        stored = (PyArrayObject *)Py_NewRef((PyObject *)array);
+    } else {
+        PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
+        stored = native == NULL
+                     ? NULL
+                     : (PyArrayObject *)PyArray_FromArray(array, native, NPY_ARRAY_ALIGNED);
+    }
+    if (stored == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    }
+    return with_contiguous_rows(stored, name);
 }
 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
@@ -317,6 +292,7 @@ mha_tensor mha_tensor_of(PyArrayObject *array) {
         return tensor;
     }
     tensor.data = PyArray_DATA(array);
+    tensor.storage = mha_storage_of(array);
     tensor.axes = PyArray_NDIM(array);
     for (int axis = 0; axis < tensor.axes; axis++) {
         tensor.shape[axis] = PyArray_DIM(array, axis);

@@ -24,12 +24,24 @@ static inline void *mha_data_or_null(PyArrayObject *array) {
 PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
                             const npy_intp *strides, int writeable);
 
-/* 0 for float32, float64 and integers, and for bool and float16, which are cast where another
- * array decides the type; else -1 with a TypeError. */
+/* How an array's numbers lie: as float16, as bfloat16 (that of ml_dtypes, found by its name, or
+ * what a KVCache holds of it), or else. Runs no other code. */
+mha_storage mha_storage_of(PyArrayObject *array);
+
+/* 0 for float32, float64 and integers, and for bool, float16 and bfloat16, which are cast where
+ * another array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);
 
 /* The element type of a result over `count` arrays: result_type, integers become float64. */
 int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count, mha_dtype *dtype);
+
+/* The same for functions that read and write halves: where all arrays are one kind of them, the
+ * arithmetic is float32 and the result theirs; else both are the same. */
+int mha_result_types(PyArrayObject **arrays, const char *const *names, int count, mha_dtype *dtype,
+                     int *result_typenum);
+
+/* As mha_as_real, but where the arithmetic is float32 halves stay what they are. */
+PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 
 /* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
  * New reference; `array` stays the caller's. */

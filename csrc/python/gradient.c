@@ -49,18 +49,36 @@ int mha_convert_grad_results(PyObject *const *arguments, mha_dtype dtype, PyArra
                : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, shape, axes - 1, back);
 }
 
+/* The type in which the gradient of an array is added up. */
+static int sum_typenum(PyArrayObject *like) {
+    return mha_storage_of(like) == MHA_AS_COMPUTED ? PyArray_TYPE(like) : NPY_FLOAT32;
+}
+
 PyArrayObject *mha_new_contiguous_like(PyArrayObject *like, const char *name) {
-    return mha_new_array(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_TYPE(like), name);
+    return mha_new_array(PyArray_NDIM(like), PyArray_DIMS(like), sum_typenum(like), name);
 }
 
 PyArrayObject *mha_new_dense_like(PyArrayObject *like, const char *name) {
-    PyArrayObject *gradient = mha_new_result_like(like);
+    PyArrayObject *gradient = mha_new_result_like(like, sum_typenum(like));
     if (gradient == NULL) {
         mha_name_missing_memory(PyArray_DIMS(like), PyArray_NDIM(like), name);
     } else if (!mha_last_axis_is_contiguous(gradient)) {
         Py_SETREF(gradient, mha_new_contiguous_like(like, name));
     }
     return gradient;
+}
+
+/* The gradient of an array of halves: its sums, rounded once, in the same order of axes. */
+static PyObject *rounded(PyArrayObject *sums, PyArrayObject *like) {
+    const mha_storage storage = mha_storage_of(like);
+    if (storage == MHA_AS_COMPUTED) {
+        return Py_NewRef((PyObject *)sums);
+    }
+    PyArrayObject *halves = mha_new_result_like(sums, PyArray_TYPE(like));
+    if (halves != NULL) {
+        mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), storage, PyArray_SIZE(sums));
+    }
+    return (PyObject *)halves;
 }
 
 int mha_begin_way_back(PyObject *kept, const char *name, void *forward, size_t size,
@@ -97,6 +115,7 @@ int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject 
             char name[32];
             snprintf(name, sizeof name, "grad_%s", names[i]);
             back->gradients[i] = make(like[i], name);
+            back->like[i] = like[i];
         }
         if (makes < 0 || (makes > 0 && back->gradients[i] == NULL)) {
             return -1;
@@ -109,10 +128,13 @@ PyObject *mha_pack_gradients(void *call) {
     const way_back *back = call;
     PyObject *packed = PyDict_New();
     for (int i = 0; packed != NULL && i < back->count; i++) {
-        PyObject *gradient = back->gradients[i] == NULL ? Py_None : (PyObject *)back->gradients[i];
-        if (PyDict_SetItemString(packed, back->names[i], gradient) < 0) {
+        PyObject *gradient = back->gradients[i] == NULL
+                                 ? Py_NewRef(Py_None)
+                                 : rounded(back->gradients[i], back->like[i]);
+        if (gradient == NULL || PyDict_SetItemString(packed, back->names[i], gradient) < 0) {
             Py_CLEAR(packed);
         }
+        Py_XDECREF(gradient);
     }
     return packed;
 }

@@ -36,6 +36,7 @@ typedef struct way_back {
     const char *const *names; /* of the arguments that have gradients */
     int count;
     PyArrayObject *gradients[MHA_MOST_GRADIENTS]; /* NULL where not wanted or not given */
+    PyArrayObject *like[MHA_MOST_GRADIENTS];      /* what they are gradients of; borrowed */
 } way_back;
 
 /* Copies what the forward pass named `name` kept to `forward`, so that pointers may be taken there.

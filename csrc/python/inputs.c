@@ -80,6 +80,19 @@ static int check_lengths_and_widths(PyArrayObject *const arrays[3], bool key_wid
     return 0;
 }
 
+/* Additive attention computes with halves nowhere. */
+static int result_types(PyArrayObject *arrays[3], bool key_width_is_free,
+                        attention_inputs *inputs) {
+    if (!key_width_is_free) {
+        return mha_result_types(arrays, INPUT_NAMES, 3, &inputs->dtype, &inputs->result_typenum);
+    }
+    if (mha_result_dtype(arrays, INPUT_NAMES, 3, &inputs->dtype) < 0) {
+        return -1;
+    }
+    inputs->result_typenum = mha_typenum(inputs->dtype);
+    return 0;
+}
+
 static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_inputs *inputs) {
     score_shape *scores = &inputs->scores;
     if (check_axes(arrays) < 0) {
@@ -99,12 +112,14 @@ static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_i
     if (check_batch_axes(arrays, scores->batch_axes) < 0 ||
         check_heads(scores->heads, inputs->kv_heads, value_heads) < 0 ||
         check_lengths_and_widths(arrays, key_width_is_free) < 0 ||
-        mha_result_dtype(arrays, INPUT_NAMES, 3, &inputs->dtype) < 0) {
+        result_types(arrays, key_width_is_free, inputs) < 0) {
         return -1;
     }
     PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
     for (int i = 0; i < 3; i++) {
-        *converted[i] = mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        *converted[i] = key_width_is_free
+                            ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
+                            : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
         if (*converted[i] == NULL) {
             return -1;
         }
@@ -161,7 +176,11 @@ PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *c
     if (results->kept_output == NULL) {
         return mha_pack_results(results);
     }
-    if (PyArray_CopyInto(results->kept_output, results->output) < 0) {
+    const mha_storage storage = mha_storage_of(results->output);
+    if (storage != MHA_AS_COMPUTED) { /* the way back has it as the arithmetic had it */
+        mha_round_numbers(PyArray_DATA(results->kept_output), PyArray_DATA(results->output),
+                          storage, PyArray_SIZE(results->output));
+    } else if (PyArray_CopyInto(results->kept_output, results->output) < 0) {
         return NULL;
     }
     PyObject *packed = mha_pack_results(results);
@@ -170,7 +189,11 @@ PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *c
 
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
                                   const mha_attention_options *options) {
-    PyArrayObject *output = results->output == NULL ? results->kept_output : results->output;
+    const bool is_rounded_later =
+        results->kept_output != NULL && results->output != NULL &&
+        PyArray_TYPE(results->kept_output) != PyArray_TYPE(results->output);
+    PyArrayObject *output =
+        results->output == NULL || is_rounded_later ? results->kept_output : results->output;
     const mha_attention attention = {
         .dtype = inputs->dtype,
         .batch_axes = inputs->scores.batch_axes,

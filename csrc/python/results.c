@@ -126,7 +126,7 @@ PyArrayObject *mha_new_result(int axes, const npy_intp *shape, int typenum) {
 }
 
 /* The strides of a dense array whose axes lie in the order of those of `like`. */
-static void dense_strides(PyArrayObject *like, npy_intp *strides) {
+static void dense_strides(PyArrayObject *like, npy_intp item, npy_intp *strides) {
     int order[NPY_MAXDIMS]; /* of the axes, that with the smallest stride first */
     const int axes = PyArray_NDIM(like);
     for (int axis = axes - 1, count = 0; axis >= 0; axis--, count++) {
@@ -138,19 +138,22 @@ static void dense_strides(PyArrayObject *like, npy_intp *strides) {
         }
         order[at] = axis;
     }
-    npy_intp stride = PyArray_ITEMSIZE(like);
+    npy_intp stride = item;
     for (int i = 0; i < axes; i++) {
         strides[order[i]] = stride;
         stride *= PyArray_DIM(like, order[i]);
     }
 }
 
-PyArrayObject *mha_new_result_like(PyArrayObject *like) {
+PyArrayObject *mha_new_result_like(PyArrayObject *like, int typenum) {
     npy_intp strides[NPY_MAXDIMS];
+    PyArray_Descr *type = PyArray_DescrFromType(typenum);
+    const npy_intp item = PyDataType_ELSIZE(type);
     size_t bytes;
-    if (!is_large(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_ITEMSIZE(like), &bytes)) {
-        return (PyArrayObject *)PyArray_NewLikeArray(like, NPY_KEEPORDER, NULL, 0);
+    if (!is_large(PyArray_NDIM(like), PyArray_DIMS(like), item, &bytes)) {
+        return (PyArrayObject *)PyArray_NewLikeArray(like, NPY_KEEPORDER, type, 0);
     }
-    dense_strides(like, strides);
-    return new_large(PyArray_NDIM(like), PyArray_DIMS(like), strides, PyArray_TYPE(like), bytes);
+    Py_DECREF(type);
+    dense_strides(like, item, strides);
+    return new_large(PyArray_NDIM(like), PyArray_DIMS(like), strides, typenum, bytes);
 }

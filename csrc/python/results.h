@@ -15,6 +15,6 @@ int mha_start_results(void);
 /* A new uninitialised array, or NULL with NumPy's exception; `like` gives its shape and, as far as
  * they are dense, the order of its axes. */
 PyArrayObject *mha_new_result(int axes, const npy_intp *shape, int typenum);
-PyArrayObject *mha_new_result_like(PyArrayObject *like);
+PyArrayObject *mha_new_result_like(PyArrayObject *like, int typenum);
 
 #endif

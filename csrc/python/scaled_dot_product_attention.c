@@ -87,7 +87,7 @@ static int check_out_alone(PyArrayObject *out, PyObject *const *arguments) {
     return failed;
 }
 
-static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes) {
+static int check_out(PyObject *object, int typenum, const npy_intp *shape, int axes) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     if (!PyArray_Check(object)) {
         PyErr_Format(PyExc_TypeError, "out: got %s, wanted a NumPy array",
@@ -95,9 +95,11 @@ static int check_out(PyObject *object, mha_dtype dtype, const npy_intp *shape, i
         return -1;
     }
     PyArrayObject *out = (PyArrayObject *)object;
-    if (PyArray_TYPE(out) != mha_typenum(dtype) || !PyArray_ISNOTSWAPPED(out)) {
-        PyErr_Format(PyExc_TypeError, "out: got an array of %S, wanted native %s",
-                     (PyObject *)PyArray_DESCR(out), mha_element_type_of(dtype)->name);
+    if (PyArray_TYPE(out) != typenum || !PyArray_ISNOTSWAPPED(out)) {
+        PyArray_Descr *wanted_type = PyArray_DescrFromType(typenum);
+        PyErr_Format(PyExc_TypeError, "out: got an array of %S, wanted native %S",
+                     (PyObject *)PyArray_DESCR(out), (PyObject *)wanted_type);
+        Py_XDECREF(wanted_type);
         return -1;
     }
     if (PyArray_NDIM(out) != axes || !PyArray_CompareLists(PyArray_DIMS(out), shape, axes)) {
@@ -126,11 +128,11 @@ static PyArrayObject *output_array(PyObject *const *arguments, const attention_i
     npy_intp shape[NPY_MAXDIMS];
     const int axes = mha_output_shape(inputs, shape);
     if (out == Py_None) {
-        return mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
+        return mha_new_array(axes, shape, inputs->result_typenum, "output");
     }
     /* First what may let other threads run: they could give `out` another shape. */
     if ((PyArray_Check(out) && check_out_alone((PyArrayObject *)out, arguments) < 0) ||
-        check_out(out, inputs->dtype, shape, axes) < 0) {
+        check_out(out, inputs->result_typenum, shape, axes) < 0) {
         return NULL;
     }
     Py_INCREF(out);
@@ -160,7 +162,9 @@ static int convert(void *given, PyObject **arguments) {
     }
     if (arguments[KEEP] == Py_True) {
         results->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
-        results->kept_output = mha_new_contiguous_like(results->output, "output");
+        results->kept_output =
+            mha_new_array(PyArray_NDIM(results->output), PyArray_DIMS(results->output),
+                          mha_typenum(inputs->dtype), "output");
         return results->statistics == NULL || results->kept_output == NULL ? -1 : 0;
     }
     return 0;

@@ -15,6 +15,10 @@ enum { MHA_MAX_AXES = 34 };
 
 typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64, MHA_NUM_DTYPES } mha_dtype;
 
+/* How the numbers of an array lie in memory: as the arithmetic has them, or half as wide as its
+ * float32. float64 has no halves. */
+typedef enum mha_storage { MHA_AS_COMPUTED, MHA_FLOAT16, MHA_BFLOAT16 } mha_storage;
+
 /* What is to be known of an element type, apart from its kernels. */
 typedef struct mha_element_type {
     const char *name;
@@ -27,12 +31,20 @@ const mha_element_type *mha_element_type_of(mha_dtype dtype);
 /* Strides are in bytes, of any sign, and 0 where an axis is broadcast. The data is borrowed. */
 typedef struct mha_tensor {
     void *data;
+    mha_storage storage;
     int axes;
     int64_t shape[MHA_MAX_AXES];
     int64_t strides[MHA_MAX_AXES];
 } mha_tensor;
 
 size_t mha_dtype_size(mha_dtype dtype);
+
+/* Bytes of an element that lies so, where the arithmetic is in `dtype`. */
+size_t mha_storage_size(mha_dtype dtype, mha_storage storage);
+
+/* Rounds `count` float32 numbers to halves, ties to even; and back, exactly. */
+void mha_round_numbers(const float *from, void *to, mha_storage storage, int64_t count);
+void mha_widen_numbers(const void *from, mha_storage storage, float *to, int64_t count);
 
 /* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;

@@ -1,0 +1,112 @@
+"""float16 and bfloat16 on the Python side: what a KVCache holds of them, and how it is shown.
+
+NumPy has no bfloat16. Arrays of it are those of ml_dtypes, found by the name of their type; the
+package is never imported here. A cache holds bfloat16 without it, as records that nothing but the
+core and this file reads, so that no array of uint16 is ever taken for one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mha import _core
+
+Array = NDArray[Any]
+
+# The name of the field is what csrc/python/element_type.c asks for.
+RAW_BFLOAT16: np.dtype[Any] = np.dtype([("mha_bfloat16", np.uint16)])
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this type hold bfloat16."""
+    of = dtype.type
+    return dtype == RAW_BFLOAT16 or (of.__name__, of.__module__) == ("bfloat16", "ml_dtypes")
+
+
+def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """The type in which a cache of this type holds its numbers."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return RAW_BFLOAT16
+    try:
+        known = None if dtype is None else np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):  # of strings that NumPy reads as a list of types
+        known = None
+    if known is not None and is_bfloat16(known):
+        return RAW_BFLOAT16
+    if known not in (np.float16, np.float32, np.float64):
+        raise TypeError(f"dtype: got {dtype!r}, wanted float16, bfloat16, float32 or float64")
+    return known
+
+
+def shown_dtype(stored: np.dtype[Any]) -> Any:
+    """What the user calls it: "bfloat16" where nobody has imported ml_dtypes."""
+    if stored != RAW_BFLOAT16:
+        return stored
+    try:
+        return np.dtype("bfloat16")  # NumPy knows the name once ml_dtypes is imported
+    except TypeError:
+        return "bfloat16"
+
+
+def shown(stored: Array) -> Array:
+    """The array in a type that NumPy can compute with."""
+    if stored.dtype != RAW_BFLOAT16:
+        return stored
+    dtype = shown_dtype(stored.dtype)
+    if isinstance(dtype, str):
+        raise ImportError("bfloat16: got no type for arrays of it, wanted ml_dtypes:"
+                          " pip install ml_dtypes, and import it")
+    return stored.view(dtype)
+
+
+def check_beside(array: Array, stored: np.dtype[Any], name: str) -> None:
+    """TypeError unless numbers of the array can be stored so."""
+    dtype = array.dtype
+    bfloat16 = is_bfloat16(dtype)
+    fits = (dtype.kind in "iu" or bfloat16
+            or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64))
+    if stored == RAW_BFLOAT16:
+        fits = bfloat16 or dtype.newbyteorder("=") in (np.float32, np.float64)
+    elif stored == np.float16:
+        fits = fits and not bfloat16
+    if not fits:
+        raise TypeError(f"{name}: got an array of {dtype}, wanted numbers that go with"
+                        f" {shown_dtype(stored)}")
+
+
+def rounded(array: Array, stored: np.dtype[Any]) -> Array:
+    """The array as a cache of this type holds it: each number rounded once, ties to even."""
+    if stored.itemsize > 2 or array.dtype == stored:
+        return array
+    if is_bfloat16(array.dtype):
+        return np.ascontiguousarray(array).view(stored)
+    result = np.empty(array.shape, stored)
+    _core.round_numbers(np.ascontiguousarray(_as_float32(array)), result)
+    return result
+
+
+def widened(stored: Array) -> Array:
+    """Raw bfloat16 as float32; other arrays as they are."""
+    if stored.dtype != RAW_BFLOAT16:
+        return stored
+    bits = stored["mha_bfloat16"].astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
+def _as_float32(array: Array) -> Array:
+    """float32 numbers that round to the same halves: those between two end in a one, so that no
+    rounding follows another (Boldo & Melquiond 2008, rounding to odd)."""
+    if array.dtype == np.float32:
+        return array
+    exact = array.astype(np.float64, copy=False)
+    with np.errstate(all="ignore"):
+        numbers = exact.astype(np.float32)
+    bits = numbers.view(np.uint32)
+    inexact = numbers != exact
+    bits -= np.abs(numbers) > np.abs(exact)
+    bits |= inexact
+    return numbers

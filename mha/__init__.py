@@ -50,6 +50,10 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
     from mha.rotary import Rotary
+    from mha.varlen import (
+        scaled_dot_product_attention_varlen,
+        scaled_dot_product_attention_varlen_vjp,
+    )
 
 __all__ = [
     "KVCache",
@@ -69,6 +73,8 @@ __all__ = [
     "multi_head_attention",
     "multi_head_attention_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
+    "scaled_dot_product_attention_varlen_vjp",
     "scaled_dot_product_attention_vjp",
     "set_num_threads",
     "show_config",
@@ -85,6 +91,8 @@ _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "Rotary": "rotary",
     "alibi_slopes": "position_biases",
+    "scaled_dot_product_attention_varlen": "varlen",
+    "scaled_dot_product_attention_varlen_vjp": "varlen",
     "t5_relative_bias": "position_biases",
     "t5_relative_bias_vjp": "position_biases",
 }

@@ -25,6 +25,13 @@ int mha_output_shape(const attention_inputs *inputs, npy_intp *shape);
 /* The three given arguments as arrays, before any conversion of their type. */
 int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]);
 
+/* 0 if heads is a multiple of kv_heads, and key and value agree on kv_heads; else -1 with the
+ * exception. */
+int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads);
+
+/* The three arrays in the call's element type, as inputs->query and so on. */
+int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs);
+
 /* The arrays that attention writes; NULL for what is not wanted. */
 typedef struct attention_results {
     PyArrayObject *output, *weights, *lse, *statistics;

@@ -50,6 +50,10 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import testing as testing
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
+    from mha.varlen import (
+        scaled_dot_product_attention_varlen,
+        scaled_dot_product_attention_varlen_vjp,
+    )
 
 __all__ = [
     "KVCache",
@@ -69,6 +73,8 @@ __all__ = [
     "multi_head_attention",
     "multi_head_attention_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
+    "scaled_dot_product_attention_varlen_vjp",
     "scaled_dot_product_attention_vjp",
     "set_num_threads",
     "show_config",
@@ -84,6 +90,8 @@ _SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "alibi_slopes": "position_biases",
+    "scaled_dot_product_attention_varlen": "varlen",
+    "scaled_dot_product_attention_varlen_vjp": "varlen",
     "t5_relative_bias": "position_biases",
     "t5_relative_bias_vjp": "position_biases",
 }

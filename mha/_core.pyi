@@ -35,6 +35,14 @@ def scaled_dot_product_attention(
 def scaled_dot_product_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, query_starts: ArrayLike,
+    key_starts: ArrayLike | None, options: AttentionOptions, /, *, return_lse: bool = False,
+    keep: bool = False, head_gate: ArrayLike | None = None
+) -> Any: ...
+def scaled_dot_product_attention_varlen_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
     w_v: ArrayLike, options: AttentionOptions, /, *, return_weights: bool = False,

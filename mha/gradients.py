@@ -43,6 +43,18 @@ class ScaledDotProductAttentionGradients(NamedTuple):
     sinks: Gradient
 
 
+class VarlenGradients(NamedTuple):
+    """What the pullback of `mha.scaled_dot_product_attention_varlen_vjp` returns; None where not
+    wanted or not given."""
+
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    alibi: Gradient
+    relative_bias: Gradient
+    sinks: Gradient
+
+
 class AdditiveAttentionGradients(NamedTuple):
     """What the pullback of `mha.additive_attention_vjp` returns; None where not wanted."""
 

@@ -78,6 +78,20 @@ class AttentionKeywords(LayerKeywords, DropoutKeywords, total=False):
     """All options, for type checkers."""
 
 
+class VarlenKeywords(DropoutKeywords, total=False):
+    """Those of a ragged batch, whose scores are no array."""
+
+    alibi: ArrayLike | None
+    relative_bias: ArrayLike | None
+    sinks: ArrayLike | None
+    causal: bool
+    query_offset: ArrayLike | None
+    window: Window | None
+    scale: float | None
+    softcap: float | None
+    empty_rows: EmptyRows
+
+
 class AdditiveKeywords(VisibilityKeywords, DropoutKeywords, total=False):
     """Those of additive attention, which has no dot products to scale."""
 
@@ -181,6 +195,7 @@ OPTIONS = {
 
 ATTENTION = tuple(AttentionOptions._fields)
 ADDITIVE = tuple(name for name in ATTENTION if name in AdditiveKeywords.__annotations__)
+VARLEN = tuple(name for name in ATTENTION if name in VarlenKeywords.__annotations__)
 LAYER = tuple(name for name in ATTENTION if name in LayerKeywords.__annotations__)
 
 DEFAULTS = AttentionOptions()

@@ -22,7 +22,8 @@ def test_keywords_for_type_checkers_are_the_fields():
     fields = typing.get_type_hints(AttentionOptions)
     assert typing.get_type_hints(options.AttentionKeywords) == fields
     for keywords, names in ((options.LayerKeywords, options.LAYER),
-                            (options.AdditiveKeywords, options.ADDITIVE)):
+                            (options.AdditiveKeywords, options.ADDITIVE),
+                            (options.VarlenKeywords, options.VARLEN)):
         hints = typing.get_type_hints(keywords)
         assert hints == {name: fields[name] for name in names}
 

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 
 import mha
-from mha.options import ADDITIVE, ATTENTION, LAYER, AttentionOptions
+from mha.options import ADDITIVE, ATTENTION, LAYER, VARLEN, AttentionOptions
 
 NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_attention",
          "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
-         "scaled_dot_product_attention",
-         "scaled_dot_product_attention_vjp", "set_num_threads", "show_config",
+         "scaled_dot_product_attention", "scaled_dot_product_attention_varlen",
+         "scaled_dot_product_attention_varlen_vjp", "scaled_dot_product_attention_vjp",
+         "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
-LAZY = ["KVCache", "alibi_slopes", "t5_relative_bias", "t5_relative_bias_vjp"]
+LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_varlen",
+        "scaled_dot_product_attention_varlen_vjp", "t5_relative_bias", "t5_relative_bias_vjp"]
 SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
 
 def spelled(names):
@@ -35,11 +37,15 @@ PREPARED = {"rotary": None, "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "n
             "positions": None, "key_positions": None}
 GROUPS = {"<prepared>": ", ".join(f"{name}={value!r}" for name, value in PREPARED.items()),
           "<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
-          "<additive>": spelled(ADDITIVE)}  # what stands for options in the signatures below
+          "<additive>": spelled(ADDITIVE), "<varlen>": spelled(VARLEN)}  # what stands for options in the signatures below
 SIGNATURES = {
     "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
         return_lse=False, out=None""",
     "scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None""",
+    "scaled_dot_product_attention_varlen": """query, key, value, query_starts, key_starts=None, *,
+        <varlen>, return_lse=False""",
+    "scaled_dot_product_attention_varlen_vjp": """query, key, value, query_starts, key_starts=None,
+        *, <varlen>, wrt=None""",
     "additive_attention": """query, key, value, W_q, W_k, w_v, *, <additive>,
         return_weights=False""",
     "additive_attention_vjp": """query, key, value, W_q, W_k, w_v, *, <additive>, wrt=None""",
@@ -257,6 +263,8 @@ LAYER = mha.MultiHeadAttention(8, 2, rng=0)
 CALLS = {
     **{name: (getattr(mha, name), 3 * [X]) for name in (
         "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
+    **{name: (getattr(mha, name), [*3 * [X], [0, 2]]) for name in (
+        "scaled_dot_product_attention_varlen", "scaled_dot_product_attention_varlen_vjp")},
     **{name: (getattr(mha, name), [X] * 6) for name in (
         "additive_attention", "additive_attention_vjp")},
     **{name: (functools.partial(getattr(mha, name), num_heads=2), [X] * 7) for name in (

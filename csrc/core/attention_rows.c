@@ -8,6 +8,12 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
            head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
 }
 
+int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t head, int64_t row) {
+    const int64_t query_len = mha_extent(&attention->query, 2);
+    const int64_t apart = attention->result_rows > 0 ? attention->result_rows : query_len;
+    return (batch * mha_extent(&attention->query, 3) + head) * apart + row;
+}
+
 mha_status mha_check_columns(const mha_attention *attention) {
     return mha_extent(&attention->query, 1) > MHA_MOST_COLUMNS ||
                    mha_extent(&attention->value, 1) > MHA_MOST_COLUMNS
@@ -48,7 +54,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
     const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
-    const int64_t row = (batch * heads + head) * mha_extent(&a->query, 2) + first; /* of results */
+    const int64_t row = mha_result_row(a, batch, head, first);
     *block = (mha_attention_block){
         .query_len = count,
         .key_len = key_len,

@@ -16,6 +16,9 @@ bool mha_has_no_rows(const mha_tensor *tensor);
 char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
                  int64_t row);
 
+/* The place of (batch, head, row) in lse, origin and denominator. */
+int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t head, int64_t row);
+
 /* The queries first..first+count of a head, with everything that the problem says of them. Fills
  * `visible`, which the block points to. In place: a block is 350 bytes, and a small task's work
  * little more than copying it. */

@@ -41,7 +41,7 @@ void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = query_block * MHA_QUERY_CHAIN;
     const int64_t count = mha_smaller(query_len - first, MHA_QUERY_CHAIN);
-    const int64_t row = (batch * job->heads + head) * query_len + first;
+    const int64_t row = mha_result_row(job->attention, batch, head, first);
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     *block = (mha_attention_backward_block){
         .end_key = mha_extent(&job->attention->key, 2),

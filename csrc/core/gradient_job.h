@@ -27,6 +27,21 @@ typedef struct mha_gradient_job {
     size_t scratch_size, keys_size, values_size;
 } mha_gradient_job;
 
+/* One job, or one for each sequence of a ragged batch, for a pass over all of them. */
+typedef struct mha_gradient_jobs {
+    int64_t count;
+    const mha_kernels *kernels;
+    double sums_of_a_head; /* that all jobs leave: per_head_backward.c */
+    const mha_gradient_job *(*at)(const void *context, int64_t number, mha_worker *worker);
+    const void *context;
+} mha_gradient_jobs;
+
+/* It stays until the worker asks for the next one. */
+static inline const mha_gradient_job *mha_gradient_job_at(const mha_gradient_jobs *jobs,
+                                                          int64_t number, mha_worker *worker) {
+    return jobs->at(jobs->context, number, worker);
+}
+
 /* Blocks of queries whose sums for key and value are added up before they join the others. */
 enum { MHA_JOINED_BLOCKS = 32 };
 
@@ -46,6 +61,19 @@ void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_
 
 /* A multiply-add of the forward pass is two and a half here. */
 int mha_gradient_threads(const mha_gradient_job *job, int64_t num_tasks, int num_threads);
+
+/* The steps of a job whose gradients are set (scaled_dot_product_attention_backward.c): its plan;
+ * what its tasks leave for each other; each worker's own memory; its tasks. */
+mha_status mha_plan_gradients(mha_gradient_job *job) MHA_MUST_CHECK;
+mha_status mha_take_gradient_sums(mha_gradient_job *job, mha_workspace *workspace) MHA_MUST_CHECK;
+mha_status mha_take_gradient_scratch(mha_gradient_job *job, size_t threads,
+                                     mha_workspace *workspace) MHA_MUST_CHECK;
+mha_status mha_count_gradient_tasks(const mha_gradient_job *job, int64_t *count) MHA_MUST_CHECK;
+bool mha_wants_more_than_bias(const mha_gradient_job *job);
+
+/* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
+ * last block of queries first: where the attention is causal all chunks have work there. */
+void mha_differentiate_chunk(void *job, int64_t task, mha_worker *worker);
 
 /* So many keys that a task that meets `queries` of them takes some tens of milliseconds, by the
  * shapes alone: whole blocks, as equal as can be, cut at most `most` times. Less than a vector of

@@ -9,8 +9,8 @@ bool mha_wants_per_head(const mha_attention_gradients *gradients) {
            gradients->grad_sinks.data != NULL;
 }
 
-static int64_t farthest_of(const mha_gradient_job *job) {
-    const mha_tensor *table = &job->gradients->grad_relative_bias;
+static int64_t farthest_of(const mha_attention_gradients *gradients) {
+    const mha_tensor *table = &gradients->grad_relative_bias;
     return table->data == NULL ? 0 : (mha_extent(table, 1) - 1) / 2;
 }
 
@@ -25,8 +25,9 @@ static diagonals diagonals_of(const mha_gradient_job *job, int64_t batch, int64_
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first_key = chunk * job->chunk_keys;
     const int64_t end_key = mha_smaller(first_key + job->chunk_keys, key_len);
-    const int64_t first = mha_larger(first_key - (query_len - 1) - offset, 1 - farthest_of(job));
-    const int64_t end = mha_smaller(end_key - offset, farthest_of(job));
+    const int64_t farthest = farthest_of(job->gradients);
+    const int64_t first = mha_larger(first_key - (query_len - 1) - offset, 1 - farthest);
+    const int64_t end = mha_smaller(end_key - offset, farthest);
     const diagonals found = {first, mha_larger(end - first, 0)};
     return found;
 }
@@ -48,7 +49,7 @@ mha_status mha_take_per_head(mha_gradient_job *job, mha_workspace *workspace) {
         return MHA_OK;
     }
     /* As many as the table has between its ends, or as a chunk meets. */
-    job->most_diagonals = mha_smaller(mha_larger(2 * farthest_of(job) - 1, 0),
+    job->most_diagonals = mha_smaller(mha_larger(2 * farthest_of(job->gradients) - 1, 0),
                                       job->chunk_keys + mha_extent(&a->query, 2));
     const int64_t of_chunks[] = {job->batch, job->heads, job->chunks};
     MHA_TRY(mha_count_elements(of_chunks, 3, &pieces));
@@ -120,7 +121,7 @@ static void add_head(const mha_gradient_job *job, int64_t batch, int64_t head, h
         if (mha_stop_after(&worker->checkpoint, 8 * MHA_WORK_OF_MOVING)) {
             return;
         }
-        const int64_t row = (batch * job->heads + head) * query_len + i;
+        const int64_t row = mha_result_row(job->attention, batch, head, i);
         const void *grad_lse = job->gradients->grad_lse;
         const double whole = grad_lse == NULL ? 0 : kernels->read(grad_lse, row);
         const double rounding = whole - rows[i].total - rows[i].sink;
@@ -131,82 +132,125 @@ static void add_head(const mha_gradient_job *job, int64_t batch, int64_t head, h
     }
 }
 
-static void write_to(const mha_gradient_job *job, const mha_tensor *gradient, int64_t at,
-                     double number) {
-    if (gradient->data != NULL) {
-        job->kernels->elementwise->write(gradient->data, at, number);
-    }
-}
+/* The pass: its jobs, and for each head sums of the distances between the table's ends. */
+typedef struct per_head_pass {
+    const mha_gradient_jobs *jobs;
+    const mha_attention_gradients *gradients;
+    int64_t heads, farthest;
+    mha_pieces distances; /* 2 * farthest - 1 of each head, from 1 - farthest on */
+} per_head_pass;
 
-/* Between its ends, the table's gradient is that of the diagonals: of the heads first..end. */
-static double sum_of_diagonal(const mha_gradient_job *job, int64_t first, int64_t end,
-                              int64_t distance) {
-    mha_compensated_sum sum = {0, 0};
+/* Adds what the diagonals of the heads first..end leave to the sums of their distances. */
+static void add_diagonals(const per_head_pass *pass, const mha_gradient_job *job, int64_t first,
+                          int64_t end, mha_compensated_sum *distances, mha_worker *worker) {
     for (int64_t batch = 0; batch < job->batch; batch++) {
         for (int64_t chunk = 0; chunk < job->chunks; chunk++) {
             const diagonals found = diagonals_of(job, batch, chunk);
-            const int64_t at = distance - found.first;
-            for (int64_t head = first; head < end && at >= 0 && at < found.count; head++) {
-                add(&sum, value_of(sums_of_diagonals(job, batch, head, chunk)[at]));
+            for (int64_t head = first; head < end && found.count > 0; head++) {
+                mha_compensated_sum *to = distances + (found.first - (1 - pass->farthest));
+                const mha_compensated_sum *from = sums_of_diagonals(job, batch, head, chunk);
+                if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * found.count)) {
+                    return;
+                }
+                for (int64_t i = 0; i < found.count; i++) {
+                    add(&to[i], value_of(from[i]));
+                }
             }
         }
     }
-    return value_of(sum);
 }
 
-/* One row of the gradient of relative_bias. */
-static void write_table(const mha_gradient_job *job, int64_t first, int64_t end, head_sums sums,
+/* One row of the gradient of relative_bias: between its ends that of the diagonals of the heads
+ * first..end, of every job. */
+static void write_table(const per_head_pass *pass, int64_t first, int64_t end, head_sums sums,
                         mha_worker *worker) {
-    const mha_tensor *table = &job->gradients->grad_relative_bias;
-    const int64_t farthest = farthest_of(job), row = first * (2 * farthest + 1);
+    const int64_t farthest = pass->farthest, row = first * (2 * farthest + 1);
+    const mha_tensor *table = &pass->gradients->grad_relative_bias;
+    const mha_elementwise_kernels *kernels = pass->jobs->kernels->elementwise;
     const double before = value_of(sums.before), behind = value_of(sums.behind);
-    const int64_t work = job->batch * job->chunks * (end - first + 1);
-    write_to(job, table, row, farthest == 0 ? before + behind : before);
-    for (int64_t distance = 1 - farthest; distance < farthest; distance++) {
-        if (mha_stop_after(&worker->checkpoint, 8 * work + 1)) {
-            return;
-        }
-        write_to(job, table, row + farthest + distance, sum_of_diagonal(job, first, end, distance));
+    mha_compensated_sum *distances = mha_piece(&pass->distances, first);
+    const int64_t count = 2 * farthest - 1;
+    if (farthest == 0) {
+        kernels->write(table->data, row, before + behind);
+        return;
     }
-    if (farthest > 0) {
-        write_to(job, table, row + 2 * farthest, behind);
+    if (mha_stop_after(&worker->checkpoint, 2 * MHA_WORK_OF_MOVING * count)) {
+        return;
+    }
+    memset(distances, 0, (size_t)count * sizeof *distances);
+    for (int64_t number = 0; number < pass->jobs->count; number++) {
+        add_diagonals(pass, mha_gradient_job_at(pass->jobs, number, worker), first, end, distances,
+                      worker);
+    }
+    kernels->write(table->data, row, before);
+    for (int64_t i = 0; i < count; i++) {
+        kernels->write(table->data, row + 1 + i, value_of(distances[i]));
+    }
+    kernels->write(table->data, row + 2 * farthest, behind);
+}
+
+static void write_to(const per_head_pass *pass, const mha_tensor *gradient, int64_t head,
+                     double number) {
+    if (gradient->data != NULL) {
+        pass->jobs->kernels->elementwise->write(gradient->data, head, number);
     }
 }
 
 /* Task: a head; the first one does what all share. */
 static void differentiate_head(void *context, int64_t head, mha_worker *worker) {
-    const mha_gradient_job *job = context;
-    const mha_attention_gradients *g = job->gradients;
+    const per_head_pass *pass = context;
+    const mha_attention_gradients *g = pass->gradients;
     const mha_tensor *table = &g->grad_relative_bias;
     head_sums own = {{0, 0}, {0, 0}, {0, 0}, {0, 0}}, all = own;
-    for (int64_t batch = 0; batch < job->batch; batch++) {
-        add_head(job, batch, head, &own, worker);
+    for (int64_t number = 0; number < pass->jobs->count; number++) {
+        const mha_gradient_job *job = mha_gradient_job_at(pass->jobs, number, worker);
+        for (int64_t batch = 0; batch < job->batch; batch++) {
+            add_head(job, batch, head, &own, worker);
+        }
     }
-    write_to(job, &g->grad_alibi, head, -value_of(own.distances));
-    write_to(job, &g->grad_sinks, head, value_of(own.sink));
+    write_to(pass, &g->grad_alibi, head, -value_of(own.distances));
+    write_to(pass, &g->grad_sinks, head, value_of(own.sink));
     if (table->data == NULL) {
         return;
     }
-    if (job->heads == 1 || mha_stride(table, 2) != 0) {
-        write_table(job, head, head + 1, own, worker);
+    if (pass->heads == 1 || mha_stride(table, 2) != 0) {
+        write_table(pass, head, head + 1, own, worker);
         return;
     }
     if (head > 0) {
         return;
     }
-    for (int64_t item = 0; item < job->batch * job->heads; item++) {
-        add_head(job, item / job->heads, item % job->heads, &all, worker);
+    for (int64_t number = 0; number < pass->jobs->count; number++) {
+        const mha_gradient_job *job = mha_gradient_job_at(pass->jobs, number, worker);
+        for (int64_t item = 0; item < job->batch * pass->heads; item++) {
+            add_head(job, item / pass->heads, item % pass->heads, &all, worker);
+        }
     }
-    write_table(job, 0, job->heads, all, worker);
+    write_table(pass, 0, pass->heads, all, worker);
 }
 
-mha_status mha_per_head_backward(const mha_gradient_job *job, mha_execution *execution) {
-    if (!mha_wants_per_head(job->gradients)) {
+double mha_sums_of_a_head(const mha_gradient_job *job) {
+    const double diagonals_of_chunks = (double)job->chunks * (double)job->most_diagonals;
+    const double rows = (double)mha_extent(&job->attention->query, 2);
+    return (double)job->batch * (rows + diagonals_of_chunks);
+}
+
+mha_status mha_per_head_backward(const mha_gradient_jobs *jobs,
+                                 const mha_attention_gradients *gradients,
+                                 mha_execution *execution) {
+    per_head_pass pass = {.jobs = jobs,
+                          .gradients = gradients,
+                          .heads = mha_extent(&gradients->attention->query, 3),
+                          .farthest = farthest_of(gradients)};
+    size_t bytes;
+    if (!mha_wants_per_head(gradients)) {
         return MHA_OK;
     }
-    const double rows = (double)job->batch * (double)mha_extent(&job->attention->query, 2);
-    const double entries = (double)job->batch * (double)job->chunks * (double)job->most_diagonals;
-    const int threads = mha_threads_for(job->heads, (double)job->heads * 16 * (rows + entries),
+    MHA_TRY(mha_multiply_sizes(sizeof(mha_compensated_sum),
+                               (size_t)mha_larger(2 * pass.farthest - 1, 0), &bytes));
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)pass.heads,
+                                      &pass.distances));
+    const int threads = mha_threads_for(pass.heads, (double)pass.heads * 16 * jobs->sums_of_a_head,
                                         execution->num_threads);
-    return mha_run_tasks(execution, job->heads, threads, differentiate_head, (void *)job);
+    return mha_run_tasks(execution, pass.heads, threads, differentiate_head, &pass);
 }

@@ -18,8 +18,12 @@ void mha_clear_diagonals(const mha_gradient_job *job, int64_t batch, int64_t hea
 void mha_want_per_head(const mha_gradient_job *job, int64_t batch, int64_t head, int chunk,
                        mha_attention_backward_block *block);
 
-/* The pass. */
-mha_status mha_per_head_backward(const mha_gradient_job *job,
+/* So many sums are left for a head. */
+double mha_sums_of_a_head(const mha_gradient_job *job);
+
+/* The pass, over one job or those of all sequences. */
+mha_status mha_per_head_backward(const mha_gradient_jobs *jobs,
+                                 const mha_attention_gradients *gradients,
                                  mha_execution *execution) MHA_MUST_CHECK;
 
 #endif

@@ -4,6 +4,7 @@
 #include "run.h"
 #include "attention_rows.h"
 #include "few_queries.h"
+#include "varlen.h"
 
 typedef struct attention_job {
     const mha_attention *attention;
@@ -12,14 +13,15 @@ typedef struct attention_job {
     int joint_blocks;     /* of them, for one task */
     int64_t tasks_of_a_head;
     int64_t batch_heads;
-    bool copies_heads; /* each worker copies the key head that it is at, side by side */
+    int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
+    bool copies_heads;        /* each worker copies the key head that it is at, side by side */
     mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copy */
     size_t scratch_size, keys_size, values_size;
 } attention_job;
 
 /* Which key head a worker has copied; its rows of key lie behind. */
 typedef struct head_copy {
-    _Alignas(64) int64_t batch_kv_head; /* -1: none yet */
+    _Alignas(64) int64_t number; /* among all batch items and sequences; -1: none yet */
 } head_copy;
 
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
@@ -57,10 +59,10 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, const m
     head_copy *copy = copy_of(job, worker->number);
     char *key = (char *)(copy + 1);
     char *value = mha_piece(&job->values, worker->number);
-    if (copy->batch_kv_head != batch_kv_head) {
+    if (copy->number != job->key_heads_before + batch_kv_head) {
         mha_gather_rows(a, &a->key, batch, kv_head, 0, key_len, key);
         mha_gather_rows(a, &a->value, batch, kv_head, 0, key_len, value);
-        copy->batch_kv_head = batch_kv_head;
+        copy->number = job->key_heads_before + batch_kv_head;
     }
     for (int i = 0; i < count; i++) {
         blocks[i].key = key;
@@ -131,8 +133,7 @@ static void plan_scratch(attention_job *job) {
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
                        int64_t *num_tasks, int *threads) {
     int64_t batch;
-    job->attention = attention;
-    job->kernels = mha_kernels_for(attention->dtype);
+    *job = (attention_job){.attention = attention, .kernels = mha_kernels_for(attention->dtype)};
     MHA_TRY(mha_check_columns(attention));
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
@@ -166,7 +167,7 @@ static mha_status take_memory(attention_job *job, int threads, mha_workspace *wo
         MHA_TRY(
             mha_workspace_take_pieces(workspace, job->values_size, (size_t)threads, &job->values));
         for (int worker = 0; worker < threads && !workspace->measures; worker++) {
-            copy_of(job, worker)->batch_kv_head = -1;
+            copy_of(job, worker)->number = -1;
         }
     }
     return MHA_OK;
@@ -194,3 +195,95 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
 
 MHA_DEFINE_WORKSPACE(scaled_dot_product_attention, mha_attention,
                      mha_scaled_dot_product_attention_forward)
+
+/* A ragged batch: the tasks of all sequences, one sequence after the other. */
+typedef struct ragged_job {
+    const mha_varlen_attention *varlen;
+    attention_job *sequences; /* (sequences,), without attention and pieces */
+    int64_t *first_task;      /* (sequences + 1,) */
+    attention_job all;        /* the largest sizes, and the pieces of that size */
+    mha_pieces places;        /* of each worker: the sequence that it is at */
+    int64_t num_tasks;
+    double operations;
+} ragged_job;
+
+/* Task: some consecutive blocks of one head of one sequence. */
+static void attend_sequence(void *context, int64_t task, mha_worker *worker) {
+    const ragged_job *job = context;
+    mha_sequence *sequence = mha_piece(&job->places, worker->number);
+    const int64_t number = mha_sequence_of_task(job->first_task, job->varlen->sequences, task);
+    attention_job own = job->sequences[number];
+    mha_move_to_sequence(job->varlen, number, sequence);
+    own.attention = &sequence->attention;
+    own.key_heads_before = number * mha_extent(&own.attention->key, 3);
+    own.scratch = job->all.scratch;
+    own.keys = job->all.keys;
+    own.values = job->all.values;
+    attend_query_blocks(&own, task - job->first_task[number], worker);
+}
+
+static size_t larger_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Plans each sequence as if it were alone, and sums up. Nothing is written where the call only
+ * measures. */
+static mha_status plan_sequences(ragged_job *job, const mha_execution *execution) {
+    mha_sequence sequence;
+    int64_t first_task = 0, tasks;
+    int threads;
+    mha_begin_sequences(job->varlen, &sequence);
+    for (int64_t number = 0; number < job->varlen->sequences; number++) {
+        attention_job own;
+        mha_move_to_sequence(job->varlen, number, &sequence);
+        MHA_TRY(plan(&sequence.attention, execution->num_threads, &own, &tasks, &threads));
+        job->operations += mha_attention_operations(&sequence.attention, own.batch_heads);
+        job->all.scratch_size = larger_size(job->all.scratch_size, own.scratch_size);
+        job->all.keys_size = larger_size(job->all.keys_size, own.keys_size);
+        job->all.values_size = larger_size(job->all.values_size, own.values_size);
+        job->all.copies_heads |= own.copies_heads;
+        if (!execution->workspace.measures) {
+            job->sequences[number] = own;
+            job->first_task[number] = first_task;
+        }
+        if (__builtin_add_overflow(first_task, tasks, &first_task)) {
+            return MHA_SIZE_OVERFLOW;
+        }
+    }
+    if (!execution->workspace.measures) {
+        job->first_task[job->varlen->sequences] = first_task;
+    }
+    job->num_tasks = first_task;
+    return MHA_OK;
+}
+
+static mha_status run_sequences(ragged_job *job, mha_execution *execution) {
+    mha_workspace *workspace = &execution->workspace;
+    void *sequences, *first_task;
+    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->sequences, workspace, &sequences));
+    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->first_task, workspace, &first_task));
+    job->sequences = sequences;
+    job->first_task = first_task;
+    MHA_TRY(plan_sequences(job, execution));
+    const int threads = mha_threads_for(job->num_tasks, job->operations, execution->num_threads);
+    MHA_TRY(take_memory(&job->all, threads, workspace));
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, sizeof(mha_sequence), (size_t)threads, &job->places));
+    for (int worker = 0; worker < threads && !workspace->measures; worker++) {
+        mha_begin_sequences(job->varlen, mha_piece(&job->places, worker));
+    }
+    return mha_run_tasks(execution, job->num_tasks, threads, attend_sequence, job);
+}
+
+mha_status mha_scaled_dot_product_attention_varlen_forward(const mha_varlen_attention *varlen,
+                                                           mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    ragged_job job = {.varlen = varlen};
+    if (nothing_to_compute(&varlen->all)) {
+        return MHA_OK;
+    }
+    const mha_status status = run_sequences(&job, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}
+
+MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_varlen, mha_varlen_attention,
+                     mha_scaled_dot_product_attention_varlen_forward)

@@ -178,9 +178,7 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
     atomic_fetch_or(done, (uint64_t)1 << c->number);
 }
 
-/* Task: one chunk of the keys of a key head of one batch item, with all heads that share it. The
- * last block of queries first: where the attention is causal all chunks have work there. */
-static void differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
+void mha_differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
     const mha_gradient_job *job = context;
     const int64_t key_heads = job->batch * job->kv_heads;
     key_chunk c = {
@@ -240,7 +238,7 @@ static void plan_scratch(mha_gradient_job *job) {
     }
 }
 
-static mha_status plan(mha_gradient_job *job) {
+mha_status mha_plan_gradients(mha_gradient_job *job) {
     const mha_attention_gradients *gradients = job->gradients;
     const mha_attention *a = gradients->attention;
     job->attention = a;
@@ -259,7 +257,7 @@ static mha_status plan(mha_gradient_job *job) {
     return MHA_OK;
 }
 
-static mha_status count_tasks(const mha_gradient_job *job, int64_t *count) {
+mha_status mha_count_gradient_tasks(const mha_gradient_job *job, int64_t *count) {
     const int64_t shape[] = {job->batch, job->kv_heads, job->chunks};
     return mha_count_elements(shape, 3, count);
 }
@@ -275,16 +273,15 @@ static bool nothing_to_compute(const mha_attention_gradients *gradients) {
            mha_has_no_rows(&gradients->attention->key);
 }
 
-static bool wants_more_than_bias(const mha_gradient_job *job) {
+bool mha_wants_more_than_bias(const mha_gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
            g->grad_w_v.data != NULL || mha_wants_per_head(g) ||
            (g->grad_bias.data != NULL && !job->bias_has_own_pass);
 }
 
-static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
-    const size_t threads = (size_t)mha_gradient_threads(job, INT64_MAX, execution->num_threads);
-    mha_workspace *workspace = &execution->workspace;
+/* What tasks leave for each other. */
+mha_status mha_take_gradient_sums(mha_gradient_job *job, mha_workspace *workspace) {
     int64_t query_blocks;
     size_t all;
     void *piece;
@@ -295,7 +292,12 @@ static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
     for (int64_t i = 0; i < query_blocks && !workspace->measures; i++) {
         atomic_init(&job->done[i], 0);
     }
-    MHA_TRY(mha_take_per_head(job, workspace));
+    return mha_take_per_head(job, workspace);
+}
+
+/* Each worker's own. */
+mha_status mha_take_gradient_scratch(mha_gradient_job *job, size_t threads,
+                                     mha_workspace *workspace) {
     MHA_TRY(mha_workspace_take_pieces(workspace, job->scratch_size, threads, &job->scratch));
     if (job->copies_keys) {
         MHA_TRY(mha_workspace_take_pieces(workspace, job->keys_size, threads, &job->keys));
@@ -308,16 +310,25 @@ static mha_status take_memory(mha_gradient_job *job, mha_execution *execution) {
     return MHA_OK;
 }
 
+static const mha_gradient_job *the_only_job(const void *context, int64_t number,
+                                            mha_worker *worker) {
+    (void)number, (void)worker;
+    return context;
+}
+
 static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
+    const size_t threads = (size_t)mha_gradient_threads(job, INT64_MAX, execution->num_threads);
     int64_t tasks;
-    MHA_TRY(take_memory(job, execution));
-    MHA_TRY(count_tasks(job, &tasks));
-    if (wants_more_than_bias(job)) {
+    MHA_TRY(mha_take_gradient_sums(job, &execution->workspace));
+    MHA_TRY(mha_take_gradient_scratch(job, threads, &execution->workspace));
+    MHA_TRY(mha_count_gradient_tasks(job, &tasks));
+    if (mha_wants_more_than_bias(job)) {
         MHA_TRY(mha_run_tasks(execution, tasks,
                               mha_gradient_threads(job, tasks, execution->num_threads),
-                              differentiate_chunk, job));
+                              mha_differentiate_chunk, job));
     }
-    MHA_TRY(mha_per_head_backward(job, execution));
+    const mha_gradient_jobs jobs = {1, job->kernels, mha_sums_of_a_head(job), the_only_job, job};
+    MHA_TRY(mha_per_head_backward(&jobs, job->gradients, execution));
     return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }
 
@@ -328,7 +339,7 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
     if (nothing_to_compute(gradients)) {
         return MHA_OK;
     }
-    MHA_TRY(plan(&job));
+    MHA_TRY(mha_plan_gradients(&job));
     const mha_status status = run_passes(&job, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;

@@ -59,7 +59,8 @@ mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int
         .softcap = options->softcap,
         .query_offset = mha_query_offset(attention, batch),
         .uniform_empty_rows = options->uniform_empty_rows,
-        .dropout = {options->dropout_threshold, options->dropout_seed, head, batch},
+        .dropout = {options->dropout_threshold, options->dropout_seed, head,
+                    attention->first_batch + batch},
         .gate = mha_gate_of(attention->dtype, attention->head_gate, head),
     };
     if (mask->data != NULL) {

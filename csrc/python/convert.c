@@ -117,7 +117,8 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
         return NULL;
     }
     if (PyArray_TYPE(array) == NPY_VOID) {
-        PyErr_Format(PyExc_TypeError, "%s: got bfloat16 as a cache holds it, wanted an array", name);
+        PyErr_Format(PyExc_TypeError, "%s: got bfloat16 as a cache holds it, wanted an array",
+                     name);
         return NULL;
     }
     PyArrayObject *real = (PyArrayObject *)PyArray_FromArray(

@@ -46,8 +46,7 @@ static int check_batch_axes(PyArrayObject *const arrays[3], int batch_axes) {
     return 0;
 }
 
-/* heads is a multiple of kv_heads, and key and value agree on kv_heads. */
-static int check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads) {
+int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads) {
     if (value_heads != kv_heads) {
         PyErr_Format(PyExc_ValueError, "value: got %lld heads, wanted %lld as key has",
                      (long long)value_heads, (long long)kv_heads);
@@ -93,6 +92,22 @@ static int result_types(PyArrayObject *arrays[3], bool key_width_is_free,
     return 0;
 }
 
+int mha_convert_input_types(PyArrayObject *arrays[3], bool key_width_is_free,
+                            attention_inputs *inputs) {
+    PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
+    if (result_types(arrays, key_width_is_free, inputs) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < 3; i++) {
+        *converted[i] = key_width_is_free ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
+                                          : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        if (*converted[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_inputs *inputs) {
     score_shape *scores = &inputs->scores;
     if (check_axes(arrays) < 0) {
@@ -110,21 +125,11 @@ static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_i
     inputs->value_head_dim = PyArray_DIM(arrays[2], axes - 1);
     const int64_t value_heads = scores->has_heads ? PyArray_DIM(arrays[2], axes - 3) : 1;
     if (check_batch_axes(arrays, scores->batch_axes) < 0 ||
-        check_heads(scores->heads, inputs->kv_heads, value_heads) < 0 ||
-        check_lengths_and_widths(arrays, key_width_is_free) < 0 ||
-        result_types(arrays, key_width_is_free, inputs) < 0) {
+        mha_check_heads(scores->heads, inputs->kv_heads, value_heads) < 0 ||
+        check_lengths_and_widths(arrays, key_width_is_free) < 0) {
         return -1;
     }
-    PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
-    for (int i = 0; i < 3; i++) {
-        *converted[i] = key_width_is_free
-                            ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
-                            : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
-        if (*converted[i] == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+    return mha_convert_input_types(arrays, key_width_is_free, inputs);
 }
 
 int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,

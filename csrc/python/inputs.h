@@ -7,15 +7,16 @@
 
 typedef struct attention_inputs {
     PyArrayObject *query, *key, *value; /* owned; the element type, last axes contiguous */
-    mha_dtype dtype;    /* of the arithmetic */
+    mha_dtype dtype;                    /* of the arithmetic */
     int result_typenum; /* of the output: halves where all three are, which are read as they are */
     score_shape scores;
     int64_t kv_heads, value_head_dim;
 } attention_inputs;
 
-/* Halves are taken where query and key are multiplied as they are. Heads apart: (..., heads, query_len, head_dim) with equal batch axes; 2-D and 3-D are one head.
- * key_width_is_free: query and key may differ in their last axis (additive attention).
- * 0, or -1 with the exception; cleared by mha_clear_inputs either way. */
+/* Halves are taken where query and key are multiplied as they are. Heads apart: (..., heads,
+ * query_len, head_dim) with equal batch axes; 2-D and 3-D are one head. key_width_is_free: query
+ * and key may differ in their last axis (additive attention). 0, or -1 with the exception; cleared
+ * by mha_clear_inputs either way. */
 int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
                        attention_inputs *inputs);
 void mha_clear_inputs(attention_inputs *inputs);
@@ -25,6 +26,14 @@ int mha_output_shape(const attention_inputs *inputs, npy_intp *shape);
 
 /* The three given arguments as arrays, before any conversion of their type. */
 int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]);
+
+/* 0 if heads is a multiple of kv_heads, and key and value agree on kv_heads; else -1 with the
+ * exception. */
+int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads);
+
+/* The three arrays in the call's element type, as inputs->query and so on. */
+int mha_convert_input_types(PyArrayObject *arrays[3], bool key_width_is_free,
+                            attention_inputs *inputs);
 
 /* The arrays that attention writes; NULL for what is not wanted. */
 typedef struct attention_results {

@@ -2,8 +2,8 @@
 
 forward.py is the figure, top-down, and every box of it a function; backward.py has their gradients,
 the same names with _vjp; prepared_heads.py has what may stand between projections and attention,
-there and back; steps.py shows the intermediates of a layer. The functions have the names,
-arguments and meanings of those of `mha`, which do the same work in C.
+there and back; varlen.py has ragged batches; steps.py shows the intermediates of a layer. The
+functions have the names, arguments and meanings of those of `mha`, which do the same work in C.
 """
 
 from mha.reference.backward import (
@@ -29,6 +29,10 @@ from mha.reference.forward import (
 )
 from mha.reference.prepared_heads import rms_norm, rms_norm_vjp, rotary, rotary_vjp
 from mha.reference.steps import STEPS, steps
+from mha.reference.varlen import (
+    scaled_dot_product_attention_varlen,
+    scaled_dot_product_attention_varlen_vjp,
+)
 
 __all__ = [
     "STEPS",
@@ -48,6 +52,8 @@ __all__ = [
     "rotary",
     "rotary_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
+    "scaled_dot_product_attention_varlen_vjp",
     "scaled_dot_product_attention_vjp",
     "softmax",
     "split_heads",

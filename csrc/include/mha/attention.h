@@ -49,7 +49,9 @@ typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_func
  * origin, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
  * scores and divided its exponentials by, for the gradients
  * w_v, of additive scores: contiguous (head_dim,)
- * head_gate,  if given: contiguous (heads,): multiplies each head's output. */
+ * head_gate,  if given: contiguous (heads,): multiplies each head's output
+ * result_rows, if not 0: from a head of lse, origin and denominator to the next, instead of
+ * query_len; first_batch: the index of batch item 0 for dropout. */
 typedef struct mha_attention {
     mha_dtype dtype;
     int batch_axes;
@@ -60,6 +62,7 @@ typedef struct mha_attention {
     mha_score_function score_function;
     const void *w_v;
     const void *head_gate;
+    int64_t result_rows, first_batch;
     const mha_attention_options *options;
 } mha_attention;
 
@@ -93,6 +96,38 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
                                                     int num_threads, size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) MHA_MUST_CHECK;
+
+/* A ragged batch: the rows of all sequences stand one behind the other, and each sequence is a
+ * problem of its own, batch item s for dropout. `all` has no batch axes: query (heads,
+ * total_query_len, head_dim), key and value (kv_heads, total_key_len, ...), lse, origin and
+ * denominator (heads, total_query_len), no weights, and options without mask, bias, key_lengths and
+ * query_offset. Sequence s has the rows starts[s]..starts[s + 1]; starts (sequences + 1,) begin
+ * with 0, never fall and end with the total. query_offset (sequences,). */
+typedef struct mha_varlen_attention {
+    mha_attention all;
+    int64_t sequences;
+    const int64_t *query_starts, *key_starts;
+    const int64_t *query_offset;
+} mha_varlen_attention;
+
+mha_status mha_scaled_dot_product_attention_varlen_workspace(const mha_varlen_attention *varlen,
+                                                             int num_threads,
+                                                             size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_scaled_dot_product_attention_varlen_forward(const mha_varlen_attention *varlen,
+                                                           mha_execution *execution) MHA_MUST_CHECK;
+
+/* Its gradients; `all` has the rows of all sequences likewise, `all.attention` is that of `varlen`.
+ * grad_alibi, grad_relative_bias and grad_sinks are sums over the sequences. */
+typedef struct mha_varlen_gradients {
+    const mha_varlen_attention *varlen;
+    mha_attention_gradients all;
+} mha_varlen_gradients;
+
+mha_status mha_scaled_dot_product_attention_varlen_backward_workspace(
+    const mha_varlen_gradients *gradients, int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status
+mha_scaled_dot_product_attention_varlen_backward(const mha_varlen_gradients *gradients,
+                                                 mha_execution *execution) MHA_MUST_CHECK;
 
 /* How a kernel set packs the weights of one element type. */
 typedef struct mha_panel_format mha_panel_format;

@@ -4,7 +4,8 @@
 
 A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that
 a mask makes rare jump in between, and exponentials (which shift into the exponent) have more
-constants than there are registers. It spills if it stores a vector on the stack.
+constants than there are registers. It spills if it stores a vector on the stack; a quarter or half
+of one is an address that found no other place.
 """
 
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 STACK = re.compile(r"^-?(0x)?[0-9a-f]*\((%rsp|%rbp)[,)]")
+ADDRESSES = ("vmovd", "vmovq", "vmovlps", "vmovhps")
 FEWEST_MULTIPLY_ADDS = 8
 
 
@@ -55,7 +57,7 @@ def report(path):
                                 for _, mnemonic, _ in loop)
             jumps = sum(mnemonic.startswith("j") for _, mnemonic, _ in loop)
             stack = [operands for _, mnemonic, operands in loop
-                     if mnemonic.startswith("vmov") and STACK.search(operands.split(",", 1)[1])]
+                     if mnemonic.startswith("vmov") and mnemonic not in ADDRESSES and STACK.search(operands.split(",", 1)[1])]
             exponentials = any(mnemonic.startswith("vpsll") for _, mnemonic, _ in loop)
             if multiply_adds < FEWEST_MULTIPLY_ADDS or jumps > 1 or exponentials:
                 continue

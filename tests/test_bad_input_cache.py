@@ -132,7 +132,7 @@ CASES = [
     row(call, "mask", f(4, 10) > 0, V, "shape (4, 10)", "the scores (2, 4, 5, 10)"),
     row(call, "mask", f(5, 10), T, "an array of float32", "bool with True = attend"),
     row(call, "head_gate", f(3), V, "shape (3,)", "(4,)"),
-    row(call, "softcap", -1.0, V, "-1.0", "a finite number above 0"),
+    row(call, "softcap", -1.0, V, "-1.0", "a number above 0"),
     row(call, "rng", "7", T, "str", "None, an int or a numpy.random.Generator"),
     row(call_window, "window", (10, 0), V, "(10, 0) with a cache of window 10", "at most 9"),
     row(call_window, "window", (None, None), V, "(None, None) with a cache", "at most 9"),

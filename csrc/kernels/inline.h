@@ -13,6 +13,6 @@
 
 /* An address that the compiler takes as it is: of rows a stride apart it would carry each one along
  * in a register of its own, and there are not so many. */
-#define KEEP_ADDRESS(address) __asm__("" : "+r"(address))
+#define KEEP_ADDRESS(address) __asm__ volatile("" : "+r"(address))
 
 #endif

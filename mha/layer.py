@@ -173,7 +173,7 @@ class MultiHeadAttention(Parameters, Decoding):
                  positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
-                 **options: Unpack[LayerKeywords]) -> Array: ...
+                 starts: Maybe = ..., **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
@@ -194,13 +194,13 @@ class MultiHeadAttention(Parameters, Decoding):
                  positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
                  return_weights: Literal[False] = ..., return_lse: Literal[True],
-                 **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
+                 starts: Maybe = ..., **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
                  cache: mha.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: bool = ..., return_lse: bool = ...,
+                 return_weights: bool = ..., return_lse: bool = ..., starts: Maybe = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
@@ -208,7 +208,8 @@ class MultiHeadAttention(Parameters, Decoding):
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             cache: mha.KVCache | None = None, lengths: ArrayLike | None = None,
-            padding: Padding = "right", return_weights: bool = False, return_lse: bool = False,
+            padding: Padding = "right", starts: ArrayLike | None = None,
+            return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
 
@@ -237,6 +238,9 @@ class MultiHeadAttention(Parameters, Decoding):
             not stored.
         padding : "right" or "left"
             On which side of the real rows the others are.
+        starts : ints (sequences + 1,), optional
+            A ragged batch: query (total_len, query_dim), of which sequence s is rows starts[s] to
+            starts[s + 1], as in `mha.scaled_dot_product_attention_varlen`.
         return_weights, return_lse : bool
             Return the weights (before dropout) and the log-sum-exp of the scores too.
         The rest : as in `mha.scaled_dot_product_attention`.
@@ -264,6 +268,13 @@ class MultiHeadAttention(Parameters, Decoding):
         chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
                                             training, rng)
         plain_padding = isinstance(padding, str) and padding == "right"
+        if starts is not None:
+            from mha import layer_ragged
+
+            return layer_ragged.call(
+                state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
+                cache=cache, lengths=lengths, padding=None if plain_padding else padding,
+                positions=positions, key_positions=key_positions, return_weights=return_weights)
         if cache is not None or lengths is not None or not plain_padding:
             from mha import layer_cache
 
@@ -286,9 +297,10 @@ class MultiHeadAttention(Parameters, Decoding):
             self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
             training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
-            wrt: Collection[str] | None = None, **options: Unpack[LayerKeywords],
+            starts: ArrayLike | None = None, wrt: Collection[str] | None = None,
+            **options: Unpack[LayerKeywords],
             ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
-        """The output and its gradients; arguments as in a call (rng and head_gate too), and wrt.
+        """The output and its gradients; arguments as in a call (rng, head_gate, starts), and wrt.
 
         wrt names the gradients that are wanted, out of "query", "key", "value", the names of
         `parameters()`, "head_gate", "bias", "alibi", "relative_bias" and "sinks"; by default all of
@@ -310,15 +322,20 @@ class MultiHeadAttention(Parameters, Decoding):
         (512, 512)
         """
         wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
-        key_is_query, value_is_key = key is None, value is None
-        key = query if key is None else key
-        value = key if value is None else value
         state = self._state
         wanted = layer_options.wanted_of_call(wanted, wrt, options)
         core = state.core if positions is None and key_positions is None else layer_state.core_at(
-            state, positions, key_positions, key_is_query)
+            state, positions, key_positions, key is None)
         chosen = layer_options.call_options(MultiHeadAttention.vjp, options, state.options,
                                             state.settings.dropout, training, rng)
+        if starts is not None:
+            from mha import layer_ragged
+
+            return layer_ragged.vjp(state, query, starts, chosen, head_gate, wanted, key=key,
+                                    value=value, positions=positions, key_positions=key_positions)
+        key_is_query, value_is_key = key is None, value is None
+        key = query if key is None else key
+        value = key if value is None else value
         with drawn(chosen) as drawn_options:
             output, kept = core(
                 query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,

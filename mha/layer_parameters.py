@@ -77,16 +77,7 @@ class Parameters(OwnNames):
         if unknown:
             raise unknown_keyword(Parameters.load_parameters, unknown)
         layer_state.check_not_frozen(self._state, "mapping")
-        if not isinstance(mapping, Mapping):
-            raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
-        names = self._state.parameters.keys()
-        missing = sorted(names - mapping.keys())
-        unknown_names = sorted(mapping.keys() - names, key=str)
-        if missing or unknown_names:
-            got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
-                               + [f"none for {missing}"] * bool(missing))
-            raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}")
-        arrays = {name: as_array(mapping[name], name) for name in names}
+        arrays = layer_state.arrays_to_load(self._state, mapping)
         self._change(lambda state: layer_state.loaded(state, arrays))
 
     @property

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core, layer_options
 from mha.arguments import (
+    as_array,
     as_bool,
     as_probability,
     as_real_dtype,
@@ -260,6 +261,20 @@ def shown(settings: LayerSettings) -> list[str]:
 def check_not_frozen(state: LayerState, name: str) -> None:
     if state.packed is not None:
         raise ValueError(f"{name}: got a change to a frozen layer, wanted unfreeze() before it")
+
+
+def arrays_to_load(state: LayerState, mapping: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of a mapping with exactly the names of the layer's parameters."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
+    names = state.parameters.keys()
+    missing = sorted(names - mapping.keys())
+    unknown_names = sorted(mapping.keys() - names, key=str)
+    if missing or unknown_names:
+        got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
+                           + [f"none for {missing}"] * bool(missing))
+        raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}")
+    return {name: as_array(mapping[name], name) for name in names}
 
 
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:

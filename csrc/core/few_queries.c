@@ -71,12 +71,11 @@ static void plan_rounds(few_job *job) {
     job->state_size = kernels->state_size(rows, value_head_dim);
 }
 
-static mha_status plan(const mha_attention *attention, int num_threads, few_job *job,
-                       int *threads) {
+/* The rows of a problem, and the scratch of their kernels. */
+static void describe(const mha_attention *attention, few_job *job) {
     const int64_t head_dim = mha_extent(&attention->query, 1);
     const int64_t value_head_dim = mha_extent(&attention->value, 1);
     const int64_t kv_heads = mha_extent(&attention->key, 3);
-    int64_t batch;
     job->attention = attention;
     job->kernels = mha_kernels_for(attention->dtype);
     job->query_len = mha_extent(&attention->query, 2);
@@ -84,26 +83,36 @@ static mha_status plan(const mha_attention *attention, int num_threads, few_job 
     job->group = kv_heads == 0 ? 0 : mha_extent(&attention->query, 3) / kv_heads;
     job->rows = job->group * job->query_len;
     job->row_blocks = mha_divide_up(job->rows, MHA_MAX_FEW_ROWS);
-    MHA_TRY(mha_check_columns(attention));
+    job->scratch_size = job->kernels->few_queries->scratch_size(head_dim, value_head_dim);
+    job->block_scratch_size = job->kernels->attention->scratch_size(head_dim, value_head_dim, 1);
+}
+
+static mha_status count_row_tasks(few_job *job) {
+    const mha_attention *attention = job->attention;
+    int64_t batch;
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
-    const int64_t shape[] = {batch, kv_heads, job->row_blocks};
-    MHA_TRY(mha_count_elements(shape, 3, &job->row_tasks));
+    const int64_t shape[] = {batch, mha_extent(&attention->key, 3), job->row_blocks};
+    return mha_count_elements(shape, 3, &job->row_tasks);
+}
+
+static mha_status plan(const mha_attention *attention, int num_threads, few_job *job,
+                       int *threads) {
+    MHA_TRY(mha_check_columns(attention));
+    describe(attention, job);
+    MHA_TRY(count_row_tasks(job));
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
     *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
     if (job->cuts > 1) {
         plan_rounds(job);
     }
-    job->scratch_size = job->kernels->few_queries->scratch_size(head_dim, value_head_dim);
-    job->block_scratch_size = job->kernels->attention->scratch_size(head_dim, value_head_dim, 1);
     return MHA_OK;
 }
 
 /* A row's `count` numbers of a result (batch..., heads, query_len, count), or NULL. */
 static void *result_of(const few_job *job, int64_t batch, int64_t head, int64_t query, void *result,
                        int64_t count) {
-    const int64_t heads = mha_extent(&job->attention->query, 3);
-    const int64_t at = (batch * heads + head) * job->query_len + query;
+    const int64_t at = mha_result_row(job->attention, batch, head, query);
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
     return result == NULL ? NULL : (char *)result + at * count * item;
 }
@@ -287,4 +296,21 @@ mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution
     const mha_status status = run_tasks(&job, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
+}
+
+mha_status mha_plan_few_tasks(const mha_attention *attention, mha_few_tasks *tasks) {
+    few_job job = {.attention = attention};
+    MHA_TRY(mha_check_columns(attention));
+    describe(attention, &job);
+    MHA_TRY(count_row_tasks(&job));
+    *tasks = (mha_few_tasks){job.row_tasks, operations_of(&job), job.scratch_size,
+                             job.block_scratch_size};
+    return MHA_OK;
+}
+
+void mha_run_few_task(const mha_attention *attention, int64_t task, const mha_pieces *scratch,
+                      const mha_pieces *block_scratch, mha_worker *worker) {
+    few_job job = {.scratch = *scratch, .block_scratch = *block_scratch};
+    describe(attention, &job);
+    attend(&job, task, worker);
 }

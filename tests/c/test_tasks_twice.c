@@ -189,6 +189,76 @@ static void test_figure(void) {
     }
 }
 
+/* The rows of x as a ragged batch of sequences, one of them long, one empty, one of few queries. */
+static mha_tensor rows_by_head(double *data, int64_t heads, int64_t columns) {
+    const int64_t row = heads * columns * 8;
+    const mha_tensor tensor = {
+        .data = data, .axes = 3, .shape = {heads, ROWS, columns}, .strides = {columns * 8, row, 8}};
+    return tensor;
+}
+
+static void run_ragged(struct results *r, int num_threads) {
+    static const int64_t query_starts[] = {0, 40, 40, 1240, 1242, ROWS};
+    static const int64_t key_starts[] = {0, 100, 130, 1400, 1600, ROWS};
+    static const int64_t query_offset[] = {60, 30, 70, 198, -358};
+    enum { COLUMNS = DIM / HEADS };
+    const mha_attention_options options = {.alibi = by_head(in.alibi, 1),
+                                           .relative_bias = by_head(in.relative_bias, DISTANCES),
+                                           .sinks = by_head(in.sinks, 1),
+                                           .causal = true,
+                                           .window_left = MHA_UNLIMITED,
+                                           .window_right = MHA_UNLIMITED,
+                                           .scale = 0.3,
+                                           .dropout_threshold = 9000,
+                                           .dropout_seed = 5};
+    const mha_varlen_attention varlen = {
+        .all = {.dtype = MHA_FLOAT64,
+                .query = rows_by_head(in.x, HEADS, COLUMNS),
+                .key = rows_by_head(in.x, KV_HEADS, COLUMNS),
+                .value = rows_by_head(in.grad_output, KV_HEADS, COLUMNS),
+                .output = rows_by_head(r->output, HEADS, COLUMNS),
+                .lse = r->attended,
+                .origin = r->origin,
+                .denominator = r->denominator,
+                .options = &options},
+        .sequences = 5,
+        .query_starts = query_starts,
+        .key_starts = key_starts,
+        .query_offset = query_offset};
+    const mha_varlen_gradients gradients = {
+        .varlen = &varlen,
+        .all = {.attention = &varlen.all,
+                .grad_output = rows_by_head(in.grad_output, HEADS, COLUMNS),
+                .grad_query = rows_by_head(r->grad_x[0], HEADS, COLUMNS),
+                .grad_key = rows_by_head(r->grad_x[1], KV_HEADS, COLUMNS),
+                .grad_value = rows_by_head(r->grad_x[2], KV_HEADS, COLUMNS),
+                .grad_alibi = by_head(r->grad_alibi, 1),
+                .grad_relative_bias = by_head(r->grad_relative_bias, DISTANCES),
+                .grad_sinks = by_head(r->grad_sinks, 1)}};
+    size_t bytes, backward_bytes;
+    CHECK_OK(mha_scaled_dot_product_attention_varlen_workspace(&varlen, num_threads, &bytes));
+    CHECK_OK(mha_scaled_dot_product_attention_varlen_backward_workspace(&gradients, num_threads,
+                                                                        &backward_bytes));
+    mha_execution execution =
+        execution_of(bytes > backward_bytes ? bytes : backward_bytes, num_threads);
+    CHECK_OK(mha_scaled_dot_product_attention_varlen_forward(&varlen, &execution));
+    CHECK_OK(mha_scaled_dot_product_attention_varlen_backward(&gradients, &execution));
+    free(execution.workspace.base);
+}
+
+static void test_ragged(void) {
+    memset(&once, 0, sizeof once);
+    twice = false;
+    run_ragged(&once, 1);
+    CHECK(once.output[NUMBERS - 1] != 0 && once.grad_x[0][0] != 0 && once.grad_sinks[0] != 0);
+    for (int num_threads = 1; num_threads <= 3; num_threads++) {
+        memset(&again, 0, sizeof again);
+        twice = true;
+        run_ragged(&again, num_threads);
+        CHECK(memcmp(&once, &again, sizeof once) == 0);
+    }
+}
+
 int main(void) {
     fill(in.x, NUMBERS, 1);
     fill(in.W[0], 4 * DIM * DIM, 2);
@@ -200,6 +270,7 @@ int main(void) {
     fill(in.relative_bias, HEADS * DISTANCES, 8);
     fill(in.sinks, HEADS, 9);
     on_every_instruction_set(test_figure);
+    on_every_instruction_set(test_ragged);
     printf("test_tasks_twice: passed\n");
     return 0;
 }

@@ -216,6 +216,35 @@ def scaled_dot_product_attention(case):
     return call, (*arrays, options)
 
 
+def ragged_batch(case):
+    case.dtype = case.choose(np.float32, np.float64)
+    kv_heads, group = int(case.choose(1, 2, 3)), int(case.choose(1, 2, 4))
+    heads, sequences = kv_heads * group, int(case.choose(0, 1, 3, 6))
+    query_starts, key_starts = (np.cumsum([0] + [case.length() for _ in range(sequences)])
+                                for _ in range(2))
+    head_dim, value_head_dim = (int(case.choose(1, 4, 8, 17, 33)) for _ in range(2))
+    shapes = [(query_starts[-1], heads, head_dim), (key_starts[-1], kv_heads, head_dim),
+              (key_starts[-1], kv_heads, value_head_dim)]
+    arrays = [case.place(case.numbers(*shape)) for shape in shapes]
+    arrays += [case.place(query_starts), case.place(key_starts.astype(np.int32))]
+    chosen = {"causal": True, "window": (9, 4), "softcap": 3.0, "dropout": 0.3,
+              "alibi": case.place(case.numbers(heads)), "sinks": case.place(case.numbers(heads)),
+              "relative_bias": case.place(case.numbers(heads, 7)),
+              "query_offset": case.place(case.rng.integers(-5, 40, sequences))}
+    options = {name: value for name, value in chosen.items() if case.rng.random() < 0.3}
+    options["rng"] = 2
+    if case.rng.random() < 0.5:
+        grad = case.place(case.numbers(query_starts[-1], heads, value_head_dim))
+        grad_lse = case.place(case.numbers(heads, query_starts[-1]))
+        return pull(mha.scaled_dot_product_attention_varlen_vjp), (*arrays, options, grad, grad_lse)
+
+    def call(*arguments):
+        return mha.scaled_dot_product_attention_varlen(*arguments[:-1], return_lse=True,
+                                                       **arguments[-1])
+
+    return call, (*arrays, options)
+
+
 def pull(function):
     def call(*arguments):
         *arrays, options, grad, grad_lse = arguments
@@ -346,7 +375,7 @@ def steps(case):
 
 
 KINDS = (scaled_dot_product_attention, scaled_dot_product_attention, additive_attention,
-         multi_head_attention, layer, steps)
+         multi_head_attention, layer, steps, ragged_batch)
 
 
 def plain(argument):

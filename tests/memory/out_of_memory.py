@@ -51,6 +51,9 @@ long_key = f(1, 2, 3000, 32)
 half_bias = f(4, 9, 70).astype(np.float16)
 apart = f(1, 600, 2, 16).swapaxes(1, 2)
 large = f(1, 4, 700, 64)
+rows, starts = f(60, 4, 8), [0, 25, 25, 26, 60]
+varlen, varlen_vjp = (mha.scaled_dot_product_attention_varlen,
+                      mha.scaled_dot_product_attention_varlen_vjp)
 x, sequence = f(2, 9, 12), f(500, 12)
 W, b = [f(12, 12) for _ in range(4)], [f(12) for _ in range(4)]
 wide = f(700, 40).T
@@ -154,6 +157,14 @@ CASES = {
     "gradients, rows apart": lambda: both(attend_vjp(apart, apart, apart, causal=True), None),
     "gradient of a shared bias": lambda: both(attend_vjp(q, k, v, bias=f0, dropout=0.1, rng=2),
                                               grad),
+    "ragged batch": lambda: varlen(rows, rows, rows, starts, causal=True, return_lse=True),
+    "ragged batch, other starts": lambda: varlen(
+        rows, rows[:50, :2], rows[:50, :2].tolist(), np.int32(starts), [0, 40, 40, 50, 50],
+        query_offset=[1, 2, 3, 4], alibi=f1, dropout=0.1, rng=3),
+    "ragged batch's gradients": lambda: both(varlen_vjp(
+        rows, rows, rows, starts, alibi=f1, sinks=f1, relative_bias=f2[0, :1, 0, :7]), None),
+    "layer over a ragged batch": lambda: both(layer.vjp(
+        sequence[:60], starts=starts, head_gate=[1, 2, 3, 4]), None),
     "additive attention": lambda: mha.additive_attention(*additive, mask=visible[:, 0, :5],
                                                          return_weights=True),
     "additive attention's gradients": lambda: both(mha.additive_attention_vjp(

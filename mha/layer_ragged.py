@@ -26,7 +26,8 @@ REFUSED = {  # arguments of a call that do not go with starts, and why
     "key": ITSELF, "value": ITSELF,
     "cache": "a cache takes lengths=", "lengths": "starts say how long sequences are",
     "positions": "they restart with each sequence",
-    "key_positions": "they restart with each sequence", "padding": "nothing is padded", "return_weights": "weights of unequal shapes are no array"}
+    "key_positions": "they restart with each sequence", "padding": "nothing is padded",
+    "return_weights": "weights of unequal shapes are no array"}
 # What the gradient of attention's inputs is needed for, and what all sequences share.
 BEFORE = {"query": {"query", "W_q", "b_q"}, "key": {"query", "W_k", "b_k"},
           "value": {"query", "W_v", "b_v"}}

@@ -1,6 +1,8 @@
 """Ragged batches through layers that norm and turn their heads: positions begin with 0 in each
 sequence."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def layer_and_rows(**settings):
 def test_each_sequence_has_its_own_bits(qk_norm):
     layer, x = layer_and_rows(qk_norm=qk_norm)
     got = layer(x, starts=STARTS, causal=True)
-    for first, end in zip(STARTS, STARTS[1:], strict=False):
+    for first, end in itertools.pairwise(STARTS):
         assert np.array_equal(got[first:end], layer(x[first:end], causal=True))
 
 
@@ -28,7 +30,7 @@ def test_gradients_are_turned_back():
     grad_output = np.random.default_rng(2).standard_normal(output.shape).astype(np.float32)
     got = pullback(grad_output)
     sums = {name: np.zeros(layer.parameters()[name].shape) for name in ("W_q", "W_k", "b_q")}
-    for first, end in zip(STARTS, STARTS[1:], strict=False):
+    for first, end in itertools.pairwise(STARTS):
         _, pullback_alone = layer.astype(np.float64).vjp(x[first:end], causal=True)
         alone = pullback_alone(grad_output[first:end])
         np.testing.assert_allclose(got.query[first:end], alone.query, rtol=2e-5, atol=2e-5)

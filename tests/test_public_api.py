@@ -37,7 +37,8 @@ PREPARED = {"rotary": None, "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "n
             "positions": None, "key_positions": None}
 GROUPS = {"<prepared>": ", ".join(f"{name}={value!r}" for name, value in PREPARED.items()),
           "<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
-          "<additive>": spelled(ADDITIVE), "<varlen>": spelled(VARLEN)}  # what stands for options in the signatures below
+          "<additive>": spelled(ADDITIVE),
+          "<varlen>": spelled(VARLEN)}  # what stands for options in the signatures below
 SIGNATURES = {
     "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
         return_lse=False, out=None""",

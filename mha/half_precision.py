@@ -68,13 +68,15 @@ def check_beside(array: Array, stored: np.dtype[Any], name: str) -> None:
     bfloat16 = is_bfloat16(dtype)
     fits = (dtype.kind in "iu" or bfloat16
             or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64))
+    wanted = "float16, bfloat16, float32, float64 or integers"
     if stored == RAW_BFLOAT16:
         fits = bfloat16 or dtype.newbyteorder("=") in (np.float32, np.float64)
+        wanted = "bfloat16, float32 or float64"
     elif stored == np.float16:
         fits = fits and not bfloat16
+        wanted = "float16, float32, float64 or integers"
     if not fits:
-        raise TypeError(f"{name}: got an array of {dtype}, wanted numbers that go with"
-                        f" {shown_dtype(stored)}")
+        raise TypeError(f"{name}: got an array of {dtype}, wanted {wanted}")
 
 
 def rounded(array: Array, stored: np.dtype[Any]) -> Array:

@@ -89,8 +89,9 @@ def layouts(array):
     wider[..., 1:-2] = array  # rows of odd length, from an odd place
     wider_rows = np.zeros((*array.shape[:-2], 2 * array.shape[-2], array.shape[-1]), array.dtype)
     wider_rows[..., ::2, :] = array
-    return [by_token(array), wider[..., 1:-2], np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :],
-            wider_rows[..., ::2, :], np.asfortranarray(array)]
+    backwards = np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+    return [by_token(array), wider[..., 1:-2], backwards, wider_rows[..., ::2, :],
+            np.asfortranarray(array)]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -141,7 +142,7 @@ def test_beyond_float16_is_infinite():
 @pytest.mark.parametrize("threads", [1, 4])
 def test_gradients(shape, dtype, threads):
     """Those of float32 arrays of the same numbers, rounded once."""
-    batch, heads, _, query_len, key_len, *_ = shape
+    _, heads, _, query_len, key_len, *_ = shape
     rng = np.random.default_rng(1)
     arrays = problem(shape, dtype)
     wide = [array.astype(np.float32) for array in arrays]

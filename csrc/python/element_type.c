@@ -44,9 +44,9 @@ static bool is_raw_bfloat16(PyArrayObject *array) {
 }
 
 mha_storage mha_storage_of(PyArrayObject *array) {
-    return PyArray_TYPE(array) == NPY_HALF                     ? MHA_FLOAT16
+    return PyArray_TYPE(array) == NPY_HALF                ? MHA_FLOAT16
            : is_bfloat16(array) || is_raw_bfloat16(array) ? MHA_BFLOAT16
-                                                               : MHA_AS_COMPUTED;
+                                                          : MHA_AS_COMPUTED;
 }
 
 static int raise_not_real(PyArrayObject *array, const char *name, const char *wanted) {
@@ -85,8 +85,8 @@ static int common_typenum(PyArrayObject **arrays, const char *const *names, int 
         if (mha_check_real(arrays[i], names[i]) < 0) {
             return -1;
         }
-        of_bfloat16 = mha_storage_of(arrays[i]) == MHA_BFLOAT16 ? PyArray_TYPE(arrays[i])
-                                                                : of_bfloat16;
+        of_bfloat16 =
+            mha_storage_of(arrays[i]) == MHA_BFLOAT16 ? PyArray_TYPE(arrays[i]) : of_bfloat16;
     }
     for (int i = 0; of_bfloat16 != NPY_NOTYPE && i < count; i++) {
         if (check_beside_bfloat16(arrays[i], names[i]) < 0) {
@@ -137,4 +137,9 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
     *dtype = mha_dtype_of_typenum(*result_typenum);
     *result_typenum = mha_typenum(*dtype);
     return 0;
+}
+
+mha_dtype mha_computing_dtype(int typenum) {
+    return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum) ? MHA_FLOAT32
+                                                               : mha_dtype_of_typenum(typenum);
 }

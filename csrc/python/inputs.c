@@ -117,9 +117,8 @@ static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_i
     }
     PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
     for (int i = 0; i < 3; i++) {
-        *converted[i] = key_width_is_free
-                            ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
-                            : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        *converted[i] = key_width_is_free ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
+                                          : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
         if (*converted[i] == NULL) {
             return -1;
         }

@@ -7,15 +7,16 @@
 
 typedef struct attention_inputs {
     PyArrayObject *query, *key, *value; /* owned; the element type, last axes contiguous */
-    mha_dtype dtype;    /* of the arithmetic */
+    mha_dtype dtype;                    /* of the arithmetic */
     int result_typenum; /* of the output: halves where all three are, which are read as they are */
     score_shape scores;
     int64_t kv_heads, value_head_dim;
 } attention_inputs;
 
-/* Halves are taken where query and key are multiplied as they are. Heads apart: (..., heads, query_len, head_dim) with equal batch axes; 2-D and 3-D are one head.
- * key_width_is_free: query and key may differ in their last axis (additive attention).
- * 0, or -1 with the exception; cleared by mha_clear_inputs either way. */
+/* Halves are taken where query and key are multiplied as they are. Heads apart: (..., heads,
+ * query_len, head_dim) with equal batch axes; 2-D and 3-D are one head. key_width_is_free: query
+ * and key may differ in their last axis (additive attention). 0, or -1 with the exception; cleared
+ * by mha_clear_inputs either way. */
 int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
                        attention_inputs *inputs);
 void mha_clear_inputs(attention_inputs *inputs);

@@ -185,7 +185,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
     loaded = run("import sys, mha; print(*sys.modules)")
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
-        "mha.gradients", "mha.half_precision", "mha.heads", "mha.keywords", "mha.layer", "mha.layer_attributes",
+        "mha.gradients", "mha.half_precision", "mha.heads", "mha.keywords", "mha.layer",
+        "mha.layer_attributes",
         "mha.layer_decoding", "mha.layer_options", "mha.layer_state", "mha.linear_projection",
         "mha.options",
         "mha.runtime"}

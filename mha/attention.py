@@ -90,8 +90,12 @@ def scaled_dot_product_attention(
 
     Raises
     ------
-    ValueError: a shape, size or option that does not fit. TypeError: a type other than float32,
-    float64 or integers, or a mask that is not bool. Both name the argument.
+    ValueError: a shape, size or option that does not fit. TypeError: a type other than float16,
+    bfloat16, float32, float64 or integers, float16 with bfloat16, bfloat16 with integers, or a mask
+    that is not bool. Both name the argument.
+
+    float16 and bfloat16 (that of ml_dtypes) are computed in float32; the output is rounded once,
+    weights and lse are float32. Beside a float32 query, key and value may be halves.
 
     Source: Vaswani et al. 2017, section 3.2.1; without a score matrix as in Dao et al. 2022.
 

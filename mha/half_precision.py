@@ -41,6 +41,30 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return known
 
 
+def layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """The type of a layer's parameters: one that NumPy can compute with."""
+    stored = stored_dtype(dtype)
+    known = shown_dtype(stored)
+    if isinstance(known, str):
+        raise ImportError("dtype: got bfloat16, wanted ml_dtypes for arrays of it: pip install"
+                          " ml_dtypes, and import it")
+    return known
+
+
+def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which a layer of this type computes: float32 for halves."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def check_number(array: Array, name: str) -> None:
+    """TypeError unless the core computes with numbers of this type."""
+    dtype = array.dtype
+    if not (dtype.kind in "iu" or is_bfloat16(dtype)
+            or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64)):
+        raise TypeError(f"{name}: got an array of {dtype}, wanted float16, bfloat16, float32,"
+                        " float64 or integers")
+
+
 def shown_dtype(stored: np.dtype[Any]) -> Any:
     """What the user calls it: "bfloat16" where nobody has imported ml_dtypes."""
     if stored != RAW_BFLOAT16:
@@ -68,13 +92,15 @@ def check_beside(array: Array, stored: np.dtype[Any], name: str) -> None:
     bfloat16 = is_bfloat16(dtype)
     fits = (dtype.kind in "iu" or bfloat16
             or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64))
+    wanted = "float16, bfloat16, float32, float64 or integers"
     if stored == RAW_BFLOAT16:
         fits = bfloat16 or dtype.newbyteorder("=") in (np.float32, np.float64)
+        wanted = "bfloat16, float32 or float64"
     elif stored == np.float16:
         fits = fits and not bfloat16
+        wanted = "float16, float32, float64 or integers"
     if not fits:
-        raise TypeError(f"{name}: got an array of {dtype}, wanted numbers that go with"
-                        f" {shown_dtype(stored)}")
+        raise TypeError(f"{name}: got an array of {dtype}, wanted {wanted}")
 
 
 def rounded(array: Array, stored: np.dtype[Any]) -> Array:

@@ -14,11 +14,11 @@ from mha import _core, layer_options, layer_parameters, layer_state
 from mha.arguments import (
     as_ints,
     as_probability,
-    as_real_dtype,
     wanted_names,
 )
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
+from mha.half_precision import layer_dtype
 from mha.keywords import names_its_keywords, unknown_keyword
 from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting
 from mha.layer_decoding import Decoding
@@ -67,7 +67,8 @@ class MultiHeadAttention(Parameters, Decoding):
         Whether the layer learns the option sinks: a parameter (num_heads,), zeros at the start.
     relative_bias : int r, optional
         The layer learns the option relative_bias: a parameter (num_heads, 2r + 1), likewise.
-    dtype : numpy.float32 or numpy.float64
+    dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16" (that of ml_dtypes)
+        Halves are computed in float32; the output is rounded once.
         The layer computes in it and returns it.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
@@ -350,14 +351,15 @@ class MultiHeadAttention(Parameters, Decoding):
 
         Raises
         ------
-        TypeError: a dtype other than float32 and float64.
+        TypeError: a dtype other than float16, bfloat16, float32 and float64. ImportError: bfloat16
+        where ml_dtypes has not been imported.
 
         >>> mha.MultiHeadAttention(512, 8).astype(np.float64).W_q.dtype
         dtype('float64')
         """
         if unknown:
             raise unknown_keyword(MultiHeadAttention.astype, unknown)
-        known_dtype = as_real_dtype(dtype)
+        known_dtype = layer_dtype(dtype)
         other = copy.copy(self)
         other._change(lambda state: layer_state.in_dtype(state, known_dtype))
         return other

@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, as_bool, as_int, as_int_array, check_real, checked_lengths
+from mha.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
 from mha.cache_state import CacheState
 from mha.dropout import drawn
-from mha.half_precision import widened
+from mha.half_precision import (
+    check_number,
+    computing_dtype,
+    rounded,
+    stored_dtype,
+    widened,
+)
 from mha.kv_cache import KVCache, Memory
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
@@ -143,7 +149,8 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
     # Of one row each, heads lie side by side as they are.
     merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
               else _core.merge_heads(results[0]))
-    results[0] = _core.linear(merged, state.call.W_o, state.call.b_o)
+    results[0] = rounded(_core.linear(merged, state.call.W_o, state.call.b_o),
+                         state.settings.dtype)
     if return_weights and after.start:
         results[1] = np.pad(results[1], [(0, 0)] * 3 + [(after.start, 0)])
     return results
@@ -205,13 +212,13 @@ def _as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
-    dtype = settings.dtype
+    dtype = computing_dtype(settings.dtype)
     if given.ndim not in (2, 3):
         raise ValueError(f"{name}: got shape {given.shape}, wanted (batch, len, dim) or (len, dim)")
     if given.shape[-1] != width:
         raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
     if given.dtype != dtype:
-        check_real(given, name)
+        check_number(given, name)
     rows = given.astype(dtype, copy=False)
     return given, rows if rows.ndim == 3 else rows[None]
 
@@ -229,7 +236,7 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
         raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
                          " as the layer has: one of its new_cache()")
     stored = cache._state.key.dtype
-    if stored != settings.dtype and stored.itemsize >= settings.dtype.itemsize:
+    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
         raise TypeError(f"cache: got one of {cache.dtype}, wanted {settings.dtype} as the layer"
                         " has, or a narrower one")
     widths = settings.query_dim, settings.key_dim, settings.value_dim

@@ -18,12 +18,12 @@ from mha.arguments import (
     as_array,
     as_bool,
     as_probability,
-    as_real_dtype,
     as_size,
     check_kind,
     no_memory,
 )
 from mha.dropout import check_rng
+from mha.half_precision import computing_dtype, is_bfloat16, layer_dtype, rounded
 from mha.options import AttentionOptions, RandomSource, Window
 from mha.preparation import NORMS, NormOf, Preparation, prepared_core
 from mha.rotary import Rotary
@@ -174,7 +174,7 @@ def checked_settings(
         as_size(query_dim, "query_dim", embed_dim), key_dim,
         as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
         as_probability(dropout, "dropout"), layer_options.as_projections(use_bias),
-        as_real_dtype(dtype), layer_options.as_scale(scale), layer_options.as_softcap(softcap),
+        layer_dtype(dtype), layer_options.as_scale(scale), layer_options.as_softcap(softcap),
         layer_options.as_window(window), layer_options.as_alibi(alibi, num_heads),
         as_bool(sinks, "sinks"), layer_options.as_farthest(relative_bias),
         preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset)
@@ -184,7 +184,7 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
     """Weights uniform in +-sqrt(6 / (in + out)), norms 1 with their offset, all else zero."""
     check_rng(rng)
     generator = np.random.default_rng(rng)
-    dtype: Any = settings.dtype
+    dtype: Any = computing_dtype(settings.dtype)
     start = {}
     for name, shape in settings.shapes().items():
         try:
@@ -199,6 +199,7 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
             generator.random(out=start[name], dtype=dtype)
             start[name] -= dtype.type(0.5)
             start[name] *= dtype.type(2 * math.sqrt(6 / sum(shape)))
+        start[name] = rounded(start[name], settings.dtype)
     return start
 
 
@@ -223,8 +224,15 @@ def unfrozen(state: LayerState) -> LayerState:
 def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
     """Unfrozen copies of the parameters in the dtype."""
     return new_state(state.settings._replace(dtype=dtype),
-                     {name: parameter.astype(dtype)
+                     {name: in_type(parameter, dtype)
                       for name, parameter in state.parameters.items()})
+
+
+def in_type(parameter: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A copy in the dtype, rounded once."""
+    if parameter.dtype == dtype or dtype.itemsize > 2 or is_bfloat16(parameter.dtype):
+        return parameter.astype(dtype)
+    return rounded(parameter, dtype)
 
 
 def with_dropout(state: LayerState, dropout: float) -> LayerState:
@@ -280,10 +288,11 @@ def arrays_to_load(state: LayerState, mapping: Any) -> dict[str, NDArray[Any]]:
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array as the layer's parameter of this name, in its type."""
     wanted = settings.shapes()[name]
-    check_kind(array, name, "iuf", settings.dtype)
+    if not is_bfloat16(array.dtype):
+        check_kind(array, name, "iuf", settings.dtype)
     if array.shape != wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
-    return array.astype(settings.dtype, copy=False)
+    return array if array.dtype == settings.dtype else in_type(array, settings.dtype)
 
 
 def with_parameter(state: LayerState, name: str, array: NDArray[Any]) -> LayerState:

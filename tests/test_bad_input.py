@@ -21,6 +21,7 @@ from bad_input import (
     row,
     rows,
 )
+from half_types import BFLOAT16
 
 import mha
 
@@ -85,8 +86,12 @@ ATTENTION = [
     row(attend, "value", f(3, 2, 6, 3), V, "shape (3, 2, 6, 3)", "the batch axes (2,)"),
     row(attend, "query", f(2, 4, 5, 8) > 0, T, "an array of bool", "float32",
         key=f(2, 2, 6, 8) > 0, value=f(2, 2, 6, 3) > 0),
-    row(attend, "query", f(2, 4, 5, 8).astype(np.float16), T, "an array of float16", "float32",
-        key=f(2, 2, 6, 8).astype(np.float16), value=f(2, 2, 6, 3).astype(np.float16)),
+    row(attend, "query", f(2, 4, 5, 8).astype(np.float16), T, "an array of float16",
+        "bfloat16 as another array has", key=f(2, 2, 6, 8).astype(BFLOAT16)),
+    row(attend, "key", np.ones((2, 2, 6, 8), np.uint16), T, "an array of uint16", "bfloat16",
+        query=f(2, 4, 5, 8).astype(BFLOAT16)),
+    row(attend, "value", np.ones((2, 2, 6, 3), bool), T, "an array of bool", "bfloat16",
+        query=f(2, 4, 5, 8).astype(BFLOAT16)),
     row(attend, "mask", f(5, 6), T, "an array of float32", "bool with True = attend; write mask"
            " != 0 where 1 means attend, mask == 0 where 1 means blocked, or bias="),
     row(attend, "mask", [[1] * 6] * 5, T, "an array of int64", "bool"),

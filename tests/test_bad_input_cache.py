@@ -123,7 +123,7 @@ CASES = [
     row(call, "query", f(2, 5, 11), V, "shape (2, 5, 11)", "a last axis of 12"),
     ("one sequence", lambda a: call(a, query=f(5, 12)), V, "cache", "one of 2 sequences",
      "1 as query has"),
-    row(call, "query", f(2, 5, 12).astype(np.float16), T, "an array of float16", REAL),
+    row(call, "query", f(2, 5, 12).astype(complex), T, "an array of complex128", REAL),
     row(call, "query", f(2, 5, 12) > 0, T, "an array of bool", REAL),
     row(call, "mask", f(2, 5, 10) > 0, V, "3 dimensions", "mask[:, None]"),
     row(call, "bias", f(10), V, "1 dimensions", "bias[:, None]"),

@@ -193,7 +193,7 @@ CONSTRUCTOR = [
     row(make, "dropout", None, T, "NoneType", "a number in [0, 1)"),
     row(make, "dropout", 1j, T, "complex", "a number in [0, 1)"),
     row(make, "dropout", True, T, "bool", "a number in [0, 1)"),
-    row(make, "dtype", np.float16, T, "float16", "float32 or float64"),
+    row(make, "dtype", np.uint16, T, "uint16", "float16, bfloat16, float32 or float64"),
     row(make, "dtype", None, T, "None", "float32 or float64"),
     row(make, "dtype", "single precision", T, "'single precision'", "float32 or float64"),
     row(make, "dtype", 5, T, "5", "float32 or float64"),

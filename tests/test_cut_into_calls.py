@@ -3,6 +3,7 @@ all at once, whichever kernel takes them."""
 
 import numpy as np
 import pytest
+from half_types import HALVES
 from option_cases import SCORES
 
 import mha
@@ -57,7 +58,7 @@ def of_queries(options, some, shape):
     return cut | {"query_offset": key_len - query_len + some.start}
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, *HALVES], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [1, 5])
 def test_some_queries_get_what_they_get_among_all(shape, dtype, threads):

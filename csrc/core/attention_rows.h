@@ -29,11 +29,13 @@ void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t
 /* Elements between two rows. */
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
 
-/* Whether rows are better copied where they are read often: something else lies between two, as where all heads lie side by side: then the rows
- * of one head are pages apart, and reading them again and again is slow. */
+/* Whether rows are better copied where they are read often: something else lies between two, as
+ * where all heads lie side by side: then the rows of one head are pages apart, and reading them
+ * again and again is slow. */
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype);
 
-/* Copies the rows first..end of (batch, head) to `own`, side by side, as the arithmetic has them. */
+/* Copies the rows first..end of (batch, head) to `own`, side by side, as the arithmetic has them.
+ */
 void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own);
 

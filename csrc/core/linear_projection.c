@@ -26,13 +26,24 @@ typedef struct projection_job {
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
 
-static bool reads_in_place(const mha_linear_projection *projection) {
-    return projection->rows <= FEW_ROWS && mha_panels_of(projection->dtype)->is_plain &&
-           projection->weight.out_stride == (int64_t)mha_dtype_size(projection->dtype);
+static int64_t weight_item(const mha_linear_projection *projection) {
+    return (int64_t)mha_storage_size(projection->dtype, projection->weight.storage);
 }
 
+static int64_t panel_row_bytes(const mha_linear_projection *projection) {
+    return mha_panel_row_bytes(mha_panels_of(projection->dtype), projection->weight.storage);
+}
+
+static bool reads_in_place(const mha_linear_projection *projection) {
+    return projection->rows <= FEW_ROWS && mha_panels_of(projection->dtype)->is_plain &&
+           projection->weight.out_stride == weight_item(projection);
+}
+
+/* A panel of halves is turned into numbers for every block of rows. */
 static int64_t row_block_of(const mha_linear_projection *projection) {
-    return projection->weight.format != NULL ? PACKED_ROW_BLOCK : UNPACKED_ROW_BLOCK;
+    return projection->weight.format != NULL && projection->weight.storage == MHA_AS_COMPUTED
+               ? PACKED_ROW_BLOCK
+               : UNPACKED_ROW_BLOCK;
 }
 
 static int64_t row_blocks_of(const mha_linear_projection *projection) {
@@ -92,7 +103,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
             return MHA_INVALID_ARGUMENT;
         }
         if (p->weight.format == NULL) {
-            MHA_TRY(mha_panel_size(mha_panels_of(p->dtype), p->weight.in, &scratch_size));
+            MHA_TRY(mha_panel_size(p->dtype, &p->weight, &scratch_size));
         }
         job->scratch_size = scratch_size > job->scratch_size ? scratch_size : job->scratch_size;
     }
@@ -129,7 +140,7 @@ static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
     size_t packed;
     *bytes = 0;
     if (p->weight.format == NULL && p->rows > UNPACKED_ROW_BLOCK) {
-        MHA_TRY(mha_packed_weight_size(p->dtype, p->weight.in, p->weight.out, &packed));
+        MHA_TRY(mha_packed_size_of(p->dtype, &p->weight, &packed));
         *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
     }
     return MHA_OK;
@@ -170,7 +181,7 @@ static void pack_task(void *context, int64_t task, mha_worker *worker) {
     if (job->packed[i] != NULL) {
         const mha_panel_format *format = mha_panels_of(p[i].dtype);
         format->pack(&p[i].weight, task * format->columns,
-                     job->packed[i] + task * p[i].weight.in * format->row_bytes,
+                     job->packed[i] + task * p[i].weight.in * panel_row_bytes(&p[i]),
                      &worker->checkpoint);
     }
 }
@@ -201,6 +212,7 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
         .c = output_at(p, first_row, first_column),
         .c_stride = p->output_stride / item,
+        .panel_storage = p->weight.storage,
         .panel_stride = width,
     };
     if (p->x_transposed) {
@@ -212,10 +224,10 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.a_stride = p->x_stride / item;
     }
     if (p->weight.format != NULL) {
-        block.panel = (const char *)p->weight.data + panel * p->weight.in * format->row_bytes;
+        block.panel = (const char *)p->weight.data + panel * p->weight.in * panel_row_bytes(p);
     } else if (reads_in_place(p) && columns_left >= width) {
-        block.panel = (const char *)p->weight.data + first_column * item;
-        block.panel_stride = p->weight.in_stride / item;
+        block.panel = (const char *)p->weight.data + first_column * weight_item(p);
+        block.panel_stride = p->weight.in_stride / weight_item(p);
     } else {
         char *scratch = mha_piece(&job->scratch, worker->number);
         format->pack(&p->weight, first_column, scratch, &worker->checkpoint);

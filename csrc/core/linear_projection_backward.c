@@ -14,7 +14,8 @@ static mha_linear_projection of_x(const mha_linear_projection_gradients *g) {
                                    .in = weight->out,
                                    .out = weight->in,
                                    .in_stride = weight->out_stride,
-                                   .out_stride = weight->in_stride};
+                                   .out_stride = weight->in_stride,
+                                   .storage = weight->storage};
     mha_linear_projection product = mha_contiguous_projection(
         g->projection->dtype, g->grad_output, rows_of(g), &transposed, NULL, g->grad_x);
     product.x_stride = g->grad_output_stride;

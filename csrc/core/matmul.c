@@ -14,20 +14,32 @@ int64_t mha_panel_count(const mha_panel_format *format, int64_t out) {
     return mha_divide_up(out, format->columns);
 }
 
-mha_status mha_panel_size(const mha_panel_format *format, int64_t in, size_t *bytes) {
-    return mha_multiply_sizes((size_t)in, (size_t)format->row_bytes, bytes);
+int64_t mha_panel_row_bytes(const mha_panel_format *format, mha_storage storage) {
+    return storage == MHA_AS_COMPUTED ? format->row_bytes
+                                      : format->columns * (int64_t)sizeof(uint16_t);
+}
+
+mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
+    const int64_t row_bytes = mha_panel_row_bytes(mha_panels_of(dtype), weight->storage);
+    return mha_multiply_sizes((size_t)weight->in, (size_t)row_bytes, bytes);
+}
+
+mha_status mha_packed_size_of(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
+    MHA_TRY(mha_panel_size(dtype, weight, bytes));
+    return mha_multiply_sizes(*bytes, (size_t)mha_panel_count(mha_panels_of(dtype), weight->out),
+                              bytes);
 }
 
 mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size_t *bytes) {
-    const mha_panel_format *format = mha_panels_of(dtype);
-    MHA_TRY(mha_panel_size(format, in, bytes));
-    return mha_multiply_sizes(*bytes, (size_t)mha_panel_count(format, out), bytes);
+    const mha_weight weight = {.in = in, .out = out};
+    return mha_packed_size_of(dtype, &weight, bytes);
 }
 
 mha_weight mha_packed_weight(const mha_weight_packing *packing) {
     const mha_weight weight = {.data = packing->packed,
                                .in = packing->weight.in,
                                .out = packing->weight.out,
+                               .storage = packing->weight.storage,
                                .format = mha_panels_of(packing->dtype)};
     return weight;
 }
@@ -40,8 +52,9 @@ bool mha_weight_fits(const mha_weight *weight, mha_dtype dtype) {
 static void pack_one_panel(void *context, int64_t task, mha_worker *worker) {
     const mha_weight_packing *packing = context;
     const mha_panel_format *format = mha_panels_of(packing->dtype);
+    const int64_t row_bytes = mha_panel_row_bytes(format, packing->weight.storage);
     format->pack(&packing->weight, task * format->columns,
-                 (char *)packing->packed + task * packing->weight.in * format->row_bytes,
+                 (char *)packing->packed + task * packing->weight.in * row_bytes,
                  &worker->checkpoint);
 }
 

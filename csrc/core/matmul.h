@@ -9,7 +9,8 @@
  * of one of them. */
 const mha_panel_format *mha_panels_of(mha_dtype dtype);
 int64_t mha_panel_count(const mha_panel_format *format, int64_t out);
-mha_status mha_panel_size(const mha_panel_format *format, int64_t in, size_t *bytes) MHA_MUST_CHECK;
+int64_t mha_panel_row_bytes(const mha_panel_format *format, mha_storage storage);
+mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) MHA_MUST_CHECK;
 
 /* A matrix (rows, depth) that lies as (depth, rows) is first copied to blocks of rows, each of them
  * (depth, rows of the block) with mha_packed_rows_stride elements between its rows. As it lies, a

@@ -171,6 +171,7 @@ typedef struct mha_matmul_block {
     int64_t a_stride;
     bool transposed;
     const void *panel;
+    mha_storage panel_storage;
     int64_t panel_stride;
     const void *bias; /* (columns,) or NULL */
     void *c;
@@ -215,7 +216,8 @@ struct mha_panel_format {
     int64_t columns;   /* of a panel */
     int64_t row_bytes; /* that a panel takes for each row of the weight */
     bool is_plain;     /* its rows are numbers side by side, as those of a weight may be */
-    /* Columns first_column.. of a strided weight as one panel, zeros behind the last. */
+    /* Columns first_column.. of a strided weight as one panel, zeros behind the last; of halves as
+     * they are, so that its rows are that much shorter. */
     void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,
                  mha_checkpoint *checkpoint);
 };

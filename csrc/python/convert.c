@@ -208,7 +208,14 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
     if (dtype != MHA_FLOAT32 || mha_storage_of(array) == MHA_AS_COMPUTED) {
         return mha_as_real(array, dtype, name);
     }
+    return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
+}
+
+PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
     PyArrayObject *stored;
+    if (dtype != MHA_FLOAT32 || mha_storage_of(array) == MHA_AS_COMPUTED) {
+        return mha_as_strided_real(array, dtype, name);
+    }
     if (PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array)) {
         stored = (PyArrayObject *)Py_NewRef((PyObject *)array);
     } else {
@@ -220,7 +227,17 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
     if (stored == NULL) {
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
-    return with_contiguous_rows(stored, name);
+    return stored;
+}
+
+PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name) {
+    PyArrayObject *halves =
+        mha_new_array(PyArray_NDIM(numbers), PyArray_DIMS(numbers), typenum, name);
+    if (halves != NULL) {
+        mha_round_numbers(PyArray_DATA(numbers), PyArray_DATA(halves), mha_storage_of(halves),
+                          PyArray_SIZE(numbers));
+    }
+    return halves;
 }
 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name) {

@@ -43,6 +43,12 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 /* As mha_as_real, but where the arithmetic is float32 halves stay what they are. */
 PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* The same, any strides, as mha_as_strided_real. */
+PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
+
+/* C-contiguous float32 numbers of a C-contiguous result, rounded to its type. */
+PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name);
+
 /* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
  * New reference; `array` stays the caller's. */
 PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name);
@@ -65,8 +71,10 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
-/* The element type that computes with numbers of a type of NumPy: float64 for integers. */
+/* The element type that computes with numbers of a type of NumPy: float64 for integers; or float32
+ * for halves. */
 mha_dtype mha_dtype_of_typenum(int typenum);
+mha_dtype mha_computing_dtype(int typenum);
 
 /* Names the array whose size NumPy has just refused: by a ValueError where it overflows, by a
  * MemoryError where it cannot be had. Either becomes a MemoryError; other exceptions stay. */

@@ -138,3 +138,8 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
     *result_typenum = mha_typenum(*dtype);
     return 0;
 }
+
+mha_dtype mha_computing_dtype(int typenum) {
+    return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum) ? MHA_FLOAT32
+                                                               : mha_dtype_of_typenum(typenum);
+}

@@ -69,16 +69,28 @@ PyArrayObject *mha_new_dense_like(PyArrayObject *like, const char *name) {
 }
 
 /* The gradient of an array of halves: its sums, rounded once, in the same order of axes. */
-static PyObject *rounded(PyArrayObject *sums, PyArrayObject *like) {
-    const mha_storage storage = mha_storage_of(like);
-    if (storage == MHA_AS_COMPUTED) {
+static PyObject *rounded(PyArrayObject *sums, int typenum) {
+    if (PyArray_TYPE(sums) == typenum) {
         return Py_NewRef((PyObject *)sums);
     }
-    PyArrayObject *halves = mha_new_result_like(sums, PyArray_TYPE(like));
+    PyArrayObject *halves = mha_new_result_like(sums, typenum);
     if (halves != NULL) {
-        mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), storage, PyArray_SIZE(sums));
+        mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), mha_storage_of(halves),
+                          PyArray_SIZE(sums));
     }
     return (PyObject *)halves;
+}
+
+int mha_given_typenum(PyObject *given, PyArrayObject *converted) {
+    const bool was_half = PyArray_Check(given) && PyArray_TYPE(converted) == NPY_FLOAT32 &&
+                          mha_storage_of((PyArrayObject *)given) != MHA_AS_COMPUTED;
+    return was_half ? PyArray_TYPE((PyArrayObject *)given) : PyArray_TYPE(converted);
+}
+
+void mha_round_gradient(way_back *back, int gradient, int typenum) {
+    if (back->gradients[gradient] != NULL) {
+        back->typenums[gradient] = typenum;
+    }
 }
 
 int mha_begin_way_back(PyObject *kept, const char *name, void *forward, size_t size,
@@ -115,7 +127,7 @@ int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject 
             char name[32];
             snprintf(name, sizeof name, "grad_%s", names[i]);
             back->gradients[i] = make(like[i], name);
-            back->like[i] = like[i];
+            back->typenums[i] = PyArray_TYPE(like[i]);
         }
         if (makes < 0 || (makes > 0 && back->gradients[i] == NULL)) {
             return -1;
@@ -130,7 +142,7 @@ PyObject *mha_pack_gradients(void *call) {
     for (int i = 0; packed != NULL && i < back->count; i++) {
         PyObject *gradient = back->gradients[i] == NULL
                                  ? Py_NewRef(Py_None)
-                                 : rounded(back->gradients[i], back->like[i]);
+                                 : rounded(back->gradients[i], back->typenums[i]);
         if (gradient == NULL || PyDict_SetItemString(packed, back->names[i], gradient) < 0) {
             Py_CLEAR(packed);
         }

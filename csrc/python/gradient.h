@@ -28,6 +28,10 @@ new_gradient mha_new_contiguous_like;
  * in plain order where another axis would come last. */
 new_gradient mha_new_dense_like;
 
+/* The type that the gradient of an argument has: that of its halves where float32 was made of them.
+ */
+int mha_given_typenum(PyObject *given, PyArrayObject *converted);
+
 /* What every call of a way back begins with: the module's functions cast to it. */
 enum { MHA_MOST_GRADIENTS = 24 };
 typedef struct way_back {
@@ -36,8 +40,11 @@ typedef struct way_back {
     const char *const *names; /* of the arguments that have gradients */
     int count;
     PyArrayObject *gradients[MHA_MOST_GRADIENTS]; /* NULL where not wanted or not given */
-    PyArrayObject *like[MHA_MOST_GRADIENTS];      /* what they are gradients of; borrowed */
+    int typenums[MHA_MOST_GRADIENTS];             /* in which they go out, rounded if need be */
 } way_back;
+
+/* Lets a gradient go out in this type, where it is wanted. */
+void mha_round_gradient(way_back *back, int gradient, int typenum);
 
 /* Copies what the forward pass named `name` kept to `forward`, so that pointers may be taken there.
  * 0, or -1 with the exception. */

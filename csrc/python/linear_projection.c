@@ -19,6 +19,8 @@ typedef struct linear_call {
     PyArrayObject *bias, *output;
     converted_weight weight;
     mha_dtype dtype;
+    int result_typenum; /* halves where x is: the output is rounded in the end */
+    int bias_typenum;   /* as it was given */
     bool x_transposed, keeps;
     int axes; /* of the output, and its shape: the caller may give the array another one */
     npy_intp shape[NPY_MAXDIMS];
@@ -44,7 +46,7 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
     static const char *const names[] = {"x"};
     char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
-    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0) {
+    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
     if (axes < 1 || axes > MHA_MOST_INPUT_AXES) {
@@ -58,6 +60,7 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
             0) {
         return -1;
     }
+    call->bias_typenum = call->bias == NULL ? 0 : mha_given_typenum(arguments[BIAS], call->bias);
     call->x_transposed = is_transposed(x, call->dtype);
     call->x = call->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
               : axes == 2        ? mha_as_real(x, call->dtype, "x")
@@ -110,6 +113,13 @@ static PyObject *results(void *given) {
     linear_call *call = given;
     PyObject *output = (PyObject *)call->output;
     call->output = NULL;
+    if (call->result_typenum != mha_typenum(call->dtype)) {
+        Py_SETREF(output, (PyObject *)mha_as_rounded((PyArrayObject *)output, call->result_typenum,
+                                                     "output"));
+    }
+    if (output == NULL) {
+        return NULL;
+    }
     return call->keeps ? mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear))
                        : output;
 }
@@ -148,10 +158,14 @@ static int convert_backward(void *given, PyObject **arguments) {
                                                   kept->shape, kept->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
                                                 kept->bias};
-    return call->back.grad_output == NULL
-               ? -1
-               : mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
-                                   mha_new_contiguous_like, &call->back);
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, GRAD_X, kept->result_typenum);
+    mha_round_gradient(&call->back, GRAD_BIAS, kept->bias_typenum);
+    return 0;
 }
 
 static bool point_backward(void *given) {

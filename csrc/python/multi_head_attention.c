@@ -122,14 +122,16 @@ static int convert_sequences(PyObject *const *arguments, layer_call *call) {
         failed = check_sequences(arrays);
     }
     if (!failed) {
-        failed = mha_result_dtype(arrays, SEQUENCE_NAMES, 3, &call->dtype);
+        failed = mha_result_types(arrays, SEQUENCE_NAMES, 3, &call->dtype, &call->result_typenum);
     }
     if (!failed && PyArray_DescrCheck(dtype_object)) {
-        call->dtype = mha_dtype_of_typenum(((PyArray_Descr *)dtype_object)->type_num);
+        call->result_typenum = ((PyArray_Descr *)dtype_object)->type_num;
+        call->dtype = mha_computing_dtype(call->result_typenum);
     }
     for (int i = 0; i < 3 && !failed; i++) {
         *to[i] = mha_as_contiguous_real(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
         failed = *to[i] == NULL ? -1 : 0;
+        call->typenums[i] = failed ? 0 : mha_given_typenum((PyObject *)arrays[i], *to[i]);
     }
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(arrays[i]);
@@ -223,6 +225,18 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
     }
     return mha_convert_weight(arguments[W_O], dtype, merged, "num_heads * value_head_dim", "W_o",
                               &call->W_o);
+}
+
+/* The types of what convert_vectors made float32 of. */
+static void note_vectors(PyObject *const *arguments, layer_call *call) {
+    PyArrayObject *const converted[] = {call->b_q, call->b_k, call->b_v, call->b_o,
+                                        call->head_gate};
+    PyObject *const given[] = {arguments[B_Q], arguments[B_K], arguments[B_V], arguments[B_O],
+                               arguments[HEAD_GATE]};
+    for (int i = 0; i < 5; i++) {
+        call->typenums[3 + i] =
+            converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
+    }
 }
 
 static int convert_vectors(PyObject *const *arguments, layer_call *call) {
@@ -369,6 +383,7 @@ static int convert(void *given, PyObject **arguments) {
         convert_vectors(arguments, call) < 0) {
         return -1;
     }
+    note_vectors(arguments, call);
     set_scores(call);
     if (mha_convert_preparation(arguments + PREPARATION, call->dtype, &call->scores,
                                 call->num_kv_heads, &call->preparation) < 0) {
@@ -439,6 +454,14 @@ bool mha_point_layer(void *given) {
 /* The results, or (results, kept). */
 static PyObject *results(void *given) {
     layer_call *call = given;
+    PyArrayObject *output = call->results.output;
+    if (PyArray_TYPE(output) != call->result_typenum) {
+        call->results.output = mha_as_rounded(output, call->result_typenum, "output");
+        Py_DECREF(output);
+    }
+    if (call->results.output == NULL) {
+        return NULL;
+    }
     PyObject *packed = mha_pack_results(&call->results);
     return call->keeps
                ? mha_with_kept(packed, mha_keep_call(MHA_KEPT_LAYER, call, sizeof *call, clear))

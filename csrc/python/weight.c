@@ -28,6 +28,7 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     packed_weight *packed = NULL;
     PyObject *capsule = NULL;
     size_t bytes;
+    int typenum;
     static const char *const names[] = {"weight"};
     (void)module;
     const int num_threads = mha_call_threads();
@@ -41,14 +42,14 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
         goto cleanup;
     }
     if (array == NULL || mha_make_private((PyObject **)&array) < 0 ||
-        mha_result_dtype(&array, names, 1, &packed->dtype) < 0) {
+        mha_result_types(&array, names, 1, &packed->dtype, &typenum) < 0) {
         goto cleanup;
     }
     if (PyArray_NDIM(array) != 2) {
         PyErr_SetString(PyExc_ValueError, "weight: wanted (in, out)");
         goto cleanup;
     }
-    real = mha_as_strided_real(array, packed->dtype, "weight");
+    real = mha_as_strided_stored(array, packed->dtype, "weight");
     if (real == NULL) {
         goto cleanup;
     }
@@ -57,9 +58,9 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
                                              .in = PyArray_DIM(real, 0),
                                              .out = PyArray_DIM(real, 1),
                                              .in_stride = PyArray_STRIDE(real, 0),
-                                             .out_stride = PyArray_STRIDE(real, 1)}};
-    if (mha_packed_weight_size(packed->dtype, packing.weight.in, packing.weight.out, &bytes) !=
-            MHA_OK ||
+                                             .out_stride = PyArray_STRIDE(real, 1),
+                                             .storage = mha_storage_of(real)}};
+    if (mha_packed_size_of(packed->dtype, &packing.weight, &bytes) != MHA_OK ||
         posix_memalign(&packed->panels, MHA_WORKSPACE_ALIGNMENT, bytes > 0 ? bytes : 1) != 0) {
         packed->panels = NULL;
         PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
@@ -147,7 +148,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
     weight->in = PyArray_DIM(array, 0);
     weight->out = PyArray_DIM(array, 1);
     if (check_in(weight, in, in_meaning, name) == 0) {
-        weight->owner = (PyObject *)mha_as_strided_real(array, dtype, name);
+        weight->owner = (PyObject *)mha_as_strided_stored(array, dtype, name);
     }
     Py_DECREF(array);
     return weight->owner == NULL ? -1 : 0;
@@ -163,6 +164,7 @@ mha_weight mha_point_weight(const converted_weight *converted) {
     weight.data = PyArray_DATA(array);
     weight.in_stride = PyArray_STRIDE(array, 0);
     weight.out_stride = PyArray_STRIDE(array, 1);
+    weight.storage = mha_storage_of(array);
     return weight;
 }
 

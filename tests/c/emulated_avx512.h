@@ -127,6 +127,22 @@ typedef int32_t emulated_ints __attribute__((vector_size(64)));
 typedef uint64_t emulated_lanes __attribute__((vector_size(64)));
 typedef uint8_t emulated_bytes __attribute__((vector_size(16)));
 typedef int32_t emulated_half_ints __attribute__((vector_size(32)));
+typedef uint16_t emulated_shorts __attribute__((vector_size(32)));
+
+EMULATED __m512 emulated_cvtph_ps(__m256i halves) {
+    emulated_floats x;
+    x.half[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    x.half[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    return x.all;
+}
+
+/* To the nearest: the only rounding that is used. */
+EMULATED __m256i emulated_cvtps_ph(__m512 numbers) {
+    const emulated_floats x = {.all = numbers};
+    const __m128i low = _mm256_cvtps_ph(x.half[0], _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low),
+                                   _mm256_cvtps_ph(x.half[1], _MM_FROUND_TO_NEAREST_INT), 1);
+}
 
 #undef _mm512_setr_epi32
 #undef _mm512_setr_epi64
@@ -143,6 +159,11 @@ typedef int32_t emulated_half_ints __attribute__((vector_size(32)));
 #define _mm512_srli_epi64(a, by) ((__m512i)((emulated_lanes)(a) >> (by)))
 #define _mm512_cvtepu8_epi32(a)                                                                    \
     ((__m512i) __builtin_convertvector((emulated_bytes)(a), emulated_words))
+#undef _mm512_cvtps_ph
+#define _mm512_cvtph_ps emulated_cvtph_ps
+#define _mm512_cvtps_ph(a, how) emulated_cvtps_ph(a)
+#define _mm512_cvtepu16_epi32(a)                                                                   \
+    ((__m512i) __builtin_convertvector((emulated_shorts)(a), emulated_words))
 #define _mm512_cvtepi32_ps(a) __builtin_convertvector((emulated_ints)(a), __m512)
 #define _mm512_cvtepi32_pd(a) __builtin_convertvector((emulated_half_ints)(a), __m512d)
 #define _mm512_mask_blend_epi32(chosen, no, yes)                                                   \

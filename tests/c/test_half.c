@@ -99,7 +99,7 @@ static void test_conversions(void) {
                                        isinf(next) && storage == MHA_BFLOAT16
                                            ? pattern_of(numbers[i]) + (1u << (shift - 1))
                                            : pattern_of((float)middle) | (uint32_t)(half >> 15)
-                                                                              << 31};
+                                                                             << 31};
             for (int place = 0; place < 2; place++) {
                 for (int off = place == 0 ? 0 : -1; off <= 1; off++) {
                     const float number = number_of(around[place] + (uint32_t)off);
@@ -121,12 +121,12 @@ enum { HEADS = 4, KV_HEADS = 2, BATCH = 2 };
 static mha_tensor tensor_of(void *data, mha_storage storage, int64_t heads, int64_t rows,
                             int64_t columns) {
     const int64_t item = (int64_t)mha_storage_size(MHA_FLOAT32, storage);
-    const mha_tensor tensor = {.data = data,
-                               .storage = storage,
-                               .axes = 4,
-                               .shape = {BATCH, heads, rows, columns},
-                               .strides = {heads * rows * columns * item, rows * columns * item,
-                                           columns * item, item}};
+    const mha_tensor tensor = {
+        .data = data,
+        .storage = storage,
+        .axes = 4,
+        .shape = {BATCH, heads, rows, columns},
+        .strides = {heads * rows * columns * item, rows * columns * item, columns * item, item}};
     return tensor;
 }
 
@@ -139,7 +139,10 @@ static void attend(const mha_attention *attention, int num_threads) {
 }
 
 static void test_attention_of(mha_storage storage, int64_t query_len, bool query_is_half) {
-    enum { QUERY = BATCH * HEADS * MOST_QUERIES * HEAD_DIM, KEY = BATCH * KV_HEADS * KEYS * HEAD_DIM };
+    enum {
+        QUERY = BATCH * HEADS * MOST_QUERIES * HEAD_DIM,
+        KEY = BATCH * KV_HEADS * KEYS * HEAD_DIM
+    };
     enum { VALUE = BATCH * KV_HEADS * KEYS * VALUE_HEAD_DIM };
     enum { OUTPUT = BATCH * HEADS * MOST_QUERIES * VALUE_HEAD_DIM };
     static float query[QUERY], key[KEY], value[VALUE], output[OUTPUT];

@@ -138,12 +138,16 @@ typedef struct mha_weight {
     const void *data;
     int64_t in, out;
     int64_t in_stride, out_stride;  /* bytes; unused when packed */
+    mha_storage storage;            /* of its numbers, packed or not */
     const mha_panel_format *format; /* NULL: not packed */
 } mha_weight;
 
 /* Bytes that packing writes, under the kernel set in use. */
 mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out,
                                   size_t *bytes) MHA_MUST_CHECK;
+/* The same of this weight: halves stay halves. */
+mha_status mha_packed_size_of(mha_dtype dtype, const mha_weight *weight,
+                              size_t *bytes) MHA_MUST_CHECK;
 
 typedef struct mha_weight_packing {
     mha_dtype dtype;

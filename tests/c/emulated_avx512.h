@@ -50,6 +50,8 @@ typedef union emulated_integers {
     EMULATE_PAIR(and, suffix, vector, lanes)                                                       \
     EMULATE_PAIR(andnot, suffix, vector, lanes)                                                    \
     EMULATE_PAIR(or, suffix, vector, lanes)                                                        \
+    EMULATE_PAIR(unpacklo, suffix, vector, lanes)                                                  \
+    EMULATE_PAIR(unpackhi, suffix, vector, lanes)                                                  \
     EMULATED vector emulated_fmadd_##suffix(vector a, vector b, vector c) {                        \
         lanes x = {.all = a}, y = {.all = b}, z = {.all = c};                                      \
         x.half[0] = _mm256_fmadd_##suffix(x.half[0], y.half[0], z.half[0]);                        \
@@ -84,6 +86,19 @@ typedef union emulated_integers {
 
 EMULATE_REAL(ps, __m512, emulated_floats, float, 16, __mmask16)
 EMULATE_REAL(pd, __m512d, emulated_doubles, double, 8, __mmask8)
+
+/* 16 bytes into a quarter of a vector; the others of one that is begun so are anything. */
+#define EMULATE_QUARTERS(suffix, vector, quarter_vector)                                           \
+    EMULATED vector emulated_insert_##suffix(vector a, quarter_vector b, int quarter) {            \
+        memcpy((char *)&a + 16 * quarter, &b, sizeof b);                                           \
+        return a;                                                                                  \
+    }                                                                                              \
+    EMULATED vector emulated_begin_##suffix(quarter_vector b) {                                    \
+        return emulated_insert_##suffix(emulated_set1_##suffix(0), b, 0);                          \
+    }
+
+EMULATE_QUARTERS(ps, __m512, __m128)
+EMULATE_QUARTERS(pd, __m512d, __m128d)
 
 /* `how` is a constant of _mm256_cmp. */
 #undef _mm512_cmp_ps_mask
@@ -172,6 +187,18 @@ EMULATED __m256i emulated_cvtps_ph(__m512 numbers) {
 #define _mm512_castsi512_ps(a) ((__m512)(a))
 #define _mm512_castpd_si512(a) ((__m512i)(a))
 #define _mm512_castsi512_pd(a) ((__m512d)(a))
+#undef _mm512_insertf32x4
+#undef _mm512_insertf64x2
+#define _mm512_insertf32x4 emulated_insert_ps
+#define _mm512_insertf64x2 emulated_insert_pd
+#define _mm512_castps128_ps512 emulated_begin_ps
+#define _mm512_castpd128_pd512 emulated_begin_pd
+#define _mm512_castps_pd(a) ((__m512d)(a))
+#define _mm512_castpd_ps(a) ((__m512)(a))
+#define _mm512_unpacklo_ps emulated_unpacklo_ps
+#define _mm512_unpackhi_ps emulated_unpackhi_ps
+#define _mm512_unpacklo_pd emulated_unpacklo_pd
+#define _mm512_unpackhi_pd emulated_unpackhi_pd
 #define _mm512_setzero_ps() emulated_set1_ps(0)
 #define _mm512_setzero_pd() emulated_set1_pd(0)
 #define _mm512_mask_mov_ps(source, chosen, a) emulated_mask_blend_ps(chosen, source, a)

@@ -3,9 +3,9 @@
     python benchmarks/spills.py object.o ...
 
 A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that
-a mask makes rare jump in between, and exponentials (which shift into the exponent) have more
-constants than there are registers. It spills if it stores a vector on the stack; a quarter or half
-of one is an address that found no other place.
+a mask makes rare jump in between, calls are of what is rare, and exponentials (which shift into the
+exponent) have more constants than there are registers. It spills if it stores a vector on the
+stack; the half of an xmm register is an address that found no other place.
 """
 
 import re
@@ -57,9 +57,11 @@ def report(path):
                                 for _, mnemonic, _ in loop)
             jumps = sum(mnemonic.startswith("j") for _, mnemonic, _ in loop)
             stack = [operands for _, mnemonic, operands in loop
-                     if mnemonic.startswith("vmov") and mnemonic not in ADDRESSES and STACK.search(operands.split(",", 1)[1])]
+                     if mnemonic.startswith("vmov") and mnemonic not in ADDRESSES
+                     and STACK.search(operands.split(",", 1)[1])]
             exponentials = any(mnemonic.startswith("vpsll") for _, mnemonic, _ in loop)
-            if multiply_adds < FEWEST_MULTIPLY_ADDS or jumps > 1 or exponentials:
+            calls = any(mnemonic.startswith("call") for _, mnemonic, _ in loop)
+            if multiply_adds < FEWEST_MULTIPLY_ADDS or jumps > 1 or exponentials or calls:
                 continue
             spilling += bool(stack)
             print(f"{Path(path).name} {name}: {multiply_adds} multiply-adds in {len(loop)} "

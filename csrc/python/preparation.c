@@ -11,9 +11,8 @@ void mha_clear_preparation(converted_preparation *converted) {
     Py_CLEAR(converted->rotary.frequencies);
 }
 
-/* A norm's weight: (head_dim,), of each head, or (heads * head_dim,), of all together. */
-static int convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
-                        mha_dtype dtype, PyArrayObject **norm) {
+int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
+                     mha_dtype dtype, PyArrayObject **norm) {
     char text[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
@@ -35,32 +34,36 @@ static int convert_norm(PyObject *object, const char *name, int64_t heads, int64
     return *norm == NULL ? -1 : 0;
 }
 
-static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const score_shape *scores,
-                         int64_t kv_heads, converted_preparation *converted) {
-    PyObject *eps = arguments[PREPARE_NORM_EPS], *offset = arguments[PREPARE_NORM_OFFSET];
-    if (convert_norm(arguments[PREPARE_Q_NORM], "q_norm", scores->heads, scores->head_dim, dtype,
-                     &converted->q_norm) < 0 ||
-        convert_norm(arguments[PREPARE_K_NORM], "k_norm", kv_heads, scores->head_dim, dtype,
-                     &converted->k_norm) < 0) {
+int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
+                             double *norm_offset) {
+    if (eps != Py_None && mha_convert_number(eps, "norm_eps", norm_eps) < 0) {
         return -1;
     }
-    if (eps != Py_None && mha_convert_number(eps, "norm_eps", &converted->norm_eps) < 0) {
+    if (offset != Py_None && mha_convert_number(offset, "norm_offset", norm_offset) < 0) {
         return -1;
     }
-    if (offset != Py_None &&
-        mha_convert_number(offset, "norm_offset", &converted->norm_offset) < 0) {
-        return -1;
-    }
-    if (!(converted->norm_eps >= 0) || !isfinite(converted->norm_eps)) {
+    if (!(*norm_eps >= 0) || !isfinite(*norm_eps)) {
         PyErr_Format(PyExc_ValueError, "norm_eps: got %S, wanted a finite number of at least 0",
                      eps);
         return -1;
     }
-    if (!isfinite(converted->norm_offset)) {
+    if (!isfinite(*norm_offset)) {
         PyErr_Format(PyExc_ValueError, "norm_offset: got %S, wanted a finite number", offset);
         return -1;
     }
     return 0;
+}
+
+static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const score_shape *scores,
+                         int64_t kv_heads, converted_preparation *converted) {
+    return mha_convert_norm(arguments[PREPARE_Q_NORM], "q_norm", scores->heads, scores->head_dim,
+                            dtype, &converted->q_norm) < 0 ||
+                   mha_convert_norm(arguments[PREPARE_K_NORM], "k_norm", kv_heads, scores->head_dim,
+                                    dtype, &converted->k_norm) < 0
+               ? -1
+               : mha_convert_norm_numbers(arguments[PREPARE_NORM_EPS],
+                                          arguments[PREPARE_NORM_OFFSET], &converted->norm_eps,
+                                          &converted->norm_offset);
 }
 
 static int convert_positions(PyObject *object, const score_shape *scores, int64_t length,
@@ -86,18 +89,18 @@ int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtyp
                : 0;
 }
 
-static mha_head_norm point_norm(const converted_preparation *converted, PyArrayObject *weight) {
+mha_head_norm mha_point_norm(PyArrayObject *weight, double norm_eps, double norm_offset) {
     const mha_head_norm norm = {.weight = mha_data_or_null(weight),
                                 .columns = weight == NULL ? 0 : PyArray_DIM(weight, 0),
-                                .eps = converted->norm_eps,
-                                .offset = converted->norm_offset};
+                                .eps = norm_eps,
+                                .offset = norm_offset};
     return norm;
 }
 
 void mha_point_preparation(converted_preparation *converted, const score_shape *scores,
                            mha_multi_head_attention *layer) {
-    layer->q_norm = point_norm(converted, converted->q_norm);
-    layer->k_norm = point_norm(converted, converted->k_norm);
+    layer->q_norm = mha_point_norm(converted->q_norm, converted->norm_eps, converted->norm_offset);
+    layer->k_norm = mha_point_norm(converted->k_norm, converted->norm_eps, converted->norm_offset);
     layer->rotary = mha_point_rotary(&converted->rotary);
     if (converted->positions != NULL) {
         converted->rows =

@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 #include "function.h"
-#include "rotary.h"
+#include "preparation.h"
 
 enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, NUM_ARGUMENTS };
 
@@ -51,36 +51,16 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call)
     return call->x == NULL ? -1 : 0;
 }
 
-static int convert_norm(PyObject **arguments, prepare_call *call) {
-    char text[MHA_SHAPE_TEXT];
-    if (arguments[NORM] == Py_None) {
-        return 0;
-    }
-    if (mha_convert_number(arguments[NORM_EPS], "norm_eps", &call->norm_eps) < 0 ||
-        mha_convert_number(arguments[NORM_OFFSET], "norm_offset", &call->norm_offset) < 0) {
-        return -1;
-    }
-    PyArrayObject *norm = mha_as_array(arguments[NORM], "norm");
-    if (norm == NULL) {
-        return -1;
-    }
-    const int64_t length = PyArray_NDIM(norm) == 1 ? PyArray_DIM(norm, 0) : -1;
-    if (length == call->head_dim || length == call->num_heads * call->head_dim) {
-        call->norm = mha_as_contiguous_real(norm, call->dtype, "norm");
-    } else {
-        PyErr_Format(PyExc_ValueError, "norm: got shape %s, wanted one for each column",
-                     mha_array_shape_text(norm, text));
-    }
-    Py_DECREF(norm);
-    return call->norm == NULL ? -1 : 0;
-}
-
 static int convert(void *given, PyObject **arguments) {
     prepare_call *call = given;
     PyArrayObject *x = mha_as_array(arguments[X], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    if (failed || convert_norm(arguments, call) < 0 ||
+    if (failed ||
+        mha_convert_norm(arguments[NORM], "norm", call->num_heads, call->head_dim, call->dtype,
+                         &call->norm) < 0 ||
+        mha_convert_norm_numbers(arguments[NORM_EPS], arguments[NORM_OFFSET], &call->norm_eps,
+                                 &call->norm_offset) < 0 ||
         mha_convert_rotary(arguments[ROTARY], call->head_dim, &call->rotary) < 0) {
         return -1;
     }
@@ -107,10 +87,7 @@ static bool point(void *given) {
         .num_heads = call->num_heads,
         .head_dim = call->head_dim,
         .x = PyArray_DATA(call->x),
-        .norm = {.weight = mha_data_or_null(call->norm),
-                 .columns = call->norm == NULL ? 0 : PyArray_DIM(call->norm, 0),
-                 .eps = call->norm_eps,
-                 .offset = call->norm_offset},
+        .norm = mha_point_norm(call->norm, call->norm_eps, call->norm_offset),
         .rotary = mha_point_rotary(&call->rotary),
         .positions = call->positions == NULL ? NULL : &call->rows,
         .output = PyArray_DATA(call->output),

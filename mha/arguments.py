@@ -106,7 +106,9 @@ def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
     if not array.size:
         return array.astype(np.int64)  # of an empty list NumPy makes floats
     check_kind(array, name, "iu", "ints")
-    return np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
+    if array.dtype.kind == "u":  # NumPy 1 makes floats of uint64 beside a Python int
+        array = np.minimum(array.astype(np.uint64), np.uint64(np.iinfo(np.int64).max))
+    return array.astype(np.int64)
 
 
 def as_probability(value: Any, name: str) -> float:

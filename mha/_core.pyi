@@ -70,8 +70,12 @@ def merge_attention(
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 def prepare_heads(
     x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float] | None,
-    positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /
-) -> NDArray[Any]: ...
+    positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /, *,
+    keep: bool = False
+) -> Any: ...
+def prepare_heads_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
 def rotary(
     x: ArrayLike, rotary: tuple[bytes, bool, float], positions: ArrayLike | None, /, *,
     keep: bool = False

@@ -34,14 +34,6 @@ def check_kind(array: NDArray[Any], name: str, kinds: str, wanted: object) -> No
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted {wanted}")
 
 
-def check_real(array: NDArray[Any], name: str) -> None:
-    """TypeError unless the core computes with numbers of this type."""
-    if array.dtype.kind not in "iu" and array.dtype.newbyteorder("=") not in (
-            np.float32, np.float64):
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float32, float64 or"
-                        " integers")
-
-
 def as_bool(value: Any, name: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted True or False")

@@ -56,6 +56,18 @@ def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
+def is_half(dtype: np.dtype[Any]) -> bool:
+    return is_bfloat16(dtype) or dtype.newbyteorder("=") == np.float16
+
+
+def as_computed(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
+    """The array in the type in which a layer of this type computes."""
+    computing = computing_dtype(dtype)
+    if array.dtype != computing:
+        check_number(array, name)
+    return array.astype(computing, copy=False)
+
+
 def check_number(array: Array, name: str) -> None:
     """TypeError unless the core computes with numbers of this type."""
     dtype = array.dtype

@@ -68,8 +68,8 @@ class MultiHeadAttention(Parameters, Decoding):
     relative_bias : int r, optional
         The layer learns the option relative_bias: a parameter (num_heads, 2r + 1), likewise.
     dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16" (that of ml_dtypes)
-        Halves are computed in float32; the output is rounded once.
-        The layer computes in it and returns it.
+        The layer computes in it and returns it; halves are computed in float32, and the output is
+        rounded once.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
     rotary : mha.Rotary, optional

@@ -15,13 +15,7 @@ from mha import _core
 from mha.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
 from mha.cache_state import CacheState
 from mha.dropout import drawn
-from mha.half_precision import (
-    check_number,
-    computing_dtype,
-    rounded,
-    stored_dtype,
-    widened,
-)
+from mha.half_precision import as_computed, rounded, stored_dtype, widened
 from mha.kv_cache import KVCache, Memory
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
@@ -70,16 +64,16 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     is_memory = isinstance(cache, Memory)
     before = cache._state
     first = _first_positions(before, counts, n, left, is_memory)
-    if positions is None:
-        positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
-    else:
+    if positions is not None:
         positions = _as_positions(positions, "positions", batch, n)
+    elif state.settings.rotary is not None:
+        positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
     after = before
     W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
-    query_heads = _prepared(state, "q", _core.linear(x, W_q, b_q), positions)
+    query_heads = _by_head(state, "q", _core.linear(x, W_q, b_q), positions)
     if not is_memory:
-        key_heads = _prepared(state, "k", _core.linear(x, W_k, b_k), positions)
-        value_heads = _prepared(state, "v", _core.linear(x, W_v, b_v), positions)
+        key_heads = _by_head(state, "k", _core.linear(x, W_k, b_k), positions)
+        value_heads = _by_head(state, "v", _core.linear(x, W_v, b_v))
         after = cache._appended(key_heads, value_heads, counts, left)
     try:
         placed = _placed(options, after, first, real, is_memory)
@@ -110,29 +104,42 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
         raise ValueError(f"value: got {values.shape[0]} sequences of {values.shape[1]} rows, wanted"
                          f" {batch} of {key_len} as key has")
     counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
-    positions = np.arange(key_len)
     if key_positions is not None:
-        positions = _as_positions(key_positions, "key_positions", batch, key_len)
+        key_positions = _as_positions(key_positions, "key_positions", batch, key_len)
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
-    key_heads = _prepared(state, "k", _core.linear(keys, W_k, b_k), positions)
-    value_heads = _prepared(state, "v", _core.linear(values, W_v, b_v), positions)
+    key_heads = _by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
+    value_heads = _by_head(state, "v", _core.linear(values, W_v, b_v))
     memory._put(memory._appended(key_heads, value_heads, counts))
     return memory
 
 
-def _prepared(state: LayerState, which: str, projected: Array, positions: Array) -> Array:
-    """What is projected (batch, n, heads * d) to "q", "k" or "v", by head (batch, heads, n, d):
-    queries and keys normed, and turned by their positions (n,) or (batch, n)."""
+def heads_of(settings: LayerSettings, which: str) -> int:
+    """How many there are of "q", "k" or "v"."""
+    return settings.num_heads if which == "q" else settings.num_kv_heads
+
+
+def prepared(state: LayerState, which: str, projected: Array, positions: Maybe = None, *,
+             keep: bool = False) -> tuple[Array, object]:
+    """What is projected (batch, n, heads * d) to "q", "k" or "v", shaped as it is: queries and keys
+    normed, and turned by positions (n,) or (batch, n), by default 0, 1, ...; and with keep what
+    `_core.prepare_heads_backward` takes, None where nothing was done."""
     settings = state.settings
-    heads = settings.num_heads if which == "q" else settings.num_kv_heads
-    if which != "v" and (settings.rotary is not None or settings.qk_norm is not None):
-        record = None if settings.rotary is None else as_record(settings.rotary)
-        projected = _core.prepare_heads(projected, heads, record, positions,
-                                        state.parameters.get(which + "_norm"), settings.norm_eps,
-                                        settings.norm_offset)
-    return _core.split_heads(projected, heads)
+    if which == "v" or (settings.rotary is None and settings.qk_norm is None):
+        return projected, None
+    record = as_record(settings.rotary)
+    result = _core.prepare_heads(projected, heads_of(settings, which), record,
+                                 None if record is None else positions,
+                                 state.parameters.get(which + "_norm"), settings.norm_eps,
+                                 settings.norm_offset, keep=keep)
+    return result if keep else (result, None)
+
+
+def _by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:
+    """`prepared`, split: (batch, heads, n, d)."""
+    heads, _ = prepared(state, which, projected, positions)
+    return _core.split_heads(heads, heads_of(state.settings, which))
 
 
 def _attended(state: LayerState, query: Array, after: CacheState, options: AttentionOptions,
@@ -212,14 +219,11 @@ def _as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
-    dtype = computing_dtype(settings.dtype)
     if given.ndim not in (2, 3):
         raise ValueError(f"{name}: got shape {given.shape}, wanted (batch, len, dim) or (len, dim)")
     if given.shape[-1] != width:
         raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
-    if given.dtype != dtype:
-        check_number(given, name)
-    rows = given.astype(dtype, copy=False)
+    rows = as_computed(given, name, settings.dtype)
     return given, rows if rows.ndim == 3 else rows[None]
 
 

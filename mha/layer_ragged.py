@@ -5,17 +5,18 @@ positions begin with 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core, layer_state
-from mha.arguments import as_array, as_int_array, check_real
+from mha.arguments import as_array, as_int_array
 from mha.dropout import drawn
 from mha.gradients import Gradient, MultiHeadAttentionGradients, Pullback
-from mha.layer_cache import _prepared
-from mha.layer_state import LayerState
+from mha.half_precision import as_computed, is_half, rounded
+from mha.layer_cache import heads_of, prepared
+from mha.layer_state import CallArguments, LayerState
 from mha.options import AttentionOptions
 
 Array = NDArray[Any]
@@ -28,8 +29,8 @@ REFUSED = {  # arguments of a call that do not go with starts, and why
     "positions": "they restart with each sequence",
     "key_positions": "they restart with each sequence", "padding": "nothing is padded",
     "return_weights": "weights of unequal shapes are no array"}
-# What the gradient of attention's inputs is needed for, and what all sequences share.
-BEFORE = {"query": {"query", "W_q", "b_q"}, "key": {"query", "W_k", "b_k"},
+# What the gradients of attention's inputs are needed for, and what all sequences share.
+BEFORE = {"query": {"query", "W_q", "b_q", "q_norm"}, "key": {"query", "W_k", "b_k", "k_norm"},
           "value": {"query", "W_v", "b_v"}}
 SHARED = ("alibi", "relative_bias", "sinks")
 
@@ -38,16 +39,15 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
          head_gate: Maybe, return_lse: bool, **others: Any) -> Any:
     """The output (total_len, output_dim), and lse (heads, total_len) where asked for. `others` are
     given though they do not go with starts."""
-    rows, begins = _checked(state, x, starts, others)
-    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, *_ = state.call
-    projected = [_core.linear(rows, W, b) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v))]
-    query, key, value = _by_head(state, projected, begins)
+    _, rows, begins = _checked(state, x, starts, others)
+    query, key, value = (step.heads for step in _projected(state, state.call, rows, begins))
     with drawn(options) as drawn_options:
         results = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, return_lse=return_lse,
             head_gate=head_gate)
     attended, *lse = results if isinstance(results, tuple) else (results,)
-    output = _core.linear(_merged(attended), W_o, b_o)
+    output = rounded(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
+                     state.settings.dtype)
     return (output, *lse) if lse else output
 
 
@@ -55,26 +55,22 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
         head_gate: Maybe, wanted: set[str], **others: Any,
         ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
     """The same and its gradients, as of `MultiHeadAttention.vjp`."""
-    rows, begins = _checked(state, x, starts, others)
-    if state.settings.qk_norm is not None:
-        raise ValueError("starts: got some for gradients of a layer with qk_norm, wanted a call a"
-                         " sequence")
-    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, *_ = layer_state.plain_call(state)
+    given, rows, begins = _checked(state, x, starts, others)
+    arguments = layer_state.plain_call(state)
     gate = None if head_gate is None else _checked_gate(state, head_gate)
-    steps = [_core.linear(rows, W, b, keep=True) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v))]
-    query, key, value = _by_head(state, [projected for projected, _ in steps], begins)
+    steps = _projected(state, arguments, rows, begins, keep=True)
+    query, key, value = (step.heads for step in steps)
     with drawn(options) as drawn_options:
         attended, kept = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, keep=True)
     gated = attended if gate is None else attended * gate
-    output, kept_output = _core.linear(_merged(gated), W_o, b_o, keep=True)
+    output, kept_output = _core.linear(_merged(gated), arguments.W_o, arguments.b_o, keep=True)
 
     def pullback(grad_output: ArrayLike, grad_lse: Maybe = None) -> MultiHeadAttentionGradients:
         """The gradients of a loss by name, from those by the output and by lse (or None: zeros)."""
         found: dict[str, Gradient] = dict.fromkeys(MultiHeadAttentionGradients._fields)
-        grad_merged = _linear_backward(kept_output, grad_output, "o", wanted, found)
-        grad_gated = grad_merged.reshape(attended.shape)
-        grad_attended = grad_gated
+        grad_merged = _linear_backward(kept_output, grad_output, "o", wanted | {"x"}, found)
+        grad_attended = grad_gated = np.asarray(grad_merged).reshape(attended.shape)
         if gate is not None:
             grad_attended = grad_gated * gate
             if "head_gate" in wanted:
@@ -84,46 +80,67 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
         gradients = _core.scaled_dot_product_attention_varlen_backward(
             kept, grad_attended, grad_lse, needed | (wanted & {*SHARED}))
         found |= {name: gradients[name] for name in SHARED}
-        gradients = _turned_back(state, gradients, begins)
-        grad_x = [_linear_backward(steps[i][1], grad, "qkv"[i], wanted, found)
-                  for i, grad in enumerate(_by_head_backward(gradients)) if grad is not None]
+        grad_rows = [_projected_backward(steps["qkv".index(name[0])], gradients[name], wanted,
+                                         found)
+                     for name in BEFORE if name in needed]
         if "query" in wanted:
-            found["query"] = grad_x[0] + grad_x[1] + grad_x[2]
+            grad_x = grad_rows[0] + grad_rows[1] + grad_rows[2]
+            found["query"] = rounded(grad_x, given.dtype) if is_half(given.dtype) else grad_x
         return MultiHeadAttentionGradients(**found)
 
-    return output, pullback
+    return rounded(output, state.settings.dtype), pullback
 
 
-def _positions(starts: Array) -> Array:
-    """(total_len,): they begin with 0 in each sequence."""
-    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+class Projected(NamedTuple):
+    """Rows of x projected to "q", "k" or "v" and prepared, and what the ways back take."""
+
+    which: str
+    heads: Array  # (total_len, heads, d)
+    linear: object
+    preparation: object  # None where nothing was done
 
 
-def _by_head(state: LayerState, projected: list[Array], starts: Array) -> list[Array]:
-    """What is projected (total_len, heads * d) to query, key and value, (total_len, heads, d)."""
-    positions = _positions(starts)
-    return [np.swapaxes(_prepared(state, which, rows[None], positions)[0], 0, 1)
-            for which, rows in zip("qkv", projected, strict=True)]
+def _projected(state: LayerState, arguments: CallArguments, rows: Array, starts: Array,
+               keep: bool = False) -> list[Projected]:
+    """Of query, key and value; positions begin with 0 in each sequence."""
+    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = arguments
+    positions = None
+    if state.settings.rotary is not None:
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+    steps = []
+    for which, W, b in (("q", W_q, b_q), ("k", W_k, b_k), ("v", W_v, b_v)):
+        result = _core.linear(rows, W, b, keep=keep)
+        projected, linear = result if keep else (result, None)
+        merged, preparation = prepared(state, which, projected[None], positions, keep=keep)
+        heads = heads_of(state.settings, which)
+        width = merged.shape[2] // heads
+        steps.append(Projected(which, merged.reshape(len(rows), heads, width), linear,
+                               preparation))
+    return steps
 
 
-def _turned_back(state: LayerState, gradients: dict[str, Gradient],
-                 starts: Array) -> dict[str, Gradient]:
-    """Those of query and key before the layer's rotation: the turn the other way."""
-    rotary = state.settings.rotary
-    turned = dict(gradients)
-    for name in ("query", "key") if rotary is not None else ():
-        gradient = gradients[name]
-        if rotary is not None and gradient is not None:
-            by_head = np.ascontiguousarray(np.swapaxes(gradient, 0, 1))[None]
-            _, pullback = rotary.vjp(by_head, _positions(starts))
-            turned[name] = np.swapaxes(np.asarray(pullback(by_head).x)[0], 0, 1)
-    return turned
+def _projected_backward(step: Projected, grad_heads: Gradient, wanted: set[str],
+                        found: dict[str, Gradient]) -> Any:
+    """The gradient of x, None where it is not wanted; those of parameters go to `found`."""
+    grad_projected = _merged(np.asarray(grad_heads))
+    if step.preparation is not None:
+        norm = step.which + "_norm"
+        gradients = _core.prepare_heads_backward(step.preparation, grad_projected[None], None,
+                                                 {"x"} | {"norm"} if norm in wanted else {"x"})
+        found[norm] = gradients["norm"]
+        grad_projected = np.asarray(gradients["x"])[0]
+    goals = wanted | {"x"} if "query" in wanted else wanted
+    return _linear_backward(step.linear, grad_projected, step.which, goals, found)
 
 
-def _by_head_backward(gradients: dict[str, Gradient]) -> list[Array | None]:
-    """The gradients of what is projected, (total_len, heads * d), where they are there."""
-    return [None if gradients[name] is None else _merged(np.asarray(gradients[name]))
-            for name in BEFORE]
+def _linear_backward(kept: object, grad_output: ArrayLike, which: str, wanted: set[str],
+                     found: dict[str, Gradient]) -> Any:
+    """The gradient of "x" where it is wanted; those of W and b go to `found`."""
+    names = {"x": "x", f"W_{which}": "weight", f"b_{which}": "bias"}
+    gradients = _core.linear_backward(kept, grad_output, None, {
+        step for name, step in names.items() if name in wanted})
+    found |= {name: gradients[step] for name, step in names.items() if name != "x"}
+    return gradients["x"]
 
 
 def _merged(heads: Array) -> Array:
@@ -131,19 +148,10 @@ def _merged(heads: Array) -> Array:
     return np.ascontiguousarray(heads).reshape(len(heads), heads.shape[1] * heads.shape[2])
 
 
-def _linear_backward(kept: object, grad_output: ArrayLike, which: str, wanted: set[str],
-                     found: dict[str, Gradient]) -> Array:
-    """The gradient of x; those of W and b go to `found` where they are wanted."""
-    names = {f"W_{which}": "weight", f"b_{which}": "bias"}
-    gradients = _core.linear_backward(kept, grad_output, None, {"x"} | {
-        step for name, step in names.items() if name in wanted})
-    found |= {name: gradients[step] for name, step in names.items()}
-    return np.asarray(gradients["x"])
-
-
 def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,
-             others: dict[str, Any]) -> tuple[Array, Array]:
-    """The rows (total_len, embed_dim) in the layer's type, and the starts, an array of our own."""
+             others: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """What was given, it as rows (total_len, embed_dim) in the type in which the layer computes,
+    and the starts, an array of our own."""
     settings = state.settings
     for name, other in others.items():
         if other is not None and other is not False:
@@ -156,9 +164,8 @@ def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,
     if given.ndim != 2 or given.shape[1] != settings.query_dim:
         raise ValueError(f"query: got shape {given.shape}, wanted (total_len,"
                          f" {settings.query_dim}) with starts")
-    if given.dtype != settings.dtype:
-        check_real(given, "query")
-    return given.astype(settings.dtype, copy=False), _checked_starts(starts, len(given))
+    rows = as_computed(given, "query", settings.dtype)
+    return given, rows, _checked_starts(starts, len(given))
 
 
 def _checked_starts(starts: ArrayLike, total_len: int) -> Array:
@@ -178,11 +185,9 @@ def _checked_starts(starts: ArrayLike, total_len: int) -> Array:
 
 
 def _checked_gate(state: LayerState, head_gate: ArrayLike) -> Array:
-    """(num_heads, 1) in the layer's type."""
+    """(num_heads, 1) in the type in which the layer computes."""
     gate = as_array(head_gate, "head_gate")
     heads = state.settings.num_heads
     if gate.shape != (heads,):
         raise ValueError(f"head_gate: got shape {gate.shape}, wanted ({heads},)")
-    if gate.dtype != state.settings.dtype:
-        check_real(gate, "head_gate")
-    return gate.astype(state.settings.dtype)[:, None]
+    return as_computed(gate, "head_gate", state.settings.dtype).copy()[:, None]

@@ -18,6 +18,7 @@ from option_cases import NUMBERS
 import mha
 from mha import _core
 from mha.options import ATTENTION, AttentionOptions
+from mha.rotary import as_record
 
 SQUARE = (700, 32)
 
@@ -162,6 +163,14 @@ def calls_of_the_core():
                                                        keep=True)
     of_layer, kept_layer = _core.multi_head_attention(a.x, a.x, a.x, *weights, options, keep=True)
     linear, kept_linear = _core.linear(a.x, a.W, a.b, keep=True)
+    record, halves = as_record(mha.Rotary(2)), a.x.astype(np.float16)
+    turned, kept_turned = _core.rotary(a.query, record, None, keep=True)
+    to_prepare = [a.x, 4, record, np.arange(a.x.shape[1]), np.ones(3), 1e-6, 0.0]
+    prepared, kept_prepared = _core.prepare_heads(*to_prepare, keep=True)
+    rows = [np.ones((11, 4, 3), np.float32)] * 3
+    starts = [np.array([0, 4, 11]), None]
+    ragged, kept_ragged = _core.scaled_dot_product_attention_varlen(*rows, *starts, options,
+                                                                    keep=True)
     flags = {"return_weights": False, "keep": False}
     return {
         "scaled_dot_product_attention": with_options(
@@ -183,6 +192,18 @@ def calls_of_the_core():
         "split_heads": (_core.split_heads, [a.x, 4]),
         "merge_heads": (_core.merge_heads, [a.query]),
         "merge_attention": (_core.merge_attention, [[a.out, a.out], [a.lse, a.lse]]),
+        "round_numbers": (_core.round_numbers, [a.x, halves]),
+        "rotary": (_core.rotary, [a.query, record, np.arange(len(a.query[0, 0]))]),
+        "rotary_backward": (_core.rotary_backward, [kept_turned, turned, None, {"x"}]),
+        "prepare_heads": (_core.prepare_heads, to_prepare),
+        "prepare_heads_backward": (
+            _core.prepare_heads_backward, [kept_prepared, prepared, None, {"x", "norm"}]),
+        "scaled_dot_product_attention_varlen": with_options(
+            _core.scaled_dot_product_attention_varlen, [*rows, *starts], return_lse=False,
+            keep=False),
+        "scaled_dot_product_attention_varlen_backward": (
+            _core.scaled_dot_product_attention_varlen_backward,
+            [kept_ragged, ragged, None, {"query", "sinks"}]),
         "dropout_mask": (_core.dropout_mask, [(5, 6), 0.5, 1]),
         "checked_num_threads": (_core.checked_num_threads, [2]),
     }

@@ -110,25 +110,36 @@ mha_status mha_prepare_heads_forward(const mha_prepare_heads *p, mha_execution *
     return mha_run_row_tasks(execution, &job.rows, prepare_rows, &job);
 }
 
-static mha_status run_steps(const mha_head_preparation *p, mha_execution *execution) {
+static mha_head_rows rows_of(const mha_head_preparation *p, const void *data) {
     const int64_t head_bytes = p->head_dim * (int64_t)mha_dtype_size(p->dtype);
-    const int64_t row_bytes = p->num_heads * head_bytes;
-    mha_rotary_table table;
-    mha_prepare_heads prepare = {
+    return (mha_head_rows){(void *)(uintptr_t)data, p->num_heads * head_bytes, head_bytes};
+}
+
+/* The step alone as the layer has it; its table, where it rotates, is made in `table`. */
+static mha_status see_step(const mha_head_preparation *p, bool back, mha_execution *execution,
+                           mha_rotary_table *table, mha_prepare_heads *prepare) {
+    *prepare = (mha_prepare_heads){
         .dtype = p->dtype,
         .batch = p->batch,
         .length = p->length,
         .num_heads = p->num_heads,
         .head_dim = p->head_dim,
         .norm = p->norm,
-        .from = {(void *)(uintptr_t)p->x, row_bytes, head_bytes},
-        .to = {p->output, row_bytes, head_bytes},
+        .from = rows_of(p, p->x),
+        .to = rows_of(p, p->output),
     };
-    if (p->rotary != NULL) {
-        MHA_TRY(mha_make_rotary_table(p->rotary, p->dtype, p->positions, p->length, false,
-                                      execution, &table));
-        prepare.table = &table;
+    if (p->rotary == NULL) {
+        return MHA_OK;
     }
+    prepare->table = table;
+    return mha_make_rotary_table(p->rotary, p->dtype, p->positions, p->length, back, execution,
+                                 table);
+}
+
+static mha_status run_steps(const mha_head_preparation *p, mha_execution *execution) {
+    mha_rotary_table table;
+    mha_prepare_heads prepare;
+    MHA_TRY(see_step(p, false, execution, &table, &prepare));
     return mha_prepare_heads_forward(&prepare, execution);
 }
 
@@ -269,6 +280,31 @@ mha_status mha_prepare_heads_backward(const mha_prepare_heads_gradients *g,
                                         execution->num_threads);
     return mha_run_tasks(execution, tasks, threads, add_partial, &job);
 }
+
+static mha_status run_back(const mha_head_preparation_gradients *g, mha_execution *execution) {
+    const mha_head_preparation *p = &g->forward;
+    mha_rotary_table table;
+    mha_prepare_heads prepare;
+    MHA_TRY(see_step(p, true, execution, &table, &prepare));
+    const mha_prepare_heads_gradients gradients = {
+        .prepare = &prepare,
+        .grad_to = rows_of(p, g->grad_output),
+        .grad_from = rows_of(p, g->grad_x),
+        .grad_weight = g->grad_norm,
+    };
+    return mha_prepare_heads_backward(&gradients, execution);
+}
+
+mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
+                                         mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_status status = run_back(gradients, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}
+
+MHA_DEFINE_WORKSPACE(head_preparation_backward, mha_head_preparation_gradients,
+                     mha_head_preparation_backward)
 
 /* Both absent, or one array seen alike. */
 static bool are_same(const mha_tensor *positions, const mha_tensor *others) {

@@ -22,6 +22,7 @@ static PyMethodDef methods[] = {
     FASTCALL(multi_head_attention_backward),
     FASTCALL(merge_attention),
     FASTCALL(prepare_heads),
+    FASTCALL(prepare_heads_backward),
     FASTCALL(rotary),
     FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),

@@ -1,11 +1,12 @@
-/* prepare_heads: what a layer does to projected queries or keys before attention, as a step alone,
- * for rows that a cache takes in between. */
+/* prepare_heads and its way back: what a layer does to projected queries or keys before attention,
+ * as a step alone, for rows that a cache takes in between and for those of a ragged batch. */
 #include <stddef.h>
 
-#include "function.h"
+#include "gradient.h"
 #include "preparation.h"
+#include "results.h"
 
-enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, NUM_ARGUMENTS };
+enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, KEEP, NUM_ARGUMENTS };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
                                                    [NUM_HEADS] = {"num_heads", AS_INT},
@@ -13,7 +14,10 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
                                                    [POSITIONS] = {"positions", AS_ARRAY},
                                                    [NORM] = {"norm", AS_REAL},
                                                    [NORM_EPS] = {"norm_eps", AS_NUMBER},
-                                                   [NORM_OFFSET] = {"norm_offset", AS_NUMBER}};
+                                                   [NORM_OFFSET] = {"norm_offset", AS_NUMBER},
+                                                   [KEEP] = {"keep", AS_FLAG}};
+
+static const char KEPT[] = "prepare_heads";
 
 typedef struct prepare_call {
     PyArrayObject *x, *norm, *positions, *output;
@@ -22,6 +26,7 @@ typedef struct prepare_call {
     mha_dtype dtype;
     int64_t num_heads, head_dim;
     double norm_eps, norm_offset;
+    bool keeps;
     mha_head_preparation preparation;
 } prepare_call;
 
@@ -56,6 +61,7 @@ static int convert(void *given, PyObject **arguments) {
     PyArrayObject *x = mha_as_array(arguments[X], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
+    call->keeps = arguments[KEEP] == Py_True;
     if (failed ||
         mha_convert_norm(arguments[NORM], "norm", call->num_heads, call->head_dim, call->dtype,
                          &call->norm) < 0 ||
@@ -76,11 +82,10 @@ static int convert(void *given, PyObject **arguments) {
     return call->output == NULL ? -1 : 0;
 }
 
-static bool point(void *given) {
-    prepare_call *call = given;
+static mha_head_preparation see_preparation(prepare_call *call) {
     const npy_intp *shape = PyArray_DIMS(call->x);
     call->rows = mha_point_positions(call->positions, shape, 1);
-    call->preparation = (mha_head_preparation){
+    return (mha_head_preparation){
         .dtype = call->dtype,
         .batch = shape[0],
         .length = shape[1],
@@ -90,22 +95,77 @@ static bool point(void *given) {
         .norm = mha_point_norm(call->norm, call->norm_eps, call->norm_offset),
         .rotary = mha_point_rotary(&call->rotary),
         .positions = call->positions == NULL ? NULL : &call->rows,
-        .output = PyArray_DATA(call->output),
+        .output = mha_data_or_null(call->output),
     };
+}
+
+static bool point(void *given) {
+    prepare_call *call = given;
+    call->preparation = see_preparation(call);
     return PyArray_SIZE(call->output) > 0;
 }
 
+/* output, or (output, kept). */
 static PyObject *results(void *given) {
-    const prepare_call *call = given;
-    return Py_NewRef((PyObject *)call->output);
+    prepare_call *call = given;
+    PyObject *output = (PyObject *)call->output;
+    call->output = NULL;
+    return call->keeps ? mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear))
+                       : output;
 }
 
 MHA_CORE_WORKSPACE(head_preparation_workspace, mha_head_preparation)
 MHA_CORE_RUN(head_preparation_forward, mha_head_preparation)
 
 MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = NUM_ARGUMENTS, .options = NO_OPTIONS, .convert = convert,
-                    .point = point, .workspace = core_head_preparation_workspace,
+                    .by_position = KEEP, .options = NO_OPTIONS, .convert = convert, .point = point,
+                    .workspace = core_head_preparation_workspace,
                     .forward = core_head_preparation_forward,
                     .problem = offsetof(prepare_call, preparation), .results = results,
                     .clear = clear)
+
+enum { GRAD_X, GRAD_NORM, NUM_GRADIENTS };
+
+typedef struct prepare_backward_call {
+    way_back back;
+    prepare_call forward;
+    mha_head_preparation_gradients gradients;
+} prepare_backward_call;
+
+static int convert_backward(void *given, PyObject **arguments) {
+    static const char *const names[NUM_GRADIENTS] = {"x", "norm"};
+    prepare_backward_call *call = given;
+    const prepare_call *kept = &call->forward;
+    if (mha_begin_way_back(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
+        return -1;
+    }
+    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
+                                                  PyArray_DIMS(kept->x), 3, "grad_output");
+    PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, kept->norm};
+    return call->back.grad_output == NULL
+               ? -1
+               : mha_new_gradients(arguments[MHA_WANTED], names, like, NUM_GRADIENTS,
+                                   mha_new_contiguous_like, &call->back);
+}
+
+static bool point_backward(void *given) {
+    prepare_backward_call *call = given;
+    call->gradients = (mha_head_preparation_gradients){
+        .forward = see_preparation(&call->forward),
+        .grad_output = PyArray_DATA(call->back.grad_output),
+        .grad_x = mha_data_or_null(call->back.gradients[GRAD_X]),
+        .grad_norm = mha_data_or_null(call->back.gradients[GRAD_NORM]),
+    };
+    return call->gradients.grad_x != NULL;
+}
+
+MHA_CORE_WORKSPACE(head_preparation_backward_workspace, mha_head_preparation_gradients)
+MHA_CORE_RUN(head_preparation_backward, mha_head_preparation_gradients)
+
+MHA_MODULE_FUNCTION(prepare_heads_backward, prepare_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .point = point_backward,
+                    .workspace = core_head_preparation_backward_workspace,
+                    .forward = core_head_preparation_backward,
+                    .problem = offsetof(prepare_backward_call, gradients),
+                    .results = mha_pack_gradients, .clear = mha_clear_way_back)

@@ -164,6 +164,10 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
     if (mha_convert_rotary(arguments[ROTARY], call->shape[axes - 1], &call->rotary) < 0) {
         return -1;
     }
+    if (call->rotary.frequencies == NULL) {
+        PyErr_SetString(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
+        return -1;
+    }
     if (arguments[POSITIONS] != Py_None) {
         call->positions = mha_convert_positions(arguments[POSITIONS], call->shape, call->batch_axes,
                                                 call->shape[axes - 2], "positions");

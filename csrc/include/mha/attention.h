@@ -259,6 +259,21 @@ mha_status mha_head_preparation_workspace(const mha_head_preparation *preparatio
 mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
                                         mha_execution *execution) MHA_MUST_CHECK;
 
+/* The way back: `forward` as it was, without its output, and x only where there is a norm. The
+ * gradients lie as x does; that of the norm is (columns,). */
+typedef struct mha_head_preparation_gradients {
+    mha_head_preparation forward;
+    const void *grad_output;
+    void *grad_x;    /* never NULL */
+    void *grad_norm; /* NULL where not wanted */
+} mha_head_preparation_gradients;
+
+mha_status
+mha_head_preparation_backward_workspace(const mha_head_preparation_gradients *gradients,
+                                        int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
+                                         mha_execution *execution) MHA_MUST_CHECK;
+
 /* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
  * for none. The projected ones are as attention reads them; with a norm, the unprepared ones are as
  * they were before it, else NULL. `attended` and `merged` are before and after head_gate, the same

@@ -268,9 +268,8 @@ typedef struct mha_head_preparation_gradients {
     void *grad_norm; /* NULL where not wanted */
 } mha_head_preparation_gradients;
 
-mha_status
-mha_head_preparation_backward_workspace(const mha_head_preparation_gradients *gradients,
-                                        int num_threads, size_t *bytes) MHA_MUST_CHECK;
+mha_status mha_head_preparation_backward_workspace(const mha_head_preparation_gradients *gradients,
+                                                   int num_threads, size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
                                          mha_execution *execution) MHA_MUST_CHECK;
 

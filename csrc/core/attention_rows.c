@@ -73,7 +73,6 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .output_storage = a->output.storage,
         .key_begin = visible->begin,
         .key_end = visible->end,
-        .scores = mha_scores_of_head(a, batch, head),
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
         .output_stride = mha_row_stride(&a->output, a->dtype),
         .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
@@ -81,6 +80,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .origin = a->origin == NULL ? NULL : (char *)a->origin + row * item,
         .denominator = a->origin == NULL ? NULL : (char *)a->denominator + row * item,
     };
+    mha_fill_scores(a, batch, head, &block->scores);
     for (int64_t i = 0; i < count; i++) {
         mha_visible_range(a, batch, first + i, &visible->begin[i], &visible->end[i]);
     }

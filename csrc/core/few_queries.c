@@ -123,13 +123,13 @@ static void fill_row(const few_job *job, int64_t batch, int64_t head, int64_t qu
     *row = (mha_few_queries_row){
         .query = mha_at_row(&a->query, a->batch_axes, batch, head, query),
         .query_index = query,
-        .scores = mha_scores_of_head(a, batch, head),
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, query),
         .weights = result_of(job, batch, head, query, a->weights, job->key_len),
         .lse = result_of(job, batch, head, query, a->lse, 1),
         .origin = result_of(job, batch, head, query, a->origin, 1),
         .denominator = result_of(job, batch, head, query, a->denominator, 1),
     };
+    mha_fill_scores(a, batch, head, &row->scores);
     mha_visible_range(a, batch, query, &row->key_begin, &row->key_end);
 }
 

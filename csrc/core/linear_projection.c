@@ -114,7 +114,7 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
                                                 const mha_weight *weight, const void *bias,
                                                 void *output) {
     const int64_t item = (int64_t)mha_dtype_size(dtype);
-    const mha_linear_projection projection = {
+    return (mha_linear_projection){
         .dtype = dtype,
         .rows = rows,
         .x = x,
@@ -124,7 +124,6 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
         .output = output,
         .output_stride = weight->out * item,
     };
-    return projection;
 }
 
 /* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */

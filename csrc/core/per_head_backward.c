@@ -10,8 +10,8 @@ bool mha_wants_per_head(const mha_attention_gradients *gradients) {
 }
 
 static int64_t farthest_of(const mha_attention_gradients *gradients) {
-    const mha_tensor *table = &gradients->grad_relative_bias;
-    return table->data == NULL ? 0 : (mha_extent(table, 1) - 1) / 2;
+    const mha_head_numbers *table = &gradients->grad_relative_bias;
+    return table->data == NULL ? 0 : (table->columns - 1) / 2;
 }
 
 /* The distances, key - query - query_offset, within the table's ends that a chunk meets. */
@@ -165,7 +165,7 @@ static void add_diagonals(const per_head_pass *pass, const mha_gradient_job *job
 static void write_table(const per_head_pass *pass, int64_t first, int64_t end, head_sums sums,
                         mha_worker *worker) {
     const int64_t farthest = pass->farthest, row = first * (2 * farthest + 1);
-    const mha_tensor *table = &pass->gradients->grad_relative_bias;
+    const mha_head_numbers *table = &pass->gradients->grad_relative_bias;
     const mha_elementwise_kernels *kernels = pass->jobs->kernels->elementwise;
     const double before = value_of(sums.before), behind = value_of(sums.behind);
     mha_compensated_sum *distances = mha_piece(&pass->distances, first);
@@ -189,7 +189,7 @@ static void write_table(const per_head_pass *pass, int64_t first, int64_t end, h
     kernels->write(table->data, row + 2 * farthest, behind);
 }
 
-static void write_to(const per_head_pass *pass, const mha_tensor *gradient, int64_t head,
+static void write_to(const per_head_pass *pass, const mha_head_numbers *gradient, int64_t head,
                      double number) {
     if (gradient->data != NULL) {
         pass->jobs->kernels->elementwise->write(gradient->data, head, number);
@@ -200,7 +200,7 @@ static void write_to(const per_head_pass *pass, const mha_tensor *gradient, int6
 static void differentiate_head(void *context, int64_t head, mha_worker *worker) {
     const per_head_pass *pass = context;
     const mha_attention_gradients *g = pass->gradients;
-    const mha_tensor *table = &g->grad_relative_bias;
+    const mha_head_numbers *table = &g->grad_relative_bias;
     head_sums own = {{0, 0}, {0, 0}, {0, 0}, {0, 0}}, all = own;
     for (int64_t number = 0; number < pass->jobs->count; number++) {
         const mha_gradient_job *job = mha_gradient_job_at(pass->jobs, number, worker);
@@ -213,7 +213,7 @@ static void differentiate_head(void *context, int64_t head, mha_worker *worker) 
     if (table->data == NULL) {
         return;
     }
-    if (pass->heads == 1 || mha_stride(table, 2) != 0) {
+    if (pass->heads == 1 || table->stride != 0) {
         write_table(pass, head, head + 1, own, worker);
         return;
     }

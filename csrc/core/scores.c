@@ -17,11 +17,9 @@ int64_t mha_query_offset(const mha_attention *attention, int64_t batch) {
     return offset->data == NULL ? 0 : option_of(offset, attention->batch_axes, batch, 0);
 }
 
-/* The head's part of an option that has no batch axes, or NULL. */
-static const void *of_head(const mha_tensor *option, int heads_from_last, int64_t head) {
-    return option->data == NULL
-               ? NULL
-               : (const char *)option->data + head * mha_stride(option, heads_from_last);
+/* The head's numbers, or NULL. */
+static const void *of_head(const mha_head_numbers *option, int64_t head) {
+    return option->data == NULL ? NULL : (const char *)option->data + head * option->stride;
 }
 
 void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
@@ -47,37 +45,37 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     *end = mha_larger(*end, 0);
 }
 
-mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head) {
+void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head,
+                     mha_scores *scores) {
     const mha_attention_options *options = attention->options;
     const mha_tensor *mask = &options->mask, *bias = &options->bias;
     const int axes = attention->batch_axes;
     const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
-    mha_scores scores = {
-        .function = attention->score_function,
-        .w_v = attention->w_v,
-        .scale = attention->score_function == MHA_ADDITIVE ? 1 : options->scale,
-        .softcap = options->softcap,
-        .query_offset = mha_query_offset(attention, batch),
-        .uniform_empty_rows = options->uniform_empty_rows,
-        .dropout = {options->dropout_threshold, options->dropout_seed, head,
-                    attention->first_batch + batch},
-        .gate = mha_gate_of(attention->dtype, attention->head_gate, head),
-    };
+    scores->function = attention->score_function;
+    scores->w_v = attention->w_v;
+    scores->scale = attention->score_function == MHA_ADDITIVE ? 1 : options->scale;
+    scores->softcap = options->softcap;
+    scores->mask = NULL;
     if (mask->data != NULL) {
-        scores.mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, 0);
-        scores.mask_query_stride = mha_stride(mask, 2);
-        scores.mask_key_stride = mha_stride(mask, 1);
+        scores->mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, 0);
+        scores->mask_query_stride = mha_stride(mask, 2);
+        scores->mask_key_stride = mha_stride(mask, 1);
     }
+    scores->bias = NULL;
     if (bias->data != NULL) {
-        scores.bias = mha_at_row(bias, axes, batch, head, 0);
-        scores.bias_query_stride = mha_stride(bias, 2) / item;
-        scores.bias_key_stride = mha_stride(bias, 1) / item;
+        scores->bias = mha_at_row(bias, axes, batch, head, 0);
+        scores->bias_query_stride = mha_stride(bias, 2) / item;
+        scores->bias_key_stride = mha_stride(bias, 1) / item;
     }
-    scores.alibi = of_head(&options->alibi, 1, head);
-    scores.relative_bias = of_head(&options->relative_bias, 2, head);
-    if (scores.relative_bias != NULL) {
-        scores.farthest = (mha_extent(&options->relative_bias, 1) - 1) / 2;
-    }
-    scores.sink = of_head(&options->sinks, 1, head);
-    return scores;
+    scores->query_offset = mha_query_offset(attention, batch);
+    scores->alibi = of_head(&options->alibi, head);
+    scores->relative_bias = of_head(&options->relative_bias, head);
+    scores->farthest = (options->relative_bias.columns - 1) / 2;
+    scores->sink = of_head(&options->sinks, head);
+    scores->uniform_empty_rows = options->uniform_empty_rows;
+    scores->dropout.threshold = options->dropout_threshold;
+    scores->dropout.seed = options->dropout_seed;
+    scores->dropout.head = head;
+    scores->dropout.batch = attention->first_batch + batch;
+    scores->gate = mha_gate_of(attention->dtype, attention->head_gate, head);
 }

@@ -5,8 +5,10 @@
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
 
-/* All that makes a head's weights of its dot products. */
-mha_scores mha_scores_of_head(const mha_attention *attention, int64_t batch, int64_t head);
+/* All that makes a head's weights of its dot products, into *scores: written where it stays, since a
+ * copy right behind the writing of its fields would wait for them. */
+void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head,
+                     mha_scores *scores);
 
 /* The position of query 0 of the batch item among the keys. */
 int64_t mha_query_offset(const mha_attention *attention, int64_t batch);

@@ -97,8 +97,8 @@ static void *data_of(const layer_backward_call *call, enum gradient gradient) {
     return mha_data_or_null(call->back.gradients[gradient]);
 }
 
-static mha_tensor by_head(const layer_backward_call *call, enum gradient gradient) {
-    return mha_by_head(call->back.gradients[gradient], &call->forward.scores);
+static mha_head_numbers by_head(const layer_backward_call *call, enum gradient gradient) {
+    return mha_by_head(call->back.gradients[gradient]);
 }
 
 static bool point(void *given) {

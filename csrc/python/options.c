@@ -384,6 +384,7 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
 
 void mha_clear_options(converted_options *converted) {
 #define CLEAR_ARRAY(name) Py_CLEAR(converted->name);
+#define CLEAR_HEADS(name) CLEAR_ARRAY(name)
 #define CLEAR_VALUE(name)
 #define CLEAR(name, form, becomes) CLEAR_##becomes(name)
     MHA_OPTIONS(CLEAR)
@@ -401,19 +402,6 @@ static void point_bias(const converted_options *c, const score_shape *scores, mh
     if (c->bias != NULL) {
         *bias = mha_broadcast_to_scores(c->bias, scores);
     }
-}
-
-static void point_alibi(const converted_options *c, const score_shape *scores, mha_tensor *alibi) {
-    *alibi = mha_by_head(c->alibi, scores);
-}
-
-static void point_relative_bias(const converted_options *c, const score_shape *scores,
-                                mha_tensor *relative_bias) {
-    *relative_bias = mha_by_head(c->relative_bias, scores);
-}
-
-static void point_sinks(const converted_options *c, const score_shape *scores, mha_tensor *sinks) {
-    *sinks = mha_by_head(c->sinks, scores);
 }
 
 static void point_key_lengths(const converted_options *c, const score_shape *scores,
@@ -444,6 +432,7 @@ static void point_query_offset(const converted_options *c, const score_shape *sc
 const mha_attention_options *mha_point_options(converted_options *converted,
                                                const score_shape *scores) {
 #define POINT_ARRAY(name) point_##name(converted, scores, &converted->values.name);
+#define POINT_HEADS(name) converted->values.name = mha_by_head(converted->name);
 #define POINT_VALUE(name)
 #define POINT(name, form, becomes) POINT_##becomes(name)
     MHA_OPTIONS(POINT)

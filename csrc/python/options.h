@@ -8,14 +8,15 @@
 #include "settle.h"
 
 /* The options of attention in the order of mha.options.AttentionOptions: name, how it is settled,
- * and what becomes of it: an array that the call owns, or a plain value in mha_attention_options.
- * Each has a convert_<name> in options.c, in this order, and an array a point_<name>. */
+ * and what becomes of it: an array that the call owns, such an array of each head's numbers, or a
+ * plain value in mha_attention_options. Each has a convert_<name> in options.c, in this order, and
+ * an array a point_<name>. */
 #define MHA_OPTIONS(X)                                                                             \
     X(mask, AS_ARRAY, ARRAY)                                                                       \
     X(bias, AS_REAL, ARRAY)                                                                        \
-    X(alibi, AS_REAL, ARRAY)                                                                       \
-    X(relative_bias, AS_REAL, ARRAY)                                                               \
-    X(sinks, AS_REAL, ARRAY)                                                                       \
+    X(alibi, AS_REAL, HEADS)                                                                       \
+    X(relative_bias, AS_REAL, HEADS)                                                               \
+    X(sinks, AS_REAL, HEADS)                                                                       \
     X(key_lengths, AS_ARRAY, ARRAY)                                                                \
     X(causal, AS_IT_IS, VALUE)                                                                     \
     X(query_offset, AS_ARRAY, ARRAY)                                                               \
@@ -44,6 +45,7 @@ typedef struct score_shape {
 
 /* Owned arrays and plain values. */
 #define MHA_OWNED_ARRAY(name) PyArrayObject *name;
+#define MHA_OWNED_HEADS(name) PyArrayObject *name;
 #define MHA_OWNED_VALUE(name)
 #define MHA_OWNED_OPTION(name, form, becomes) MHA_OWNED_##becomes(name)
 typedef struct converted_options {
@@ -72,8 +74,8 @@ int mha_check_broadcasts(PyArrayObject *array, const score_shape *scores, const 
  * it is NULL. */
 mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scores);
 
-/* The gradient of an option that is one row a head, as the option is; absent where it is NULL. */
-mha_tensor mha_by_head(PyArrayObject *array, const score_shape *scores);
+/* An option that is one row a head, or its gradient; absent where it is NULL. */
+mha_head_numbers mha_by_head(PyArrayObject *array);
 
 /* A probability in [0, 1). */
 int mha_convert_dropout(PyObject *object, const char *name, double *dropout);

@@ -60,9 +60,9 @@ static bool point(void *given) {
         .grad_key = mha_tensor_with_heads(gradients[GRAD_KEY]),
         .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
         .grad_bias = mha_broadcast_to_scores(gradients[GRAD_BIAS], &forward->inputs.scores),
-        .grad_alibi = mha_by_head(gradients[GRAD_ALIBI], &forward->inputs.scores),
-        .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS], &forward->inputs.scores),
-        .grad_sinks = mha_by_head(gradients[GRAD_SINKS], &forward->inputs.scores),
+        .grad_alibi = mha_by_head(gradients[GRAD_ALIBI]),
+        .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS]),
+        .grad_sinks = mha_by_head(gradients[GRAD_SINKS]),
     };
     return true;
 }

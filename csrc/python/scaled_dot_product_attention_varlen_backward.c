@@ -58,7 +58,6 @@ static bool point(void *given) {
     varlen_backward_call *call = given;
     varlen_call *forward = &call->forward;
     PyArrayObject *const *gradients = call->back.gradients;
-    const score_shape *scores = &forward->inputs.scores;
     mha_point_varlen_call(forward);
     call->problem = (mha_varlen_gradients){
         .varlen = &forward->problem,
@@ -70,9 +69,9 @@ static bool point(void *given) {
                 .grad_query = mha_tensor_by_head(gradients[GRAD_QUERY]),
                 .grad_key = mha_tensor_by_head(gradients[GRAD_KEY]),
                 .grad_value = mha_tensor_by_head(gradients[GRAD_VALUE]),
-                .grad_alibi = mha_by_head(gradients[GRAD_ALIBI], scores),
-                .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS], scores),
-                .grad_sinks = mha_by_head(gradients[GRAD_SINKS], scores),
+                .grad_alibi = mha_by_head(gradients[GRAD_ALIBI]),
+                .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS]),
+                .grad_sinks = mha_by_head(gradients[GRAD_SINKS]),
             },
     };
     return true;

@@ -61,12 +61,12 @@ mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scor
     return tensor;
 }
 
-mha_tensor mha_by_head(PyArrayObject *array, const score_shape *scores) {
-    mha_tensor tensor = {.data = NULL};
+mha_head_numbers mha_by_head(PyArrayObject *array) {
+    mha_head_numbers numbers = {.data = NULL};
     if (array != NULL) {
-        tensor = mha_tensor_of(array);
-        tensor.shape[0] = scores->heads;
-        tensor.strides[0] = PyArray_DIM(array, 0) == 1 ? 0 : PyArray_STRIDE(array, 0);
+        numbers.data = PyArray_DATA(array);
+        numbers.columns = PyArray_NDIM(array) == 1 ? 1 : PyArray_DIM(array, 1);
+        numbers.stride = PyArray_DIM(array, 0) == 1 ? 0 : PyArray_STRIDE(array, 0);
     }
-    return tensor;
+    return numbers;
 }

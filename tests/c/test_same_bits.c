@@ -50,10 +50,8 @@ static mha_tensor tensor_of(void *data, int64_t heads, int64_t rows, int64_t col
 }
 
 /* (HEADS,), or (HEADS, columns). */
-static mha_tensor by_head(void *data, int64_t columns, mha_dtype dtype) {
-    mha_tensor tensor = {.data = data, .axes = columns > 1 ? 2 : 1, .shape = {HEADS, columns}};
-    mha_set_contiguous_strides(&tensor, dtype);
-    return tensor;
+static mha_head_numbers by_head(void *data, int64_t columns, mha_dtype dtype) {
+    return (mha_head_numbers){data, columns, columns * (int64_t)mha_dtype_size(dtype)};
 }
 
 /* What goes in, the same for every kernel set, and room for what comes out. */

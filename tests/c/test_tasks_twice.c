@@ -62,10 +62,20 @@ static mha_tensor bias_of(double *data) {
 }
 
 /* (heads,) or (heads, columns). */
-static mha_tensor by_head(double *data, int64_t columns) {
-    mha_tensor tensor = {.data = data, .axes = columns > 1 ? 2 : 1, .shape = {HEADS, columns}};
-    mha_set_contiguous_strides(&tensor, MHA_FLOAT64);
-    return tensor;
+static mha_head_numbers by_head(double *data, int64_t columns) {
+    return (mha_head_numbers){data, columns, columns * (int64_t)sizeof *data};
+}
+
+static mha_attention_options options_by_head(void) {
+    return (mha_attention_options){.alibi = by_head(in.alibi, 1),
+                                   .relative_bias = by_head(in.relative_bias, DISTANCES),
+                                   .sinks = by_head(in.sinks, 1),
+                                   .causal = true,
+                                   .window_left = MHA_UNLIMITED,
+                                   .window_right = MHA_UNLIMITED,
+                                   .scale = 0.3,
+                                   .dropout_threshold = 9000,
+                                   .dropout_seed = 5};
 }
 
 static const double FREQUENCIES[DIM / 2] = {1, 0.5, 0.25, 0.01};
@@ -75,16 +85,8 @@ static void run_figure(struct results *r, bool key_is_query, bool prepares, int 
     const int64_t head_dim = DIM / HEADS;
     const mha_head_norm each = {prepares ? in.b : NULL, head_dim, 1e-6, 1};
     const mha_head_norm whole = {prepares ? in.b : NULL, KV_HEADS * head_dim, 1e-6, 1};
-    const mha_attention_options options = {.bias = bias_of(in.bias),
-                                           .alibi = by_head(in.alibi, 1),
-                                           .relative_bias = by_head(in.relative_bias, DISTANCES),
-                                           .sinks = by_head(in.sinks, 1),
-                                           .causal = true,
-                                           .window_left = MHA_UNLIMITED,
-                                           .window_right = MHA_UNLIMITED,
-                                           .scale = 0.3,
-                                           .dropout_threshold = 9000,
-                                           .dropout_seed = 5};
+    mha_attention_options options = options_by_head();
+    options.bias = bias_of(in.bias);
     const mha_multi_head_attention layer = {
         .dtype = MHA_FLOAT64,
         .batch_axes = 1,
@@ -202,15 +204,7 @@ static void run_ragged(struct results *r, int num_threads) {
     static const int64_t key_starts[] = {0, 100, 130, 1400, 1600, ROWS};
     static const int64_t query_offset[] = {60, 30, 70, 198, -358};
     enum { COLUMNS = DIM / HEADS };
-    const mha_attention_options options = {.alibi = by_head(in.alibi, 1),
-                                           .relative_bias = by_head(in.relative_bias, DISTANCES),
-                                           .sinks = by_head(in.sinks, 1),
-                                           .causal = true,
-                                           .window_left = MHA_UNLIMITED,
-                                           .window_right = MHA_UNLIMITED,
-                                           .scale = 0.3,
-                                           .dropout_threshold = 9000,
-                                           .dropout_seed = 5};
+    const mha_attention_options options = options_by_head();
     const mha_varlen_attention varlen = {
         .all = {.dtype = MHA_FLOAT64,
                 .query = rows_by_head(in.x, HEADS, COLUMNS),

@@ -17,16 +17,23 @@ MHA_API_BEGIN
 #define MHA_FARTHEST ((int64_t)1 << 60)
 #define MHA_UNLIMITED ((int64_t)1 << 61)
 
+/* Numbers of each head, contiguous, `stride` bytes behind those of the head before: 0 where one row
+ * serves all heads. data NULL: absent. */
+typedef struct mha_head_numbers {
+    void *data;
+    int64_t columns, stride;
+} mha_head_numbers;
+
 /* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes
  * of the problem in front (stride 0 where broadcast). */
 typedef struct mha_attention_options {
-    mha_tensor mask;          /* bool bytes, (batch..., heads, query_len, key_len), 1 = attend */
-    mha_tensor bias;          /* real,       (batch..., heads, query_len, key_len) */
-    mha_tensor alibi;         /* real, without batch axes: (heads,) */
-    mha_tensor relative_bias; /* likewise: (heads, 2 * farthest + 1), contiguous rows */
-    mha_tensor sinks;         /* likewise: (heads,); not with uniform_empty_rows */
-    mha_tensor key_lengths;   /* int64,      (batch..., query_len) */
-    mha_tensor query_offset;  /* int64,      (batch...) */
+    mha_tensor mask;         /* bool bytes, (batch..., heads, query_len, key_len), 1 = attend */
+    mha_tensor bias;         /* real,       (batch..., heads, query_len, key_len) */
+    mha_tensor key_lengths;  /* int64,      (batch..., query_len) */
+    mha_tensor query_offset; /* int64,      (batch...) */
+    mha_head_numbers alibi;  /* real, 1 column */
+    mha_head_numbers relative_bias; /* real, 2 * farthest + 1 columns */
+    mha_head_numbers sinks;         /* real, 1 column; not with uniform_empty_rows */
     bool causal;
     int64_t window_left;  /* MHA_UNLIMITED where open */
     int64_t window_right; /* MHA_UNLIMITED where open */
@@ -80,15 +87,15 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
  * grad_query, grad_key, grad_value  shaped as query, key, value, last axes contiguous; written
  * grad_bias   (batch..., heads, query_len, key_len), strides 0 where the bias is repeated; written
  *             where there are scores
- * grad_alibi, grad_relative_bias, grad_sinks  shaped as the options, stride 0 of heads where a row
- *             of relative_bias serves all; written where there are queries or keys
+ * grad_alibi, grad_relative_bias, grad_sinks  as the options; written where there are queries or
+ *             keys
  * grad_w_v  shaped as query: what each query adds to the gradient; written */
 typedef struct mha_attention_gradients {
     const mha_attention *attention;
     mha_tensor grad_output;
     const void *grad_lse;
     mha_tensor grad_query, grad_key, grad_value, grad_bias, grad_w_v;
-    mha_tensor grad_alibi, grad_relative_bias, grad_sinks;
+    mha_head_numbers grad_alibi, grad_relative_bias, grad_sinks;
 } mha_attention_gradients;
 
 mha_status
@@ -325,7 +332,7 @@ typedef struct mha_multi_head_attention_gradients {
     void *grad_q_norm, *grad_k_norm; /* as the norms' weights */
     void *grad_head_gate;            /* (num_heads,) */
     mha_tensor grad_bias;
-    mha_tensor grad_alibi, grad_relative_bias, grad_sinks; /* as in mha_attention_gradients */
+    mha_head_numbers grad_alibi, grad_relative_bias, grad_sinks; /* as in mha_attention_gradients */
     bool key_is_query, value_is_key;
 } mha_multi_head_attention_gradients;
 

@@ -1,6 +1,7 @@
 """Ragged batches for the tests: random ones, and their sequences as calls of their own."""
 
 import numpy as np
+from half_types import HALVES
 
 import mha
 
@@ -55,10 +56,14 @@ def own_options(options, s):
         "query_offset": int(offset[s])}
 
 
+def dtype_of_lse(query):
+    return np.float32 if query.dtype in HALVES else query.dtype
+
+
 def one_by_one(query, key, value, query_starts, key_starts, **options):
     """(output, lse) by one call of mha.scaled_dot_product_attention a sequence."""
     output = np.empty((*query.shape[:2], value.shape[2]), query.dtype)
-    lse = np.empty((query.shape[1], len(query)), query.dtype)
+    lse = np.empty((query.shape[1], len(query)), dtype_of_lse(query))
     for s in range(len(query_starts) - 1):
         items = s + 1 if "dropout" in options else 1
         got = mha.scaled_dot_product_attention(
@@ -80,7 +85,7 @@ def gradients_one_by_one(query, key, value, query_starts, key_starts, grad_outpu
         _, pullback = mha.scaled_dot_product_attention_vjp(
             alone(query, query_starts, s, items), alone(key, key_starts, s, items),
             alone(value, key_starts, s, items), **own_options(options, s))
-        of_lse = np.zeros((items, *grad_lse[:, rows].shape), query.dtype)
+        of_lse = np.zeros((items, *grad_lse[:, rows].shape), grad_lse.dtype)
         of_lse[-1] = grad_lse[:, rows]
         found = pullback(alone(grad_output, query_starts, s, items), of_lse)
         keys = slice(key_starts[s], key_starts[s + 1])

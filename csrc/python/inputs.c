@@ -192,20 +192,22 @@ PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *c
     return mha_with_kept(packed, mha_keep_call(name, call, size, clear));
 }
 
-mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
-                                  const mha_attention_options *options) {
+PyArrayObject *mha_computed_output(const attention_results *results) {
     const bool is_rounded_later =
         results->kept_output != NULL && results->output != NULL &&
         PyArray_TYPE(results->kept_output) != PyArray_TYPE(results->output);
-    PyArrayObject *output =
-        results->output == NULL || is_rounded_later ? results->kept_output : results->output;
+    return results->output == NULL || is_rounded_later ? results->kept_output : results->output;
+}
+
+mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,
+                                  const mha_attention_options *options) {
     const mha_attention attention = {
         .dtype = inputs->dtype,
         .batch_axes = inputs->scores.batch_axes,
         .query = mha_tensor_with_heads(inputs->query),
         .key = mha_tensor_with_heads(inputs->key),
         .value = mha_tensor_with_heads(inputs->value),
-        .output = mha_tensor_with_heads(output),
+        .output = mha_tensor_with_heads(mha_computed_output(results)),
         .weights = mha_data_or_null(results->weights),
         .lse = mha_data_or_null(results->lse),
         .origin = mha_origin_of(results->statistics),

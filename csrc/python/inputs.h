@@ -62,6 +62,11 @@ PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores);
 void *mha_origin_of(PyArrayObject *statistics);
 void *mha_denominator_of(PyArrayObject *statistics);
 
+/* Where the arithmetic writes the output: that which goes out is rounded from it where it is
+ * halves.
+ */
+PyArrayObject *mha_computed_output(const attention_results *results);
+
 /* Every field of the core's struct, of dot products, without head_gate. On the way back, when the
  * output is the caller's, the kept one takes its place. */
 mha_attention mha_point_attention(const attention_inputs *inputs, const attention_results *results,

@@ -271,8 +271,7 @@ bool mha_point_varlen_call(void *given) {
     all->query = mha_tensor_by_head(inputs->query);
     all->key = mha_tensor_by_head(inputs->key);
     all->value = mha_tensor_by_head(inputs->value);
-    all->output = mha_tensor_by_head(call->results.output == NULL ? call->results.kept_output
-                                                                  : call->results.output);
+    all->output = mha_tensor_by_head(mha_computed_output(&call->results));
     all->head_gate = mha_data_or_null(call->head_gate);
     call->problem.sequences = inputs->scores.batch[0];
     call->problem.query_starts = PyArray_DATA(call->query_starts);

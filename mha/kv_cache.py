@@ -177,7 +177,8 @@ class KVCache:
         """Put key (batch, kv_heads, n, head_dim) and value behind what is there.
 
         lengths (batch,), or one int for all, says how many of the n positions are real, the first
-        ones; the others are not stored.
+        ones; the others are not stored. A window's cache drops what these positions do not need;
+        what they need themselves, it drops with the next ones.
 
         Raises
         ------
@@ -203,7 +204,7 @@ class KVCache:
                 length = "n" if name == "key" else n
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" ({heads[0]}, {heads[1]}, {length}, {columns})")
-        self._put(self._appended(keys, values, checked_lengths(lengths, self.batch, n)))
+        self._state = self._appended(keys, values, checked_lengths(lengths, self.batch, n))
 
     @names_its_keywords
     def truncate(self, lengths: ArrayLike, **unknown: Never) -> None:
@@ -284,10 +285,10 @@ class KVCache:
 
     def _appended(self, key: Array, value: Array, counts: Array | None,
                   left: bool = False) -> CacheState:
-        """The state with key (batch, kv_heads, n, head_dim) and value behind what is there, for
-        `_put` once all has succeeded. counts (batch,): of sequence b the first counts[b] rows are
-        real, or, where left, the last ones; None: all n."""
-        state, n = self._state, key.shape[2]
+        """The state with key (batch, kv_heads, n, head_dim) and value behind what is there, and
+        without what these rows do not need, for `_put` once all has succeeded. counts (batch,): of
+        sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n."""
+        state, n = self._without_unneeded(self._state), key.shape[2]
         key, value = rounded(key, state.key.dtype), rounded(value, state.value.dtype)
         lengths = read_only(state.lengths + (n if counts is None else counts))
         if counts is None:
@@ -326,12 +327,16 @@ class KVCache:
         return copied(state, None, max(needed, min(2 * columns, most)))
 
     def _put(self, state: CacheState) -> None:
-        """Let this be the state, without the blocks that no sequence needs any more."""
-        if self._window is not None:
-            needed = first_needed(state.shortest, self._window) // BLOCK * BLOCK
-            dropped = max(0, needed - state.start)
-            state = state._replace(start=state.start + dropped, first=state.first + dropped)
-        self._state = state
+        """Let this be the state, after attention has seen it."""
+        self._state = self._without_unneeded(state)
+
+    def _without_unneeded(self, state: CacheState) -> CacheState:
+        """Without the blocks that no sequence's next row needs."""
+        if self._window is None:
+            return state
+        needed = first_needed(state.shortest, self._window) // BLOCK * BLOCK
+        dropped = max(0, needed - state.start)
+        return state._replace(start=state.start + dropped, first=state.first + dropped)
 
     def __copy__(self) -> Self:
         other = self.__class__.__new__(self.__class__)

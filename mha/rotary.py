@@ -94,11 +94,11 @@ class Rotary:
         Parameters
         ----------
         mapping : names with values, as a config.json has them
-            rope_theta (or rotary_emb_base), by default 10000; rope_scaling or rope_parameters (by
-            layer type too) with rope_type (or type) "default", "linear" (Chen et al. 2023),
-            "dynamic" (NTK-aware, Peng et al. 2023), "yarn" (Peng et al. 2023), "longrope" (Ding et
-            al. 2024) or "llama3" (Llama Team 2024), and what each needs; rotary_dim,
-            partial_rotary_factor or rotary_pct say how many columns turn.
+            rope_theta (or rotary_emb_base, global_rope_theta), by default 10000; rope_scaling or
+            rope_parameters (by layer type too) with rope_type (or type) "default", "linear" (Chen
+            et al. 2023), "dynamic" (NTK-aware, Peng et al. 2023), "yarn" (Peng et al. 2023),
+            "longrope" (Ding et al. 2024) or "llama3" (Llama Team 2024), and what each needs;
+            rotary_dim, partial_rotary_factor or rotary_pct say how many columns turn.
         head_dim : int
         layout : "half" or "interleaved"
             Not in configs: GPT-J and Cohere's models interleave, most others do not.

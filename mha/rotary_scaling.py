@@ -69,6 +69,7 @@ class Scaling(NamedTuple):
     dims: int
     base: Decimal
     length: int | None
+    original_is_at_top: bool  # original_max_position_embeddings, of the model
 
     def maximum(self) -> int:
         """The longest sequence, max_position_embeddings."""
@@ -79,9 +80,9 @@ class Scaling(NamedTuple):
         key = "original_max_position_embeddings"
         return self.maximum() if self.values.get(key) is None else self.values.size(key)
 
-    def factor(self) -> Decimal:
-        """How many times longer sequences are now."""
-        if self.values.get("factor") is None:
+    def factor(self, goes_by_lengths: bool = False) -> Decimal:
+        """How many times longer sequences are now: what is said, unless it goes by the lengths."""
+        if goes_by_lengths or self.values.get("factor") is None:
             return Decimal(self.maximum()) / self.original()
         return self.values.number("factor", above=0)
 
@@ -106,10 +107,12 @@ def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
     values = Values({**mapping, **{name: value for name, value in of_scaling.items()
                                    if value is not None}})
     name = _type_of(of_scaling)
-    base = _base_of(values)
+    base = _base_of(Values(of_scaling) if of_scaling.get("rope_theta") is not None else values)
     dims = _dims_of(values, columns)
     with decimal.localcontext(prec=DIGITS):
-        frequencies, magnitude = SCALINGS[name](Scaling(values, dims, base, longest))
+        at_top = mapping.get("original_max_position_embeddings") is not None
+        scaling = Scaling(values, dims, base, longest, at_top)
+        frequencies, magnitude = SCALINGS[name](scaling)
         return ConfigRotary(dims, float(base), name == "default",
                             [float(frequency) for frequency in frequencies], float(magnitude))
 
@@ -127,13 +130,16 @@ def linear(scaling: Scaling) -> Scaled:
 def dynamic(scaling: Scaling) -> Scaled:
     """A larger base, so that the slowest pair is interpolated and the fastest is not: NTK-aware
     scaling, by the length where that is over the maximum (Peng et al. 2023, "YaRN", section 3.3
-    and appendix A.1)."""
-    factor = scaling.values.number("factor", above=0)
-    maximum = scaling.maximum()
-    length = max(scaling.length or 0, maximum)
+    and appendix A.1), or by alpha where that is given (Tencent Hunyuan Team 2024)."""
     if scaling.dims <= 2:
         raise ValueError(f"dims: got {scaling.dims}, wanted at least 4 for rope_type 'dynamic'")
-    stretched = factor * length / maximum - (factor - 1)
+    if scaling.values.get("alpha") is not None:
+        stretched = scaling.values.number("alpha", above=0)
+    else:
+        factor = scaling.values.number("factor", above=0)
+        maximum = scaling.maximum()
+        length = max(scaling.length or 0, maximum)
+        stretched = factor * length / maximum - (factor - 1)
     base = scaling.base * stretched ** (Decimal(scaling.dims) / (scaling.dims - 2))
     return _powers(scaling.dims, base), Decimal(1)
 
@@ -192,7 +198,7 @@ def longrope(scaling: Scaling) -> Scaled:
               for frequency, factor in zip(default(scaling)[0], factors, strict=True)]
     if values.get("attention_factor") is not None:
         return scaled, values.number("attention_factor")
-    factor = scaling.factor()
+    factor = scaling.factor(scaling.original_is_at_top)
     if factor <= 1 or original <= 1:
         return scaled, Decimal(1)
     return scaled, (1 + factor.ln() / Decimal(original).ln()).sqrt()
@@ -253,9 +259,9 @@ def _decimal(value: Any, name: str) -> Decimal:
 
 def _scaling_of(mapping: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
     """The mapping that says how frequencies are scaled; empty where there is none."""
-    local_base = mapping.get("rope_local_base_freq")  # Gemma 3
-    if layer_type == "sliding_attention" and local_base is not None:
-        return {"rope_theta": local_base}
+    for name in ("rope_local_base_freq", "local_rope_theta"):  # Gemma 3, ModernBERT
+        if layer_type == "sliding_attention" and mapping.get(name) is not None:
+            return {"rope_theta": mapping[name]}
     for name in ("rope_parameters", "rope_scaling"):
         found = mapping.get(name)
         if found is None:
@@ -282,7 +288,8 @@ def _type_of(of_scaling: Mapping[str, Any]) -> str:
 
 
 def _base_of(values: Values) -> Decimal:
-    name = "rope_theta" if values.get("rotary_emb_base") is None else "rotary_emb_base"
+    name = next((name for name in ("rotary_emb_base", "global_rope_theta")
+                 if values.get(name) is not None), "rope_theta")
     return values.number(name, 10000, above=0)
 
 

@@ -105,6 +105,13 @@ def test_longrope(length, name):
     assert given.magnitude == 1.5
     assert from_config(96, max_position_embeddings=4096,
                        rope_scaling={"type": "longrope", **factors}).magnitude == 1
+    # A factor counts where the original length belongs to the scaling, not to the model.
+    stated = {"type": "longrope", **factors, "factor": 8.0}
+    assert from_config(96, length, max_position_embeddings=131072, rope_scaling=stated,
+                       original_max_position_embeddings=4096).magnitude == rotary.magnitude
+    assert math.isclose(from_config(96, rope_scaling=stated | {
+        "original_max_position_embeddings": 4096}).magnitude,
+        math.sqrt(1 + math.log(8) / math.log(4096)), rel_tol=1e-15)
 
 
 def test_llama3():
@@ -137,6 +144,15 @@ def test_layers_of_several_kinds():
              "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     close(from_config(layer_type="full_attention", **gemma), plain(64, 1e6) / 8)
     assert from_config(layer_type="sliding_attention", **gemma) == mha.Rotary(64)
+    bases = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}  # ModernBERT
+    assert from_config(layer_type="full_attention", **bases) == mha.Rotary(64, base=160000)
+    assert from_config(layer_type="sliding_attention", **bases) == mha.Rotary(64)
+
+
+def test_dynamic_by_alpha():
+    """base * alpha ** (dims / (dims - 2)), whatever the lengths (Tencent Hunyuan Team 2024)."""
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    close(from_config(128, rope_scaling=scaling), plain(128, 1e4 * 1000 ** (128 / 126)))
 
 
 def test_a_config_rotates():

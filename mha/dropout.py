@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-import secrets
+import os
 from collections.abc import Sequence
 from typing import Any, Never
 
@@ -103,7 +103,7 @@ def seed_from(rng: RandomSource) -> int:
     Generator (or anything `numpy.random.default_rng` takes) gives one uint64."""
     check_rng(rng)
     if rng is None:
-        return secrets.randbits(64)
+        return int.from_bytes(os.urandom(8), "little")
     if isinstance(rng, (int, np.integer)):
         return int(rng)
     return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))

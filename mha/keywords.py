@@ -7,7 +7,6 @@ show the function without.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -74,7 +73,7 @@ class OwnNames:
         known = hasattr(type(self), name) or name.startswith("_")
         if not known and type(self).__module__.startswith("mha."):
             names = [own for own in dir(type(self)) if not own.startswith("_")]
-            alike = difflib.get_close_matches(name, names, 3) or names
+            alike = _close_matches(name, names, 3) or names
             raise AttributeError(f"{name}: {type(self).__name__} has no such name, wanted one of"
                                  f" {', '.join(alike)}")
         super().__setattr__(name, value)
@@ -125,8 +124,12 @@ def _suggestion(name: str, known: list[str]) -> str:
     for keyword, wanted in ELSEWHERE.get(name, []):
         if keyword in known:
             return wanted.format(name=name)
+    by_lower_case = {keyword.lower(): keyword for keyword in known}
+    close = _close_matches(name.lower(), by_lower_case, 1)
+    return f"{by_lower_case[close[0]]}=" if close else f"one of {', '.join(known)}"
+
+
+def _close_matches(name: str, names: Iterable[str], most: int) -> list[str]:
     import difflib  # here, since import mha has no other use for it
 
-    by_lower_case = {keyword.lower(): keyword for keyword in known}
-    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-    return f"{by_lower_case[close[0]]}=" if close else f"one of {', '.join(known)}"
+    return difflib.get_close_matches(name, list(names), most)

@@ -161,7 +161,8 @@ OPTIONS = {
         "flash-attn 2.1 (Dao 2023), whose causal mask is aligned to the lower right"),
     "window": Option(
         "(left, right), ints >= 0 or None, optional",
-        "Key j is visible iff i + query_offset - left <= j <= i + query_offset + right.",
+        "Key j is visible iff i + query_offset - left <= j <= i + query_offset + right. Offsets and"
+        " windows beyond 2^60 count as 2^60.",
         "Beltagy et al. 2020, \"Longformer\", section 3.1",
         (("window_size sliding_window local_window_size", "window=(left, right)"),)),
     "scale": Option(

@@ -56,15 +56,6 @@ def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
-def check_number(array: Array, name: str) -> None:
-    """TypeError unless the core computes with numbers of this type."""
-    dtype = array.dtype
-    if not (dtype.kind in "iu" or is_bfloat16(dtype)
-            or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64)):
-        raise TypeError(f"{name}: got an array of {dtype}, wanted float16, bfloat16, float32,"
-                        " float64 or integers")
-
-
 def shown_dtype(stored: np.dtype[Any]) -> Any:
     """What the user calls it: "bfloat16" where nobody has imported ml_dtypes."""
     if stored != RAW_BFLOAT16:

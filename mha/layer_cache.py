@@ -16,7 +16,7 @@ from mha.arguments import as_array, as_bool, as_int, as_int_array, checked_lengt
 from mha.cache_state import CacheState
 from mha.dropout import drawn
 from mha.half_precision import (
-    check_number,
+    check_beside,
     computing_dtype,
     rounded,
     stored_dtype,
@@ -218,7 +218,7 @@ def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> t
     if given.shape[-1] != width:
         raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
     if given.dtype != dtype:
-        check_number(given, name)
+        check_beside(given, stored_dtype(settings.dtype), name)
     rows = given.astype(dtype, copy=False)
     return given, rows if rows.ndim == 3 else rows[None]
 

@@ -198,7 +198,7 @@ static int convert_backward(void *given, PyObject **arguments) {
         [GRAD_W_K] = (PyArrayObject *)kept->W_k.owner,
         [GRAD_W_V] = kept->w_v,
     };
-    return mha_convert_grad_results(arguments, kept->inputs.dtype, kept->results.kept_output,
+    return mha_convert_grad_results(arguments, kept->inputs.result_typenum, kept->results.kept_output,
                                     &call->back) < 0 ||
                    mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
                                      mha_new_contiguous_like, &call->back) < 0

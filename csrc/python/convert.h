@@ -32,6 +32,9 @@ mha_storage mha_storage_of(PyArrayObject *array);
  * another array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);
 
+/* What mixes with bfloat16: itself, float32 and float64. 0, or -1 with a TypeError for all else. */
+int mha_check_beside_bfloat16(PyArrayObject *array, const char *name);
+
 /* The element type of a result over `count` arrays: result_type, integers become float64. */
 int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count, mha_dtype *dtype);
 

@@ -69,8 +69,7 @@ int mha_check_real(PyArrayObject *array, const char *name) {
                : raise_not_real(array, name, REAL_TYPES);
 }
 
-/* What mixes with bfloat16: itself, float32 and float64. -1 with a TypeError for all else. */
-static int check_beside_bfloat16(PyArrayObject *array, const char *name) {
+int mha_check_beside_bfloat16(PyArrayObject *array, const char *name) {
     const int typenum = PyArray_TYPE(array);
     return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || mha_storage_of(array) == MHA_BFLOAT16
                ? 0
@@ -89,7 +88,7 @@ static int common_typenum(PyArrayObject **arrays, const char *const *names, int 
             mha_storage_of(arrays[i]) == MHA_BFLOAT16 ? PyArray_TYPE(arrays[i]) : of_bfloat16;
     }
     for (int i = 0; of_bfloat16 != NPY_NOTYPE && i < count; i++) {
-        if (check_beside_bfloat16(arrays[i], names[i]) < 0) {
+        if (mha_check_beside_bfloat16(arrays[i], names[i]) < 0) {
             return -1;
         }
         if (mha_storage_of(arrays[i]) != MHA_BFLOAT16 && widest != NPY_FLOAT64) {

@@ -235,7 +235,7 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, kept->dtype,
+    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, mha_typenum(kept->dtype),
                                                   kept->shape, kept->axes, "grad_output");
     return call->back.grad_output == NULL
                ? -1

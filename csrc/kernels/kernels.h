@@ -169,6 +169,7 @@ typedef struct mha_matmul_block {
     int64_t rows, depth, columns;
     const void *a;
     int64_t a_stride;
+    mha_storage a_storage; /* halves only where it is not transposed */
     bool transposed;
     const void *panel;
     mha_storage panel_storage;

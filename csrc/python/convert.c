@@ -187,9 +187,9 @@ bool mha_last_axis_is_contiguous(PyArrayObject *array) {
            PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
 }
 
-/* `array`, taken over, or a copy of it whose last axis is contiguous. */
-static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *name) {
-    if (array == NULL || mha_last_axis_is_contiguous(array)) {
+/* `array`, taken over, if it lies as it should; else a C-contiguous copy of it. */
+static PyArrayObject *or_copy(PyArrayObject *array, bool lies_well, const char *name) {
+    if (array == NULL || lies_well) {
         return array;
     }
     PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
@@ -198,6 +198,10 @@ static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *nam
     }
     Py_DECREF(array);
     return copy;
+}
+
+static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *name) {
+    return or_copy(array, array != NULL && mha_last_axis_is_contiguous(array), name);
 }
 
 PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -209,6 +213,11 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
         return mha_as_real(array, dtype, name);
     }
     return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
+}
+
+PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    PyArrayObject *stored = mha_as_strided_stored(array, dtype, name);
+    return or_copy(stored, stored != NULL && PyArray_IS_C_CONTIGUOUS(stored), name);
 }
 
 PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -228,16 +237,6 @@ PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, cons
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
     return stored;
-}
-
-PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name) {
-    PyArrayObject *halves =
-        mha_new_array(PyArray_NDIM(numbers), PyArray_DIMS(numbers), typenum, name);
-    if (halves != NULL) {
-        mha_round_numbers(PyArray_DATA(numbers), PyArray_DATA(halves), mha_storage_of(halves),
-                          PyArray_SIZE(numbers));
-    }
-    return halves;
 }
 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name) {

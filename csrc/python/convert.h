@@ -46,11 +46,11 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 /* As mha_as_real, but where the arithmetic is float32 halves stay what they are. */
 PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* The same, C-contiguous as a whole. */
+PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
+
 /* The same, any strides, as mha_as_strided_real. */
 PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
-
-/* C-contiguous float32 numbers of a C-contiguous result, rounded to its type. */
-PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name);
 
 /* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
  * New reference; `array` stays the caller's. */

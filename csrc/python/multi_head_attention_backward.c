@@ -84,9 +84,8 @@ static int convert(void *given, PyObject **arguments) {
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    static const enum gradient sources[] = {GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_B_Q,
-                                            GRAD_B_K,   GRAD_B_V, GRAD_B_O,   GRAD_HEAD_GATE};
-    for (int i = 0; i < 8; i++) {
+    static const enum gradient sources[] = {GRAD_B_Q, GRAD_B_K, GRAD_B_V, GRAD_B_O, GRAD_HEAD_GATE};
+    for (int i = 0; i < 5; i++) {
         mha_round_gradient(&call->back, sources[i], kept->typenums[i]);
     }
     mha_clear_unwritten(&kept->scores, call->back.gradients + GRAD_BIAS, NUM_GRADIENTS - GRAD_BIAS);

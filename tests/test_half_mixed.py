@@ -22,6 +22,8 @@ LAYER_SHAPES = {
 OPTIONS = {name: LAYER_SHAPES[name] for name in ("bias", "alibi", "relative_bias", "sinks")}
 HEADS = {"query": (1, 2, 3, 4), "key": (1, 2, 3, 4), "value": (1, 2, 3, 4)}
 ROWS = {"query": (3, 2, 4), "key": (3, 2, 4), "value": (3, 2, 4), "sinks": (2,), "alibi": (2,)}
+ADDITIVE = {"query": (3, 8), "key": (3, 8), "value": (3, 8), "W_q": (8, 4), "W_k": (8, 4),
+            "w_v": (4,)}
 LINEAR = {"x": (3, 8), "weight": (8, 4), "bias": (4,)}
 
 # A function of arrays by name, and their shapes.
@@ -30,6 +32,8 @@ FUNCTIONS = {
     "linear_vjp": (mha.linear_vjp, LINEAR),
     "attention": (mha.scaled_dot_product_attention, HEADS | OPTIONS),
     "attention_vjp": (mha.scaled_dot_product_attention_vjp, HEADS | OPTIONS),
+    "additive": (mha.additive_attention, ADDITIVE),
+    "additive_vjp": (mha.additive_attention_vjp, ADDITIVE),
     "varlen": (lambda **arrays: mha.scaled_dot_product_attention_varlen(
         **arrays, query_starts=[0, 3]), ROWS),
     "varlen_vjp": (lambda **arrays: mha.scaled_dot_product_attention_varlen_vjp(

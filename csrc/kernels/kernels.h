@@ -185,6 +185,7 @@ typedef struct mha_merge_block {
     const void *const *outputs; /* each (rows, width) */
     const void *const *lses;    /* each (rows,) */
     void *output, *lse;
+    mha_storage outputs_storage, output_storage;
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
 

@@ -74,6 +74,9 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
+/* Whether it is that of float16 or bfloat16. */
+bool mha_is_half_type(int typenum);
+
 /* The element type that computes with numbers of a type of NumPy: float64 for integers; or float32
  * for halves. */
 mha_dtype mha_dtype_of_typenum(int typenum);

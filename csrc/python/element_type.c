@@ -7,6 +7,8 @@ static const int typenums[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = NPY_FLOAT32,
 
 int mha_typenum(mha_dtype dtype) { return typenums[dtype]; }
 
+bool mha_is_half_type(int typenum) { return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum); }
+
 mha_dtype mha_dtype_of_typenum(int typenum) {
     for (int dtype = 0; dtype < MHA_NUM_DTYPES; dtype++) {
         if (typenums[dtype] == typenum) {
@@ -126,7 +128,7 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
     if (common_typenum(arrays, names, count, result_typenum) < 0) {
         return -1;
     }
-    if (*result_typenum == NPY_HALF || PyTypeNum_ISUSERDEF(*result_typenum)) {
+    if (mha_is_half_type(*result_typenum)) {
         *dtype = MHA_FLOAT32;
         return 0;
     }
@@ -139,6 +141,5 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 }
 
 mha_dtype mha_computing_dtype(int typenum) {
-    return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum) ? MHA_FLOAT32
-                                                               : mha_dtype_of_typenum(typenum);
+    return mha_is_half_type(typenum) ? MHA_FLOAT32 : mha_dtype_of_typenum(typenum);
 }

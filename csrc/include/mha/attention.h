@@ -368,7 +368,7 @@ mha_status mha_additive_attention_backward(const mha_additive_attention_gradient
                                            mha_execution *execution) MHA_MUST_CHECK;
 
 /* Joins attention over parts of the keys. outputs[part] (rows, width) and lses[part] (rows,) are
- * C-contiguous, as are output and lse. */
+ * C-contiguous, as are output and lse. All outputs may be halves, and output too. */
 typedef struct mha_merge_attention {
     mha_dtype dtype;
     int64_t parts, rows, width;
@@ -376,6 +376,7 @@ typedef struct mha_merge_attention {
     const void *const *lses;
     void *output;
     void *lse;
+    mha_storage outputs_storage, output_storage;
 } mha_merge_attention;
 
 mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,

@@ -18,7 +18,8 @@ from mha.dropout import drawn
 from mha.half_precision import (
     check_beside,
     computing_dtype,
-    rounded,
+    returned,
+    shown_dtype,
     stored_dtype,
     widened,
 )
@@ -149,8 +150,8 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
     # Of one row each, heads lie side by side as they are.
     merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
               else _core.merge_heads(results[0]))
-    results[0] = rounded(_core.linear(merged, state.call.W_o, state.call.b_o),
-                         state.settings.dtype)
+    results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
+                          state.settings.dtype)
     if return_weights and after.start:
         results[1] = np.pad(results[1], [(0, 0)] * 3 + [(after.start, 0)])
     return results
@@ -237,8 +238,8 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
                          " as the layer has: one of its new_cache()")
     stored = cache._state.key.dtype
     if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
-        raise TypeError(f"cache: got one of {cache.dtype}, wanted {settings.dtype} as the layer"
-                        " has, or a narrower one")
+        raise TypeError(f"cache: got one of {cache.dtype}, wanted {shown_dtype(settings.dtype)} as"
+                        " the layer has, or a narrower one")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
     if not isinstance(cache, Memory) and len(set(widths)) > 1:
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"

@@ -1,5 +1,5 @@
-"""No call mixes float16 with bfloat16, or bfloat16 with integers: TypeErrors that name the argument,
-whichever of a call's arrays they are."""
+"""No call mixes float16 with bfloat16, or bfloat16 with integers: TypeErrors that name the
+argument, whichever of a call's arrays they are."""
 
 import numpy as np
 import pytest
@@ -60,26 +60,27 @@ def test_functions(function, odd):
 
 
 @pytest.mark.parametrize(("dtype", "other"), FORBIDDEN, ids=str)
-def test_layers(dtype, other):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers(dtype, other, frozen):
     """The layer's parameters are arrays of the call too, packed or not."""
-    x = np.ones((2, 3, 8), other)
-    for layer in (mha.MultiHeadAttention(8, 2, dtype=dtype),
-                  mha.MultiHeadAttention(8, 2, dtype=dtype).freeze()):
-        calls = [lambda: layer(x), lambda: layer(x.astype(dtype), x), lambda: layer.vjp(x),
-                 lambda: layer(x, cache=layer.new_cache(2)), lambda: layer.new_memory(x),
-                 lambda: layer(x.astype(dtype), head_gate=np.ones(2, other)),
-                 lambda: layer(x.astype(dtype), bias=np.ones((3, 3), other))]
-        for call in calls:
-            with pytest.raises(TypeError, match=r": got (an array|a packed weight) of .*float16"):
-                call()
-        cache = layer.new_cache(2)
-        with pytest.raises(TypeError, match="key: got"):
-            cache.append(np.ones((2, 2, 3, 4), other), np.ones((2, 2, 3, 4), np.float32))
+    layer = mha.MultiHeadAttention(8, 2, dtype=dtype)
+    layer = layer.freeze() if frozen else layer
+    wrong, x = np.ones((2, 3, 8), other), np.ones((2, 3, 8), dtype)
+    calls = [lambda: layer(wrong), lambda: layer(x, wrong), lambda: layer.vjp(wrong),
+             lambda: layer(wrong, cache=layer.new_cache(2)), lambda: layer.new_memory(wrong),
+             lambda: layer(x, head_gate=np.ones(2, other)),
+             lambda: layer(x, bias=np.ones((3, 3), other))]
+    for call in calls:
+        with pytest.raises(TypeError, match=r": got (an array|a packed weight) of .*float16"):
+            call()
+    cache = layer.new_cache(2)
+    with pytest.raises(TypeError, match="key: got"):
+        cache.append(np.ones((2, 2, 3, 4), other), np.ones((2, 2, 3, 4), np.float32))
 
 
 def test_packed_weights():
     for dtype, other in ((HALF, BFLOAT16), (BFLOAT16, HALF)):
-        with pytest.raises(TypeError, match="weight: got a packed weight of float16|x: got"):
+        with pytest.raises(TypeError, match=r"weight: got a packed weight of float16|x: got"):
             _core.linear(np.ones((3, 8), dtype), _core.pack_weight(np.ones((8, 4), other)), None)
 
 
@@ -89,7 +90,7 @@ def test_caches():
     ones = np.ones((1, 1, 2, 4), BFLOAT16)
     for other in (np.float16, np.int32):
         for pair in ((ones, ones.astype(other)), (ones.astype(other), ones)):
-            with pytest.raises(TypeError, match="got an array of .*, wanted bfloat16, float32"):
+            with pytest.raises(TypeError, match=r"got an array of .*, wanted bfloat16, float32"):
                 cache.append(*pair)
     assert cache.lengths == 0
     cache.append(ones, ones)

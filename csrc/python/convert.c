@@ -104,11 +104,27 @@ void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) 
 }
 
 PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name) {
-    PyArrayObject *array = mha_new_result(axes, shape, typenum);
+    const int shown = mha_shown_typenum(typenum, name);
+    PyArrayObject *array = shown == NPY_VOID ? NULL : mha_new_result(axes, shape, shown);
     if (array == NULL) {
         mha_name_missing_memory(shape, axes, name);
     }
     return array;
+}
+
+/* float32 numbers of bfloat16 that NumPy does not know. */
+static PyArrayObject *widened(PyArrayObject *array, const char *name) {
+    PyArrayObject *halves = (PyArrayObject *)PyArray_GETCONTIGUOUS(array);
+    PyArrayObject *numbers =
+        halves == NULL
+            ? NULL
+            : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
+    if (numbers != NULL) {
+        mha_widen_numbers(PyArray_DATA(halves), MHA_BFLOAT16, PyArray_DATA(numbers),
+                          PyArray_SIZE(numbers));
+    }
+    Py_XDECREF(halves);
+    return numbers;
 }
 
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
@@ -116,17 +132,18 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     if (mha_check_real(array, name) < 0) {
         return NULL;
     }
-    if (PyArray_TYPE(array) == NPY_VOID) {
-        PyErr_Format(PyExc_TypeError, "%s: got bfloat16 as a cache holds it, wanted an array",
-                     name);
-        return NULL;
-    }
-    PyArrayObject *real = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(mha_typenum(dtype)),
-        NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
+    PyArrayObject *known = PyArray_TYPE(array) == NPY_VOID
+                               ? widened(array, name)
+                               : (PyArrayObject *)Py_NewRef((PyObject *)array);
+    PyArrayObject *real =
+        known == NULL ? NULL
+                      : (PyArrayObject *)PyArray_FromArray(
+                            known, PyArray_DescrFromType(mha_typenum(dtype)),
+                            NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
     if (real == NULL) {
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
+    Py_XDECREF(known);
     return real;
 }
 

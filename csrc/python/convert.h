@@ -74,8 +74,15 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
-/* Whether it is that of float16 or bfloat16. */
+/* Whether it is that of float16 or bfloat16: that of ml_dtypes, or NPY_VOID where nobody has
+ * imported it. */
 bool mha_is_half_type(int typenum);
+
+/* That of bfloat16, either. */
+int mha_bfloat16_typenum(void);
+
+/* The same type as NumPy can show it: NPY_VOID with an ImportError where it cannot. */
+int mha_shown_typenum(int typenum, const char *name);
 
 /* The element type that computes with numbers of a type of NumPy: float64 for integers; or float32
  * for halves. */
@@ -86,7 +93,8 @@ mha_dtype mha_computing_dtype(int typenum);
  * MemoryError where it cannot be had. Either becomes a MemoryError; other exceptions stay. */
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name);
 
-/* A new array, uninitialised. A size that overflows or cannot be had is a MemoryError. */
+/* A new array, uninitialised. A size that overflows or cannot be had is a MemoryError, bfloat16
+ * that nothing shows an ImportError. */
 PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name);
 
 /* "(2, 3)", into a buffer that is cut off if need be. */

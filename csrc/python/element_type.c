@@ -7,7 +7,31 @@ static const int typenums[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = NPY_FLOAT32,
 
 int mha_typenum(mha_dtype dtype) { return typenums[dtype]; }
 
-bool mha_is_half_type(int typenum) { return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum); }
+bool mha_is_half_type(int typenum) {
+    return typenum == NPY_HALF || typenum == NPY_VOID || PyTypeNum_ISUSERDEF(typenum);
+}
+
+int mha_bfloat16_typenum(void) {
+    PyObject *name = PyUnicode_FromString("bfloat16"); /* NumPy knows it once ml_dtypes is there */
+    PyArray_Descr *type = NULL;
+    const bool is_known = name != NULL && PyArray_DescrConverter(name, &type) == NPY_SUCCEED;
+    const int typenum = is_known ? type->type_num : NPY_VOID;
+    PyErr_Clear();
+    Py_XDECREF(name);
+    Py_XDECREF(type);
+    return typenum;
+}
+
+int mha_shown_typenum(int typenum, const char *name) {
+    const int shown = typenum == NPY_VOID ? mha_bfloat16_typenum() : typenum;
+    if (shown == NPY_VOID) {
+        PyErr_Format(PyExc_ImportError,
+                     "%s: got bfloat16 but no type for arrays of it, wanted ml_dtypes: pip install "
+                     "ml_dtypes, and import it",
+                     name);
+    }
+    return shown;
+}
 
 mha_dtype mha_dtype_of_typenum(int typenum) {
     for (int dtype = 0; dtype < MHA_NUM_DTYPES; dtype++) {
@@ -34,7 +58,7 @@ static bool is_bfloat16(PyArrayObject *array) {
            is_named(type, "__name__", "bfloat16") && is_named(type, "__module__", "ml_dtypes");
 }
 
-/* A record of one field, of which only mha/half_precision.py makes arrays. */
+/* A record of one field, of which only mha/half_precision.py and dlpack.c make arrays. */
 static bool is_raw_bfloat16(PyArrayObject *array) {
     PyArray_Descr *type = PyArray_DESCR(array);
     if (type->type_num != NPY_VOID || PyArray_ITEMSIZE(array) != 2 || !PyDataType_HASFIELDS(type)) {
@@ -98,6 +122,7 @@ static int common_typenum(PyArrayObject **arrays, const char *const *names, int 
         }
     }
     if (of_bfloat16 != NPY_NOTYPE) {
+        of_bfloat16 = of_bfloat16 == NPY_VOID ? mha_bfloat16_typenum() : of_bfloat16;
         *typenum = widest == NPY_NOTYPE ? of_bfloat16 : widest;
         return 0;
     }

@@ -13,7 +13,7 @@ const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
 
 /* Of a result of bfloat16 no float16 and no integers, and the other way round. */
 static int check_type(PyArrayObject *gradient, int typenum, const char *name) {
-    if (PyTypeNum_ISUSERDEF(typenum)) {
+    if (mha_is_half_type(typenum) && typenum != NPY_HALF) {
         return mha_check_beside_bfloat16(gradient, name);
     }
     if (typenum == NPY_HALF && mha_storage_of(gradient) == MHA_BFLOAT16) {
@@ -88,7 +88,8 @@ static PyObject *rounded(PyArrayObject *sums, int typenum) {
     if (PyArray_TYPE(sums) == typenum) {
         return Py_NewRef((PyObject *)sums);
     }
-    PyArrayObject *halves = mha_new_result_like(sums, typenum);
+    const int shown = mha_shown_typenum(typenum, "gradient");
+    PyArrayObject *halves = shown == NPY_VOID ? NULL : mha_new_result_like(sums, shown);
     if (halves != NULL) {
         mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), mha_storage_of(halves),
                           PyArray_SIZE(sums));

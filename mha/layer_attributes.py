@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, overload
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from mha.half_precision import shown, shown_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from mha.layer import MultiHeadAttention
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ class Setting(Generic[T]):
         raise AttributeError(f"{self.name}: got deleted, wanted {self.instead}")
 
 
-class ShownDtype(Setting["np.dtype[Any]"]):
+class ShownDtype(Setting[np.dtype[Any]]):
     """That of dtype: "bfloat16", the name, where nobody has imported ml_dtypes."""
 
     def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:

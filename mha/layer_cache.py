@@ -220,7 +220,7 @@ def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> t
         raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
     if given.dtype != dtype:
         check_beside(given, stored_dtype(settings.dtype), name)
-    rows = given.astype(dtype, copy=False)
+    rows = given if given.dtype == dtype else widened(given).astype(dtype, copy=False)
     return given, rows if rows.ndim == 3 else rows[None]
 
 

@@ -415,7 +415,8 @@ def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
 def to_pickle(state: LayerState) -> dict[str, Any]:
     later = LayerSettings._field_defaults  # left out where it is the default, as before there were
     dtype = stored_dtype(state.settings.dtype)  # bfloat16 so that it needs no ml_dtypes
-    settings = {name: value for name, value in state.settings._replace(dtype=dtype)._asdict().items()
+    fields = state.settings._replace(dtype=dtype)._asdict()
+    settings = {name: value for name, value in fields.items()
                 if name not in later or value != later[name]}
     return {**settings, "_packed": state.packed is not None,
             "_parameters": {name: rounded(parameter, dtype)

@@ -111,8 +111,7 @@ static int new_kept_steps(additive_call *call) {
     if (call->projected_query == NULL) {
         return -1;
     }
-    call->projected_key =
-        new_projected(inputs->key, call->W_k.out, inputs->dtype, "projected key");
+    call->projected_key = new_projected(inputs->key, call->W_k.out, inputs->dtype, "projected key");
     if (call->projected_key == NULL) {
         return -1;
     }

@@ -60,6 +60,28 @@ static PyObject *from_dlpack(PyObject *object) {
     return array;
 }
 
+/* In place of the pending exception of NumPy: the bfloat16 that it did not know, or that exception
+ * with the argument's name in front. */
+static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
+    PyObject *type, *value, *traceback;
+    PyArrayObject *array = NULL;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyErr_Fetch(&type, &value, &traceback);
+    const int offers = has_attribute(object, "__dlpack__");
+    const int failed = offers > 0 ? mha_bfloat16_from_dlpack(object, name, &array) : offers;
+    if (failed < 0 || array != NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return array;
+    }
+    PyErr_Restore(type, value, traceback);
+    name_pending_error(object, name);
+    return NULL;
+}
+
 PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     PyObject *array;
     if (PyArray_CheckExact(object)) {
@@ -79,11 +101,7 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     } else {
         array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
     }
-    if (array == NULL) {
-        name_pending_error(object, name);
-        return NULL;
-    }
-    return (PyArrayObject *)array;
+    return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
 }
 
 int mha_make_private(PyObject **array) {
@@ -116,9 +134,8 @@ PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const
 static PyArrayObject *widened(PyArrayObject *array, const char *name) {
     PyArrayObject *halves = (PyArrayObject *)PyArray_GETCONTIGUOUS(array);
     PyArrayObject *numbers =
-        halves == NULL
-            ? NULL
-            : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
+        halves == NULL ? NULL
+                       : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
     if (numbers != NULL) {
         mha_widen_numbers(PyArray_DATA(halves), MHA_BFLOAT16, PyArray_DATA(numbers),
                           PyArray_SIZE(numbers));

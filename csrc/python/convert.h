@@ -7,8 +7,13 @@
 
 #include "binding.h"
 
-/* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
+/* np.asarray(object), or numpy.from_dlpack where that is all it offers; bfloat16 by DLPack where
+ * NumPy takes neither. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
+
+/* *array becomes a read-only view of the bfloat16 that an object offers by DLPack, which keeps its
+ * memory; NULL where it offers none. 0, or -1 with the exception. */
+int mha_bfloat16_from_dlpack(PyObject *object, const char *name, PyArrayObject **array);
 
 /* *array, owned, becomes a view of itself that no other thread can reshape; 0, or -1 with the
  * exception. Only after all code that converting other arguments runs: it might resize the array,

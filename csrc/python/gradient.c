@@ -57,8 +57,8 @@ int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObj
                              way_back *back) {
     const npy_intp *shape = PyArray_DIMS(output);
     const int axes = PyArray_NDIM(output);
-    back->grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum, shape, axes, "grad_output");
+    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum, shape,
+                                             axes, "grad_output");
     return back->grad_output == NULL
                ? -1
                : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, shape, axes - 1, back);

@@ -13,8 +13,8 @@ extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
     .forms = MHA_BACKWARD_FORMS, .count = MHA_NUM_BACKWARD_ARGUMENTS,                              \
     .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS
 
-/* The gradient of a result of this shape and NumPy's type, in the element type that computes it; its
- * last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
+/* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
+ * its last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
 PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name);
 

@@ -30,8 +30,8 @@ static PyObject *results(void *given) {
 /* An array whose type NumPy can show. */
 static PyArrayObject *shown_array(PyObject *object) {
     PyArrayObject *x = mha_as_array(object, "x");
-    const bool is_raw = x != NULL && PyArray_TYPE(x) == NPY_VOID &&
-                        mha_storage_of(x) == MHA_BFLOAT16;
+    const bool is_raw =
+        x != NULL && PyArray_TYPE(x) == NPY_VOID && mha_storage_of(x) == MHA_BFLOAT16;
     if (is_raw && mha_shown_typenum(NPY_VOID, "x") == NPY_VOID) {
         Py_CLEAR(x);
     }

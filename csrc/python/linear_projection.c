@@ -40,9 +40,8 @@ static void clear(void *given) {
 static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
     const bool is_read = PyArray_TYPE(x) == mha_typenum(dtype) ||
                          (dtype == MHA_FLOAT32 && mha_storage_of(x) != MHA_AS_COMPUTED);
-    return PyArray_NDIM(x) == 2 && is_read && PyArray_ISALIGNED(x) &&
-           PyArray_ISNOTSWAPPED(x) && !mha_last_axis_is_contiguous(x) &&
-           PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
+    return PyArray_NDIM(x) == 2 && is_read && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) &&
+           !mha_last_axis_is_contiguous(x) && PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
 }
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
@@ -103,8 +102,7 @@ static mha_linear_projection projection_of(const linear_call *call) {
         .weight = mha_point_weight(&call->weight),
         .bias = mha_data_or_null(call->bias),
         .output = mha_data_or_null(call->output),
-        .output_stride =
-            call->weight.out * (int64_t)mha_storage_size(call->dtype, output_storage),
+        .output_stride = call->weight.out * (int64_t)mha_storage_size(call->dtype, output_storage),
         .output_storage = output_storage,
     };
     return projection;
@@ -155,8 +153,9 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->result_typenum,
-                                                  kept->shape, kept->axes, "grad_output");
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->result_typenum, kept->shape,
+                             kept->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
                                                 kept->bias};
     if (call->back.grad_output == NULL ||
@@ -176,7 +175,8 @@ static bool point_backward(void *given) {
     call->problem = (mha_linear_projection_gradients){
         .projection = &forward_call->projection,
         .grad_output = PyArray_DATA(call->back.grad_output),
-        .grad_output_stride = forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
+        .grad_output_stride =
+            forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
         .grad_x = mha_data_or_null(gradients[GRAD_X]),
         .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
         .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),

@@ -140,9 +140,7 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p) {
     }
     for (Py_ssize_t i = 0; i < p->count; i++) {
         /* Copies of many parts take long. */
-        PyArrayObject *output = PyErr_CheckSignals() < 0
-                                    ? NULL
-                                    : convert_output(p, p->outputs[i]);
+        PyArrayObject *output = PyErr_CheckSignals() < 0 ? NULL : convert_output(p, p->outputs[i]);
         if (output == NULL) {
             return -1;
         }

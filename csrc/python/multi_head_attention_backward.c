@@ -42,14 +42,14 @@ static int convert_results(PyObject *const *arguments, layer_backward_call *call
     memcpy(shape, forward->scores.batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)forward->scores.query_len;
     shape[axes + 1] = (npy_intp)forward->W_o.out;
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, forward->result_typenum,
-                                                  shape, axes + 2, "grad_output");
+    call->back.grad_output = mha_convert_gradient(
+        arguments[MHA_GRAD_OUTPUT], true, forward->result_typenum, shape, axes + 2, "grad_output");
     shape[axes] = (npy_intp)forward->scores.heads;
     shape[axes + 1] = (npy_intp)forward->scores.query_len;
     return call->back.grad_output == NULL
                ? -1
-               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->result_typenum, shape, axes + 2,
-                                      &call->back);
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->result_typenum, shape,
+                                      axes + 2, &call->back);
 }
 
 static int convert(void *given, PyObject **arguments) {

@@ -237,8 +237,9 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, kept->result_typenum,
-                                                  kept->shape, kept->axes, "grad_output");
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, kept->result_typenum, kept->shape,
+                             kept->axes, "grad_output");
     if (call->back.grad_output == NULL ||
         mha_new_gradients(arguments[MHA_WANTED], names, &call->back.grad_output, 1,
                           mha_new_contiguous_like, &call->back) < 0) {

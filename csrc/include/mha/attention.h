@@ -181,7 +181,7 @@ typedef struct mha_linear_projection {
     const void *bias;
     void *output;
     int64_t output_stride;
-    mha_storage output_storage; /* of halves: each number is rounded once */
+    mha_storage output_storage;        /* of halves: each number is rounded once */
     int64_t head_columns, head_stride; /* 0: all columns lie side by side */
     /* What is done to each block of rows and heads by the task that wrote it, while it is in the
      * cache; the columns of a head are whole panels then. NULL but inside the core. */
@@ -275,7 +275,8 @@ typedef struct mha_kept_steps {
 
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
- * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as in mha_attention. */
+ * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as
+ * in mha_attention. */
 typedef struct mha_multi_head_attention {
     mha_dtype dtype;
     int batch_axes;

@@ -20,7 +20,8 @@ typedef struct mha_rotary {
 } mha_rotary;
 
 /* x (batch..., heads, len, head_dim), its last axis contiguous, turns to output, C-contiguous;
- * either may be halves, and each number is rounded once. positions are int64 (batch..., len), strides 0 where repeated; 0, 1, ... where data is NULL. */
+ * either may be halves, and each number is rounded once. positions are int64 (batch..., len),
+ * strides 0 where repeated; 0, 1, ... where data is NULL. */
 typedef struct mha_rotation {
     mha_dtype dtype;
     const mha_rotary *rotary;

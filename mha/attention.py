@@ -443,7 +443,8 @@ def merge_attention(outputs: Sequence[ArrayLike],
 
     Returns
     -------
-    (output, lse), shaped as one part's.
+    (output, lse), shaped as one part's. Where all outputs are halves, the output is too, rounded
+    once, and lse is float32.
 
     Raises
     ------

@@ -42,13 +42,10 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """The type of a layer's parameters: one that NumPy can compute with."""
+    """The type of a layer's parameters: one that NumPy can compute with, where there is one."""
     stored = stored_dtype(dtype)
     known = shown_dtype(stored)
-    if isinstance(known, str):
-        raise ImportError("dtype: got bfloat16, wanted ml_dtypes for arrays of it: pip install"
-                          " ml_dtypes, and import it")
-    return known
+    return stored if isinstance(known, str) else known
 
 
 def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -63,18 +60,10 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 def as_computed(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
     """The array in the type in which a layer of this type computes."""
     computing = computing_dtype(dtype)
-    if array.dtype != computing:
-        check_number(array, name)
-    return array.astype(computing, copy=False)
-
-
-def check_number(array: Array, name: str) -> None:
-    """TypeError unless the core computes with numbers of this type."""
-    dtype = array.dtype
-    if not (dtype.kind in "iu" or is_bfloat16(dtype)
-            or dtype.newbyteorder("=") in (np.float16, np.float32, np.float64)):
-        raise TypeError(f"{name}: got an array of {dtype}, wanted float16, bfloat16, float32,"
-                        " float64 or integers")
+    if array.dtype == computing:
+        return array
+    check_beside(array, stored_dtype(dtype), name)
+    return widened(array).astype(computing, copy=False)
 
 
 def shown_dtype(stored: np.dtype[Any]) -> Any:
@@ -117,22 +106,35 @@ def check_beside(array: Array, stored: np.dtype[Any], name: str) -> None:
 
 def rounded(array: Array, stored: np.dtype[Any]) -> Array:
     """The array as a cache of this type holds it: each number rounded once, ties to even."""
-    if stored.itemsize > 2 or array.dtype == stored:
+    if array.dtype == stored:
         return array
+    if stored.itemsize > 2:
+        return widened(array)
     if is_bfloat16(array.dtype):
-        return np.ascontiguousarray(array).view(stored)
+        if is_bfloat16(stored):
+            return array.view(stored)
+        array = widened(array)
     result = np.empty(array.shape, stored)
     _core.round_numbers(np.ascontiguousarray(_as_float32(array)), result)
     return result
 
 
 def widened(stored: Array) -> Array:
-    """Raw bfloat16 as float32; other arrays as they are."""
-    if stored.dtype != RAW_BFLOAT16:
+    """bfloat16 as float32; other arrays as they are."""
+    if not is_bfloat16(stored.dtype):
         return stored
-    bits = stored["mha_bfloat16"].astype(np.uint32)
+    bits = stored.view(np.uint16).astype(np.uint32)
     bits <<= 16
     return bits.view(np.float32)
+
+
+def returned(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    """float32 numbers as a layer of this type returns them: rounded once, and still float32 where
+    there is no type for arrays of bfloat16."""
+    halves = rounded(numbers, dtype)
+    if halves.dtype != RAW_BFLOAT16:
+        return halves
+    return widened(halves) if isinstance(shown_dtype(dtype), str) else shown(halves)
 
 
 def _as_float32(array: Array) -> Array:

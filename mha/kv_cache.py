@@ -30,7 +30,15 @@ from mha.cache_state import (
     write_ragged,
     zeros,
 )
-from mha.half_precision import check_beside, rounded, shown, shown_dtype, stored_dtype
+from mha.half_precision import (
+    RAW_BFLOAT16,
+    check_beside,
+    is_bfloat16,
+    rounded,
+    shown,
+    shown_dtype,
+    stored_dtype,
+)
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["KVCache"]
@@ -196,9 +204,12 @@ class KVCache:
             raise unknown_keyword(KVCache.append, unknown)
         state = self._state
         keys, values = as_array(key, "key"), as_array(value, "value")
+        of_bfloat16 = is_bfloat16(keys.dtype) or is_bfloat16(values.dtype)
         n = keys.shape[2] if keys.ndim == 4 else -1
         for array, like, name in ((keys, state.key, "key"), (values, state.value, "value")):
             check_beside(array, like.dtype, name)
+            if of_bfloat16:
+                check_beside(array, RAW_BFLOAT16, name)
             heads, columns = like.shape[:2], like.shape[3]
             if array.shape != (*heads, n, columns):
                 length = "n" if name == "key" else n

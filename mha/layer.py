@@ -20,7 +20,7 @@ from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.half_precision import layer_dtype
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting
+from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting, ShownDtype
 from mha.layer_decoding import Decoding
 from mha.layer_parameters import Parameters
 from mha.layer_state import LayerState
@@ -69,7 +69,8 @@ class MultiHeadAttention(Parameters, Decoding):
         The layer learns the option relative_bias: a parameter (num_heads, 2r + 1), likewise.
     dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16" (that of ml_dtypes)
         The layer computes in it and returns it; halves are computed in float32, and the output is
-        rounded once.
+        rounded once. "bfloat16" needs ml_dtypes only where parameters or gradients are looked at:
+        where nobody has imported it, outputs are float32 arrays of the same numbers.
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
     rotary : mha.Rotary, optional
@@ -99,7 +100,7 @@ class MultiHeadAttention(Parameters, Decoding):
     ------
     ValueError: a size or probability out of range, sizes that do not divide. TypeError: a size
     that is not an int, another dtype. Both name the argument. AttributeError: an assignment to what
-    is read-only.
+    is read-only. ImportError: parameters or gradients of bfloat16 without ml_dtypes.
 
     >>> layer = mha.MultiHeadAttention(512, 8, rng=0)
     >>> layer(np.ones((2, 10, 512), np.float32)).shape
@@ -124,7 +125,7 @@ class MultiHeadAttention(Parameters, Decoding):
     qk_norm = Setting["NormOf | None"]("a new layer with qk_norm")
     norm_eps = Setting[float]("a new layer with norm_eps")
     norm_offset = Setting[float]("a new layer with norm_offset")
-    dtype = Setting["np.dtype[Any]"]("astype(dtype), which gives a copy")
+    dtype = ShownDtype("astype(dtype), which gives a copy")
     _state: LayerState
 
     @names_its_keywords
@@ -272,10 +273,12 @@ class MultiHeadAttention(Parameters, Decoding):
         if starts is not None:
             from mha import layer_ragged
 
-            return layer_ragged.call(
-                state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
-                cache=cache, lengths=lengths, padding=None if plain_padding else padding,
-                positions=positions, key_positions=key_positions, return_weights=return_weights)
+            results = layer_ragged.call(
+                layer_state.in_known_dtype(state), query, starts, chosen, head_gate, return_lse,
+                key=key, value=value, cache=cache, lengths=lengths,
+                padding=None if plain_padding else padding, positions=positions,
+                key_positions=key_positions, return_weights=return_weights)
+            return layer_state.results_in(results, state.settings.dtype)
         if cache is not None or lengths is not None or not plain_padding:
             from mha import layer_cache
 
@@ -332,8 +335,10 @@ class MultiHeadAttention(Parameters, Decoding):
         if starts is not None:
             from mha import layer_ragged
 
-            return layer_ragged.vjp(state, query, starts, chosen, head_gate, wanted, key=key,
-                                    value=value, positions=positions, key_positions=key_positions)
+            return layer_ragged.vjp(
+                layer_state.in_known_dtype(state, has_gradients=True), query, starts, chosen,
+                head_gate, wanted, key=key, value=value, positions=positions,
+                key_positions=key_positions)
         key_is_query, value_is_key = key is None, value is None
         key = query if key is None else key
         value = key if value is None else value
@@ -351,8 +356,7 @@ class MultiHeadAttention(Parameters, Decoding):
 
         Raises
         ------
-        TypeError: a dtype other than float16, bfloat16, float32 and float64. ImportError: bfloat16
-        where ml_dtypes has not been imported.
+        TypeError: a dtype other than float16, bfloat16, float32 and float64.
 
         >>> mha.MultiHeadAttention(512, 8).astype(np.float64).W_q.dtype
         dtype('float64')

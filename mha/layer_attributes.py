@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, overload
 
+import numpy as np
 from numpy.typing import ArrayLike
+
+from mha.half_precision import shown, shown_dtype
 
 if TYPE_CHECKING:
     from mha.layer import MultiHeadAttention
@@ -20,7 +23,10 @@ class Parameter:
         self.__doc__ = "A parameter, or None; assigning checks its shape and type."
 
     def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:
-        return self if layer is None else layer._state.parameters.get(self.name)
+        if layer is None:
+            return self
+        parameter = layer._state.parameters.get(self.name)
+        return parameter if parameter is None else shown(parameter)
 
     def __set__(self, layer: MultiHeadAttention, array: ArrayLike) -> None:
         layer._set_parameter(self.name, array)
@@ -49,6 +55,13 @@ class Setting(Generic[T]):
 
     def __delete__(self, layer: MultiHeadAttention) -> None:
         raise AttributeError(f"{self.name}: got deleted, wanted {self.instead}")
+
+
+class ShownDtype(Setting[np.dtype[Any]]):
+    """That of dtype: "bfloat16", the name, where nobody has imported ml_dtypes."""
+
+    def __get__(self, layer: MultiHeadAttention | None, owner: type | None = None) -> Any:
+        return self if layer is None else shown_dtype(layer._state.settings.dtype)
 
 
 OTHER_SIZES = "a new layer of these sizes"

@@ -15,7 +15,7 @@ from mha import _core
 from mha.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
 from mha.cache_state import CacheState
 from mha.dropout import drawn
-from mha.half_precision import as_computed, rounded, stored_dtype, widened
+from mha.half_precision import as_computed, returned, shown_dtype, stored_dtype, widened
 from mha.kv_cache import KVCache, Memory
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
@@ -156,8 +156,8 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
     # Of one row each, heads lie side by side as they are.
     merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
               else _core.merge_heads(results[0]))
-    results[0] = rounded(_core.linear(merged, state.call.W_o, state.call.b_o),
-                         state.settings.dtype)
+    results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
+                          state.settings.dtype)
     if return_weights and after.start:
         results[1] = np.pad(results[1], [(0, 0)] * 3 + [(after.start, 0)])
     return results
@@ -241,8 +241,8 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
                          " as the layer has: one of its new_cache()")
     stored = cache._state.key.dtype
     if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
-        raise TypeError(f"cache: got one of {cache.dtype}, wanted {settings.dtype} as the layer"
-                        " has, or a narrower one")
+        raise TypeError(f"cache: got one of {cache.dtype}, wanted {shown_dtype(settings.dtype)} as"
+                        " the layer has, or a narrower one")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
     if not isinstance(cache, Memory) and len(set(widths)) > 1:
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_bool, as_int, check_kind
+from mha.half_precision import computing_dtype
 from mha.options import (
     DEFAULTS,
     LAYER,
@@ -34,7 +35,7 @@ def options_of_layer(settings: Any, parameters: Mapping[str, NDArray[Any]]) -> A
     if all(value is None for value in own.values()):
         return DEFAULTS
     if own["alibi"] is not None:
-        own["alibi"] = np.array(own["alibi"], settings.dtype)
+        own["alibi"] = np.array(own["alibi"], computing_dtype(settings.dtype))
     return DEFAULTS._replace(**own)
 
 

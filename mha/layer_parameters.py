@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import layer_state
 from mha.arguments import as_array
+from mha.half_precision import shown
 from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
 from mha.layer_attributes import Parameter
 from mha.layer_state import LayerState
@@ -56,7 +57,7 @@ class Parameters(OwnNames):
         >>> list(layer.parameters())
         ['W_q', 'W_k', 'W_v', 'W_o']
         """
-        return dict(self._state.parameters)
+        return {name: shown(parameter) for name, parameter in self._state.parameters.items()}
 
     @names_its_keywords
     def load_parameters(self, mapping: Mapping[str, ArrayLike], **unknown: Never) -> None:

@@ -14,7 +14,7 @@ from mha import _core, layer_state
 from mha.arguments import as_array, as_int_array
 from mha.dropout import drawn
 from mha.gradients import Gradient, MultiHeadAttentionGradients, Pullback
-from mha.half_precision import as_computed, is_half, rounded
+from mha.half_precision import as_computed, is_half, returned, rounded, shown
 from mha.layer_cache import heads_of, prepared
 from mha.layer_state import CallArguments, LayerState
 from mha.options import AttentionOptions
@@ -46,8 +46,8 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
             query, key, value, begins, None, drawn_options, return_lse=return_lse,
             head_gate=head_gate)
     attended, *lse = results if isinstance(results, tuple) else (results,)
-    output = rounded(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
-                     state.settings.dtype)
+    output = returned(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
+                      state.settings.dtype)
     return (output, *lse) if lse else output
 
 
@@ -85,10 +85,11 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
                      for name in BEFORE if name in needed]
         if "query" in wanted:
             grad_x = grad_rows[0] + grad_rows[1] + grad_rows[2]
-            found["query"] = rounded(grad_x, given.dtype) if is_half(given.dtype) else grad_x
+            found["query"] = (shown(rounded(grad_x, given.dtype)) if is_half(given.dtype)
+                              else grad_x)
         return MultiHeadAttentionGradients(**found)
 
-    return rounded(output, state.settings.dtype), pullback
+    return returned(output, state.settings.dtype), pullback
 
 
 class Projected(NamedTuple):

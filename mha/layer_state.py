@@ -6,6 +6,7 @@ so calls in other threads see the layer as it was or as it is, never a mix.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,16 @@ from mha.arguments import (
     no_memory,
 )
 from mha.dropout import check_rng
-from mha.half_precision import computing_dtype, is_bfloat16, layer_dtype, rounded
+from mha.half_precision import (
+    RAW_BFLOAT16,
+    computing_dtype,
+    is_bfloat16,
+    layer_dtype,
+    returned,
+    rounded,
+    shown_dtype,
+    stored_dtype,
+)
 from mha.options import AttentionOptions, RandomSource, Window
 from mha.preparation import NORMS, NormOf, Preparation, prepared_core
 from mha.rotary import Rotary
@@ -120,11 +130,48 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
 def core_of(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
             **positions: Any) -> Callable[..., Any]:
     """`prepared_core` of these; positions as it takes them."""
+    if settings.dtype == RAW_BFLOAT16:
+        known = settings._replace(dtype=computing_dtype(settings.dtype))
+        return functools.partial(_call_of_raw, core_of(known, parameters, **positions))
     if settings.rotary is None and settings.qk_norm is None and not positions:
         return _core.multi_head_attention
     norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
     return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
                          norm_offset=settings.norm_offset, **norms, **positions)
+
+
+def _call_of_raw(core: Callable[..., Any], *arguments: Any, dtype: np.dtype[Any],
+                 keep: bool = False, **options: Any) -> Any:
+    """A call of a layer whose parameters were made without ml_dtypes. As long as nobody imports it,
+    the output is float32, with the numbers of bfloat16."""
+    return results_in(core(*arguments, dtype=known_dtype(dtype, keep), keep=keep, **options), dtype)
+
+
+def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
+    """The layer's type; float32 in place of bfloat16 where nobody has imported ml_dtypes."""
+    known: Any = shown_dtype(dtype)
+    if not isinstance(known, str):
+        return known
+    if has_gradients:
+        raise ImportError("vjp: got a bfloat16 layer, wanted ml_dtypes for its gradients: pip"
+                          " install ml_dtypes, and import it")
+    return computing_dtype(dtype)
+
+
+def results_in(results: Any, dtype: np.dtype[Any]) -> Any:
+    """What a call with `known_dtype` gave, as the layer returns it."""
+    if dtype != RAW_BFLOAT16:
+        return results
+    first, *others = results if isinstance(results, tuple) else (results,)
+    output = returned(first, dtype) if first.dtype == np.float32 else first
+    return (output, *others) if others else output
+
+
+def in_known_dtype(state: LayerState, has_gradients: bool = False) -> LayerState:
+    """The same parameters in a layer of `known_dtype`."""
+    settings = state.settings
+    known = known_dtype(settings.dtype, has_gradients)
+    return state._replace(settings=settings._replace(dtype=known))
 
 
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
@@ -230,9 +277,8 @@ def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
 
 def in_type(parameter: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """A copy in the dtype, rounded once."""
-    if parameter.dtype == dtype or dtype.itemsize > 2 or is_bfloat16(parameter.dtype):
-        return parameter.astype(dtype)
-    return rounded(parameter, dtype)
+    converted = rounded(parameter, dtype)
+    return converted.astype(dtype) if dtype.itemsize > 2 else converted.copy()
 
 
 def with_dropout(state: LayerState, dropout: float) -> LayerState:
@@ -263,7 +309,7 @@ def shown(settings: LayerSettings) -> list[str]:
     texts += [f"{name}={getattr(settings, name)!r}" for name, default in plain.items()
               if getattr(settings, name) != default and name != "alibi"]
     texts += ["alibi=..."] * (settings.alibi is not None)  # a number a head
-    return [*texts, f"dtype={settings.dtype}"]
+    return [*texts, f"dtype={shown_dtype(settings.dtype)}"]
 
 
 def check_not_frozen(state: LayerState, name: str) -> None:
@@ -289,7 +335,7 @@ def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -
     """The array as the layer's parameter of this name, in its type."""
     wanted = settings.shapes()[name]
     if not is_bfloat16(array.dtype):
-        check_kind(array, name, "iuf", settings.dtype)
+        check_kind(array, name, "iuf", shown_dtype(settings.dtype))
     if array.shape != wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
     return array if array.dtype == settings.dtype else in_type(array, settings.dtype)
@@ -368,10 +414,13 @@ def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
 
 def to_pickle(state: LayerState) -> dict[str, Any]:
     later = LayerSettings._field_defaults  # left out where it is the default, as before there were
-    settings = {name: value for name, value in state.settings._asdict().items()
+    dtype = stored_dtype(state.settings.dtype)  # bfloat16 so that it needs no ml_dtypes
+    fields = state.settings._replace(dtype=dtype)._asdict()
+    settings = {name: value for name, value in fields.items()
                 if name not in later or value != later[name]}
     return {**settings, "_packed": state.packed is not None,
-            "_parameters": dict(state.parameters)}
+            "_parameters": {name: rounded(parameter, dtype)
+                            for name, parameter in state.parameters.items()}}
 
 
 def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
@@ -407,8 +456,10 @@ def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, NDArray[A
     if not isinstance(arrays, dict) or arrays.keys() != shapes.keys():
         raise ValueError(f"wanted parameters {list(shapes)}")
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("=") != settings.dtype:
-            raise ValueError(f"{name}: wanted an array of {settings.dtype}")
+        wanted = stored_dtype(settings.dtype)
+        if not isinstance(array, np.ndarray) or stored_dtype(
+                array.dtype.newbyteorder("=")) != wanted:
+            raise ValueError(f"{name}: wanted an array of {shown_dtype(wanted)}")
     return {name: checked_parameter(settings, name, np.asarray(arrays[name])) for name in shapes}
 
 

@@ -172,12 +172,13 @@ class Rotary:
 
         Returns
         -------
-        numpy.ndarray, shaped as x and of its type (integers become float64).
+        numpy.ndarray, shaped as x and of its type (integers become float64; halves are rounded
+        once).
 
         Raises
         ------
         ValueError: a shape that does not fit, dims beyond head_dim. TypeError: positions that are
-        not integers, a type other than float32, float64 or integers.
+        not integers, a type other than float16, bfloat16, float32, float64 or integers.
 
         Source: Su et al. 2021, "RoFormer", equation 34.
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -37,6 +38,44 @@ def test_projection(rows, shape, dtype):
     gradient = random_array(*output.shape, seed=3)
     for one, other in zip(pullback(gradient), wide_pullback(gradient), strict=True):
         assert same_bits(one, other.astype(dtype))
+
+
+def rows_apart(array):
+    wider = np.zeros((len(array), array.shape[1] + 3), array.dtype)
+    wider[:, 1:-2] = array
+    return wider[:, 1:-2]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 50, 1000])
+@pytest.mark.parametrize("layout", [
+    rows_apart, np.asfortranarray, lambda x: x[::-1].copy()[::-1],
+    lambda x: x[:, ::-1].copy()[:, ::-1],
+    lambda x: x.reshape(1, len(x), -1)], ids=["rows apart", "transposed", "rows backwards",
+                                              "columns backwards", "three axes"])
+def test_layouts_of_rows(rows, layout, dtype):
+    x, weight = layout(random_array(rows, 150, dtype=dtype)), random_array(150, 70, seed=1)
+    output, pullback = mha.linear_vjp(x, weight)
+    wide_output, wide_pullback = mha.linear_vjp(x.astype(np.float32), weight)
+    assert same_bits(output, wide_output.astype(dtype))
+    assert same_bits(mha.linear(x, weight), output)
+    got, wanted = pullback(output), wide_pullback(output.astype(np.float32))
+    assert same_bits(got.x, wanted.x.astype(dtype)) and np.array_equal(got.weight, wanted.weight)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_rows_are_not_copied(dtype):
+    """What comes in and goes out is never there as float32 too, in linear and in the layer."""
+    x = np.ones((1, 4000, 512), dtype)
+    layer = mha.MultiHeadAttention(512, 8, num_kv_heads=1, head_dim=8, dtype=dtype)
+    for call in (lambda: mha.linear(x, layer.W_q), lambda: mha.linear(x[0, :, :64], layer.W_o),
+                 lambda: layer(x)):
+        call()
+        tracemalloc.start()
+        output = call()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < output.nbytes + 100_000
 
 
 @pytest.fixture(params=[(dtype, options) for dtype in HALVES for options in LAYERS], ids=str)

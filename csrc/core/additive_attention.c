@@ -8,6 +8,7 @@
  */
 static void set_hidden(mha_dtype dtype, int64_t hidden, void *projected, mha_tensor *tensor) {
     tensor->data = projected;
+    tensor->storage = MHA_AS_COMPUTED;
     tensor->shape[tensor->axes - 1] = hidden;
     mha_set_contiguous_strides(tensor, dtype);
 }
@@ -31,10 +32,14 @@ static mha_status projected_size(const mha_additive_attention *additive, int64_t
 static void hidden_projections(const mha_additive_attention *additive, void *projected_query,
                                void *projected_key, mha_linear_projection projections[2]) {
     const mha_dtype dtype = additive->attention.dtype;
-    projections[0] = mha_contiguous_projection(dtype, additive->query, additive->query_rows,
-                                               &additive->W_q, NULL, projected_query);
-    projections[1] = mha_contiguous_projection(dtype, additive->key, additive->key_rows,
-                                               &additive->W_k, NULL, projected_key);
+    projections[0] =
+        mha_with_stored_rows(mha_contiguous_projection(dtype, additive->query, additive->query_rows,
+                                                       &additive->W_q, NULL, projected_query),
+                             additive->query_storage);
+    projections[1] =
+        mha_with_stored_rows(mha_contiguous_projection(dtype, additive->key, additive->key_rows,
+                                                       &additive->W_k, NULL, projected_key),
+                             additive->key_storage);
 }
 
 /* Room for projected rows: what is kept, or a piece of the workspace. */

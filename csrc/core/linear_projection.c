@@ -21,8 +21,10 @@ typedef struct projection_job {
     int64_t panels;     /* of all weights */
     int64_t groups;     /* of panels that one task goes through, of all weights */
     int64_t row_blocks; /* of the projection with the most */
-    mha_pieces scratch; /* scratch_size bytes for each worker: none when nothing is packed here */
-    size_t scratch_size;
+    /* For each worker: a panel that is packed here, if any, and behind it a block of the output
+     * that is rounded to halves, if any. */
+    mha_pieces scratch;
+    size_t scratch_size, panel_size;
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
 
@@ -84,18 +86,28 @@ static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
         .block_rows = rows > 0 ? rows : 1,
         .from = p->x,
         .from_stride = p->x_stride,
+        .storage = p->x_storage,
     };
     return x;
 }
 
-/* One panel for each worker, unless the weights come packed. */
+/* Numbers of a block of rows and a panel, before they are rounded. */
+static mha_status rounded_size(const mha_linear_projection *p, size_t *bytes) {
+    const size_t row = (size_t)mha_panels_of(p->dtype)->columns * mha_dtype_size(p->dtype);
+    *bytes = 0;
+    return p->output_storage == MHA_AS_COMPUTED
+               ? MHA_OK
+               : mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p)), row, bytes);
+}
+
 static mha_status plan(const mha_linear_projection *projections, int count, projection_job *job) {
     *job = (projection_job){.projections = projections, .count = count};
     job->kernels = mha_kernels_for(projections[0].dtype);
+    size_t most_rounded = 0;
     for (int i = 0; i < count; i++) {
         const mha_linear_projection *p = &projections[i];
         const int64_t row_blocks = row_blocks_of(p);
-        size_t scratch_size = 0;
+        size_t panel_size = 0, rounded = 0;
         job->panels += num_panels(p);
         job->groups += num_groups(p);
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
@@ -103,11 +115,13 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
             return MHA_INVALID_ARGUMENT;
         }
         if (p->weight.format == NULL) {
-            MHA_TRY(mha_panel_size(p->dtype, &p->weight, &scratch_size));
+            MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
-        job->scratch_size = scratch_size > job->scratch_size ? scratch_size : job->scratch_size;
+        MHA_TRY(rounded_size(p, &rounded));
+        job->panel_size = panel_size > job->panel_size ? panel_size : job->panel_size;
+        most_rounded = rounded > most_rounded ? rounded : most_rounded;
     }
-    return MHA_OK;
+    return mha_add_sizes(job->panel_size, most_rounded, &job->scratch_size);
 }
 
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
@@ -124,6 +138,13 @@ mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, 
         .output = output,
         .output_stride = weight->out * item,
     };
+}
+
+mha_linear_projection mha_with_stored_rows(mha_linear_projection projection, mha_storage storage) {
+    projection.x_storage = storage;
+    projection.x_stride =
+        projection.weight.in * (int64_t)mha_storage_size(projection.dtype, storage);
+    return projection;
 }
 
 /* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
@@ -187,10 +208,22 @@ static void pack_task(void *context, int64_t task, mha_worker *worker) {
 
 /* The output's element (row, column). */
 static char *output_at(const mha_linear_projection *p, int64_t row, int64_t column) {
-    const int64_t item = (int64_t)mha_dtype_size(p->dtype);
+    const int64_t item = (int64_t)mha_storage_size(p->dtype, p->output_storage);
     const int64_t head = p->head_columns == 0 ? 0 : column / p->head_columns;
     return (char *)p->output + row * p->output_stride + head * p->head_stride +
            (column - head * p->head_columns) * item;
+}
+
+/* A block of rows and one panel of the output, from its numbers. */
+static void round_block(const mha_linear_projection *p, const char *numbers, int64_t first_row,
+                        int64_t first_column, const mha_matmul_block *block) {
+    const mha_kernels *kernels = mha_kernels_for(p->dtype);
+    const int64_t row_bytes = block->c_stride * (int64_t)mha_dtype_size(p->dtype);
+    for (int64_t row = 0; row < block->rows; row++) {
+        kernels->elementwise->write_row(numbers + row * row_bytes,
+                                        output_at(p, first_row + row, first_column),
+                                        p->output_storage, block->columns);
+    }
 }
 
 /* A block of rows of the output times one panel of its columns. */
@@ -202,6 +235,8 @@ static void project_panel(const projection_job *job, const mha_linear_projection
     const int64_t first_column = panel * width;
     const int64_t rows_left = p->rows - first_row;
     const int64_t columns_left = p->weight.out - first_column;
+    char *scratch = job->scratch_size == 0 ? NULL : mha_piece(&job->scratch, worker->number);
+    char *rounded = p->output_storage == MHA_AS_COMPUTED ? NULL : scratch + job->panel_size;
 
     mha_matmul_block block = {
         .checkpoint = &worker->checkpoint,
@@ -209,8 +244,8 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
-        .c = output_at(p, first_row, first_column),
-        .c_stride = p->output_stride / item,
+        .c = rounded == NULL ? output_at(p, first_row, first_column) : rounded,
+        .c_stride = rounded == NULL ? p->output_stride / item : width,
         .panel_storage = p->weight.storage,
         .panel_stride = width,
     };
@@ -220,7 +255,8 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.transposed = true;
     } else {
         block.a = (const char *)p->x + first_row * p->x_stride;
-        block.a_stride = p->x_stride / item;
+        block.a_stride = p->x_stride / (int64_t)mha_storage_size(p->dtype, p->x_storage);
+        block.a_storage = p->x_storage;
     }
     if (p->weight.format != NULL) {
         block.panel = (const char *)p->weight.data + panel * p->weight.in * panel_row_bytes(p);
@@ -228,11 +264,13 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.panel = (const char *)p->weight.data + first_column * weight_item(p);
         block.panel_stride = p->weight.in_stride / weight_item(p);
     } else {
-        char *scratch = mha_piece(&job->scratch, worker->number);
         format->pack(&p->weight, first_column, scratch, &worker->checkpoint);
         block.panel = scratch;
     }
     job->kernels->matmul->multiply(&block);
+    if (rounded != NULL) {
+        round_block(p, rounded, first_row, first_column, &block);
+    }
 }
 
 /* Task: one block of rows and one panel, or those of a head, of one of the weights. */

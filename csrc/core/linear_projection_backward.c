@@ -39,6 +39,7 @@ static mha_linear_projection of_weight(const mha_linear_projection_gradients *g)
     mha_linear_projection product =
         mha_contiguous_projection(p->dtype, p->x, p->weight.in, &matrix, NULL, g->grad_weight);
     product.x_stride = p->x_stride;
+    product.x_storage = p->x_storage;
     product.x_transposed = !p->x_transposed;
     return product;
 }
@@ -82,6 +83,7 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
     row_job *job = context;
     const mha_linear_projection_gradients *g = job->gradients;
     const mha_linear_projection *p = g->projection;
+    const mha_elementwise_kernels *kernels = mha_kernels_for(p->dtype)->elementwise;
     const size_t width = (size_t)p->weight.in * mha_dtype_size(p->dtype);
     const int64_t end = mha_end_row(&job->rows, task);
     for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
@@ -90,11 +92,12 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
                            MHA_WORK_OF_MOVING * (p->weight.in + p->weight.out + 1))) {
             return;
         }
-        if (mha_kernels_for(p->dtype)->elementwise->all_zero(
-                (const char *)g->grad_output + row * g->grad_output_stride, p->weight.out)) {
+        if (kernels->all_zero((const char *)g->grad_output + row * g->grad_output_stride,
+                              p->weight.out)) {
             memset(to, 0, width);
         } else {
-            memcpy(to, (const char *)p->x + row * p->x_stride, width);
+            kernels->read_row((const char *)p->x + row * p->x_stride, p->x_storage, to,
+                              p->weight.in);
         }
     }
 }
@@ -119,7 +122,7 @@ static mha_status leave_out_unseen(const mha_linear_projection_gradients *g,
     job.rows = mha_divide_rows(p->rows, p->weight.in, 1, execution->num_threads);
     MHA_TRY(mha_run_row_tasks(execution, &job.rows, copy_seen_rows, &job));
     seen.x = job.to;
-    seen.x_stride = p->weight.in * (int64_t)mha_dtype_size(p->dtype);
+    seen = mha_with_stored_rows(seen, MHA_AS_COMPUTED);
     again.projection = &seen;
     const mha_linear_projection product = of_weight(&again);
     return mha_linear_projection_forward(&product, 1, execution);

@@ -88,7 +88,9 @@ char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row) {
 
 void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
                    mha_checkpoint *checkpoint) {
+    const mha_kernels *kernels = mha_kernels_for(x->dtype);
     const int64_t item = (int64_t)mha_dtype_size(x->dtype);
+    const int64_t from_item = (int64_t)mha_storage_size(x->dtype, x->storage);
     const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
     for (int64_t k = first; k < end; k++) {
         const char *from = (const char *)x->from + k * x->from_stride;
@@ -98,8 +100,8 @@ void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
             if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * rows)) {
                 return;
             }
-            memcpy(mha_packed_rows_block(x, row) + k * stride * item, from + row * item,
-                   (size_t)(rows * item));
+            kernels->elementwise->read_row(from + row * from_item, x->storage,
+                                           mha_packed_rows_block(x, row) + k * stride * item, rows);
         }
     }
 }

@@ -20,6 +20,7 @@ typedef struct mha_transposed_rows {
     int64_t rows, depth, block_rows;
     const void *from;
     int64_t from_stride; /* bytes between two of depth */
+    mha_storage storage; /* of what is copied; the copies are numbers */
     void *blocks;
 } mha_transposed_rows;
 

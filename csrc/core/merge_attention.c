@@ -37,6 +37,8 @@ static void merge_rows(void *context, int64_t task, mha_worker *worker) {
         .lses = merge->lses,
         .output = merge->output,
         .lse = merge->lse,
+        .outputs_storage = merge->outputs_storage,
+        .output_storage = merge->output_storage,
         .shares = mha_piece(&job->shares, worker->number),
     };
     job->kernels->few_queries->merge(&block);

@@ -207,10 +207,12 @@ static mha_status prepare(const preparation *p, mha_execution *execution) {
 }
 
 static mha_linear_projection input_projection(const mha_multi_head_attention *l, int64_t batch,
-                                              const void *x, const mha_weight *weight,
-                                              const void *bias, const matrix *to) {
-    mha_linear_projection projection =
-        mha_contiguous_projection(l->dtype, x, batch * to->length, weight, bias, to->data);
+                                              const void *x, mha_storage storage,
+                                              const mha_weight *weight, const void *bias,
+                                              const matrix *to) {
+    mha_linear_projection projection = mha_with_stored_rows(
+        mha_contiguous_projection(l->dtype, x, batch * to->length, weight, bias, to->data),
+        storage);
     projection.output_stride = to->row_bytes;
     if (to->head_bytes > to->row_bytes) { /* heads lie apart */
         projection.head_columns = to->width / to->num_heads;
@@ -222,9 +224,12 @@ static mha_linear_projection input_projection(const mha_multi_head_attention *l,
 /* Step 1: query, key and value projected, side by side. */
 static void input_projections(const mha_multi_head_attention *l, const matrices *m,
                               mha_linear_projection projections[3]) {
-    projections[0] = input_projection(l, m->batch, l->query, &l->W_q, l->b_q, &m->query);
-    projections[1] = input_projection(l, m->batch, l->key, &l->W_k, l->b_k, &m->key);
-    projections[2] = input_projection(l, m->batch, l->value, &l->W_v, l->b_v, &m->value);
+    projections[0] =
+        input_projection(l, m->batch, l->query, l->query_storage, &l->W_q, l->b_q, &m->query);
+    projections[1] =
+        input_projection(l, m->batch, l->key, l->key_storage, &l->W_k, l->b_k, &m->key);
+    projections[2] =
+        input_projection(l, m->batch, l->value, l->value_storage, &l->W_v, l->b_v, &m->value);
     prepare_projection(&m->of_query, &projections[0]);
     prepare_projection(&m->of_key, &projections[1]);
 }
@@ -232,8 +237,11 @@ static void input_projections(const mha_multi_head_attention *l, const matrices 
 /* Step 5. */
 static mha_linear_projection output_projection(const mha_multi_head_attention *l,
                                                const matrices *m) {
-    return mha_contiguous_projection(l->dtype, m->merged.data, m->batch * l->query_len, &l->W_o,
-                                     l->b_o, l->output);
+    mha_linear_projection projection = mha_contiguous_projection(
+        l->dtype, m->merged.data, m->batch * l->query_len, &l->W_o, l->b_o, l->output);
+    projection.output_storage = l->output_storage;
+    projection.output_stride = l->W_o.out * (int64_t)mha_storage_size(l->dtype, l->output_storage);
+    return projection;
 }
 
 static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {

@@ -14,6 +14,7 @@
 /* One of query, key and value: its projection and what is wanted of it. */
 typedef struct input {
     const void *x;
+    mha_storage storage; /* of x */
     const mha_weight *weight;
     void *projected; /* kept by the forward pass: (batch..., length, heads * d) */
     void *grad_x, *grad_weight, *grad_bias;
@@ -111,6 +112,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
         .gradients = g,
         .layer = l,
         .query = {.x = l->query,
+                  .storage = l->query_storage,
                   .weight = &l->W_q,
                   .projected = l->kept.projected_query,
                   .grad_x = g->grad_query,
@@ -120,6 +122,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                   .length = l->query_len,
                   .num_heads = l->num_heads},
         .key = {.x = l->key,
+                .storage = l->key_storage,
                 .weight = &l->W_k,
                 .projected = l->kept.projected_key,
                 .grad_x = g->grad_key,
@@ -129,6 +132,7 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, way_back *w)
                 .length = l->key_len,
                 .num_heads = l->num_kv_heads},
         .value = {.x = l->value,
+                  .storage = l->value_storage,
                   .weight = &l->W_v,
                   .projected = l->kept.projected_value,
                   .grad_x = g->grad_value,
@@ -171,8 +175,10 @@ static mha_linear_projection_gradients output_gradients(const way_back *w,
 
 /* Step 1 backwards. */
 static mha_linear_projection input_projection(const way_back *w, const input *in) {
-    return mha_contiguous_projection(w->layer->dtype, in->x, w->batch * in->length, in->weight,
-                                     NULL, NULL);
+    return mha_with_stored_rows(mha_contiguous_projection(w->layer->dtype, in->x,
+                                                          w->batch * in->length, in->weight, NULL,
+                                                          NULL),
+                                in->storage);
 }
 
 static mha_linear_projection_gradients input_gradients(const way_back *w, const input *in,

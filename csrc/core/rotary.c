@@ -2,8 +2,7 @@
  * projections and attention (prepare_heads.c). A task is some rows of all heads. */
 #include "mha/rotary.h"
 
-#include <string.h>
-
+#include "../kernels/kernels.h"
 #include "rotary_table.h"
 #include "run.h"
 
@@ -12,22 +11,31 @@ typedef struct rotation_job {
     mha_rotary_table table;
     int64_t heads, length, head_dim;
     mha_row_tasks rows; /* of all heads of the batch */
+    mha_pieces numbers; /* a row for each worker, where the output is of halves */
 } rotation_job;
 
 static void rotate_rows(void *context, int64_t task, mha_worker *worker) {
     const rotation_job *job = context;
     const mha_rotation *r = job->rotation;
     const mha_tensor *x = &r->x;
-    const size_t row_bytes = (size_t)job->head_dim * mha_dtype_size(r->dtype);
+    const mha_elementwise_kernels *kernels = mha_kernels_for(r->dtype)->elementwise;
+    const bool rounds = r->output_storage != MHA_AS_COMPUTED;
+    const int64_t row_bytes =
+        job->head_dim * (int64_t)mha_storage_size(r->dtype, r->output_storage);
     const int64_t end = mha_end_row(&job->rows, task);
     for (int64_t i = mha_first_row(&job->rows, task); i < end; i++) {
         if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * (job->head_dim + 1))) {
             return;
         }
         const char *from = (const char *)x->data + mha_leading_offset(x, x->axes - 1, i);
-        char *to = (char *)r->output + (size_t)i * row_bytes;
-        memcpy(to, from, row_bytes);
-        mha_rotate_row(&job->table, r->dtype, i / job->length / job->heads, i % job->length, to);
+        char *to = (char *)r->output + i * row_bytes;
+        void *numbers = rounds ? mha_piece(&job->numbers, worker->number) : to;
+        kernels->read_row(from, x->storage, numbers, job->head_dim);
+        mha_rotate_row(&job->table, r->dtype, i / job->length / job->heads, i % job->length,
+                       numbers);
+        if (rounds) {
+            kernels->write_row(numbers, to, r->output_storage, job->head_dim);
+        }
     }
 }
 
@@ -50,6 +58,11 @@ static mha_status run_steps(const mha_rotation *rotation, bool back, mha_executi
                                   job.length, back, execution, &job.table));
     /* 2. Every head turns by them. */
     job.rows = mha_divide_rows(rows, job.head_dim, 1, execution->num_threads);
+    if (rotation->output_storage != MHA_AS_COMPUTED) {
+        MHA_TRY(mha_workspace_take_pieces(&execution->workspace,
+                                          (size_t)job.head_dim * mha_dtype_size(rotation->dtype),
+                                          (size_t)job.rows.threads, &job.numbers));
+    }
     return mha_run_row_tasks(execution, &job.rows, rotate_rows, &job);
 }
 

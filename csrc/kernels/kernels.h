@@ -169,6 +169,7 @@ typedef struct mha_matmul_block {
     int64_t rows, depth, columns;
     const void *a;
     int64_t a_stride;
+    mha_storage a_storage; /* halves only where it is not transposed */
     bool transposed;
     const void *panel;
     mha_storage panel_storage;
@@ -184,6 +185,7 @@ typedef struct mha_merge_block {
     const void *const *outputs; /* each (rows, width) */
     const void *const *lses;    /* each (rows,) */
     void *output, *lse;
+    mha_storage outputs_storage, output_storage;
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
 

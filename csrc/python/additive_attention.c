@@ -35,6 +35,7 @@ typedef struct additive_call {
     attention_inputs inputs;
     converted_weight W_q, W_k;
     PyArrayObject *w_v;
+    int w_v_typenum; /* as it was given */
     converted_options options;
     attention_results results;
     /* For the way back, or NULL: (..., len, hidden). */
@@ -74,12 +75,16 @@ static int convert_weights(PyObject *const *arguments, additive_call *call) {
         PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
         return -1;
     }
-    return mha_optional_vector(arguments[VECTOR_OF_SCORES], inputs->dtype, call->W_q.out, "w_v",
-                               &call->w_v);
+    if (mha_optional_vector(arguments[VECTOR_OF_SCORES], inputs->dtype, call->W_q.out, "w_v",
+                            &call->w_v) < 0) {
+        return -1;
+    }
+    call->w_v_typenum = mha_given_typenum(arguments[VECTOR_OF_SCORES], call->w_v);
+    return 0;
 }
 
 static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *name) {
-    PyArrayObject *contiguous = mha_as_contiguous_real(*array, dtype, name);
+    PyArrayObject *contiguous = mha_as_contiguous_stored(*array, dtype, name);
     if (contiguous == NULL) {
         return -1;
     }
@@ -87,12 +92,13 @@ static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *n
     return 0;
 }
 
-static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, const char *name) {
+static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, mha_dtype dtype,
+                                    const char *name) {
     npy_intp shape[NPY_MAXDIMS];
     const int axes = PyArray_NDIM(rows);
     memcpy(shape, PyArray_DIMS(rows), (size_t)axes * sizeof *shape);
     shape[axes - 1] = (npy_intp)hidden;
-    return mha_new_array(axes, shape, PyArray_TYPE(rows), name);
+    return mha_new_array(axes, shape, mha_typenum(dtype), name);
 }
 
 static int new_kept_steps(additive_call *call) {
@@ -100,11 +106,12 @@ static int new_kept_steps(additive_call *call) {
     if (mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0) {
         return -1;
     }
-    call->projected_query = new_projected(inputs->query, call->W_q.out, "projected query");
+    call->projected_query =
+        new_projected(inputs->query, call->W_q.out, inputs->dtype, "projected query");
     if (call->projected_query == NULL) {
         return -1;
     }
-    call->projected_key = new_projected(inputs->key, call->W_k.out, "projected key");
+    call->projected_key = new_projected(inputs->key, call->W_k.out, inputs->dtype, "projected key");
     if (call->projected_key == NULL) {
         return -1;
     }
@@ -130,7 +137,7 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
-    results->output = mha_new_array(axes, shape, mha_typenum(inputs->dtype), "output");
+    results->output = mha_new_array(axes, shape, inputs->result_typenum, "output");
     if (results->output == NULL ||
         mha_new_extras(arguments[RETURN_WEIGHTS], Py_False, inputs->dtype, &inputs->scores,
                        &results->weights, &results->lse) < 0) {
@@ -148,6 +155,8 @@ static bool point(void *given) {
         .attention = mha_point_attention(&call->inputs, &call->results, options),
         .query = PyArray_DATA(query),
         .key = PyArray_DATA(key),
+        .query_storage = mha_storage_of(query),
+        .key_storage = mha_storage_of(key),
         .W_q = mha_point_weight(&call->W_q),
         .W_k = mha_point_weight(&call->W_k),
         .w_v = PyArray_DATA(call->w_v),
@@ -198,12 +207,14 @@ static int convert_backward(void *given, PyObject **arguments) {
         [GRAD_W_K] = (PyArrayObject *)kept->W_k.owner,
         [GRAD_W_V] = kept->w_v,
     };
-    return mha_convert_grad_results(arguments, kept->inputs.dtype, kept->results.kept_output,
-                                    &call->back) < 0 ||
-                   mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
-                                     mha_new_contiguous_like, &call->back) < 0
-               ? -1
-               : 0;
+    if (mha_convert_grad_results(arguments, kept->inputs.result_typenum, kept->results.kept_output,
+                                 &call->back) < 0 ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, GRAD_W_V, kept->w_v_typenum);
+    return 0;
 }
 
 static bool point_backward(void *given) {

@@ -60,6 +60,28 @@ static PyObject *from_dlpack(PyObject *object) {
     return array;
 }
 
+/* In place of the pending exception of NumPy: the bfloat16 that it did not know, or that exception
+ * with the argument's name in front. */
+static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
+    PyObject *type, *value, *traceback;
+    PyArrayObject *array = NULL;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyErr_Fetch(&type, &value, &traceback);
+    const int offers = has_attribute(object, "__dlpack__");
+    const int failed = offers > 0 ? mha_bfloat16_from_dlpack(object, name, &array) : offers;
+    if (failed < 0 || array != NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return array;
+    }
+    PyErr_Restore(type, value, traceback);
+    name_pending_error(object, name);
+    return NULL;
+}
+
 PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     PyObject *array;
     if (PyArray_CheckExact(object)) {
@@ -79,11 +101,7 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     } else {
         array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
     }
-    if (array == NULL) {
-        name_pending_error(object, name);
-        return NULL;
-    }
-    return (PyArrayObject *)array;
+    return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
 }
 
 int mha_make_private(PyObject **array) {
@@ -104,11 +122,26 @@ void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) 
 }
 
 PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name) {
-    PyArrayObject *array = mha_new_result(axes, shape, typenum);
+    const int shown = mha_shown_typenum(typenum, name);
+    PyArrayObject *array = shown == NPY_VOID ? NULL : mha_new_result(axes, shape, shown);
     if (array == NULL) {
         mha_name_missing_memory(shape, axes, name);
     }
     return array;
+}
+
+/* float32 numbers of bfloat16 that NumPy does not know. */
+static PyArrayObject *widened(PyArrayObject *array, const char *name) {
+    PyArrayObject *halves = (PyArrayObject *)PyArray_GETCONTIGUOUS(array);
+    PyArrayObject *numbers =
+        halves == NULL ? NULL
+                       : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
+    if (numbers != NULL) {
+        mha_widen_numbers(PyArray_DATA(halves), MHA_BFLOAT16, PyArray_DATA(numbers),
+                          PyArray_SIZE(numbers));
+    }
+    Py_XDECREF(halves);
+    return numbers;
 }
 
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
@@ -116,17 +149,18 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     if (mha_check_real(array, name) < 0) {
         return NULL;
     }
-    if (PyArray_TYPE(array) == NPY_VOID) {
-        PyErr_Format(PyExc_TypeError, "%s: got bfloat16 as a cache holds it, wanted an array",
-                     name);
-        return NULL;
-    }
-    PyArrayObject *real = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(mha_typenum(dtype)),
-        NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
+    PyArrayObject *known = PyArray_TYPE(array) == NPY_VOID
+                               ? widened(array, name)
+                               : (PyArrayObject *)Py_NewRef((PyObject *)array);
+    PyArrayObject *real =
+        known == NULL ? NULL
+                      : (PyArrayObject *)PyArray_FromArray(
+                            known, PyArray_DescrFromType(mha_typenum(dtype)),
+                            NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
     if (real == NULL) {
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
+    Py_XDECREF(known);
     return real;
 }
 
@@ -187,9 +221,9 @@ bool mha_last_axis_is_contiguous(PyArrayObject *array) {
            PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array);
 }
 
-/* `array`, taken over, or a copy of it whose last axis is contiguous. */
-static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *name) {
-    if (array == NULL || mha_last_axis_is_contiguous(array)) {
+/* `array`, taken over, if it lies as it should; else a C-contiguous copy of it. */
+static PyArrayObject *or_copy(PyArrayObject *array, bool lies_well, const char *name) {
+    if (array == NULL || lies_well) {
         return array;
     }
     PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
@@ -198,6 +232,10 @@ static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *nam
     }
     Py_DECREF(array);
     return copy;
+}
+
+static PyArrayObject *with_contiguous_rows(PyArrayObject *array, const char *name) {
+    return or_copy(array, array != NULL && mha_last_axis_is_contiguous(array), name);
 }
 
 PyArrayObject *mha_as_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -209,6 +247,11 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
         return mha_as_real(array, dtype, name);
     }
     return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
+}
+
+PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    PyArrayObject *stored = mha_as_strided_stored(array, dtype, name);
+    return or_copy(stored, stored != NULL && PyArray_IS_C_CONTIGUOUS(stored), name);
 }
 
 PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -228,16 +271,6 @@ PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, cons
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
     }
     return stored;
-}
-
-PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name) {
-    PyArrayObject *halves =
-        mha_new_array(PyArray_NDIM(numbers), PyArray_DIMS(numbers), typenum, name);
-    if (halves != NULL) {
-        mha_round_numbers(PyArray_DATA(numbers), PyArray_DATA(halves), mha_storage_of(halves),
-                          PyArray_SIZE(numbers));
-    }
-    return halves;
 }
 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name) {

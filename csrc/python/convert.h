@@ -7,8 +7,13 @@
 
 #include "binding.h"
 
-/* np.asarray(object), or numpy.from_dlpack where that is all it offers. New reference. */
+/* np.asarray(object), or numpy.from_dlpack where that is all it offers; bfloat16 by DLPack where
+ * NumPy takes neither. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
+
+/* *array becomes a read-only view of the bfloat16 that an object offers by DLPack, which keeps its
+ * memory; NULL where it offers none. 0, or -1 with the exception. */
+int mha_bfloat16_from_dlpack(PyObject *object, const char *name, PyArrayObject **array);
 
 /* *array, owned, becomes a view of itself that no other thread can reshape; 0, or -1 with the
  * exception. Only after all code that converting other arguments runs: it might resize the array,
@@ -32,6 +37,9 @@ mha_storage mha_storage_of(PyArrayObject *array);
  * another array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);
 
+/* What mixes with bfloat16: itself, float32 and float64. 0, or -1 with a TypeError for all else. */
+int mha_check_beside_bfloat16(PyArrayObject *array, const char *name);
+
 /* The element type of a result over `count` arrays: result_type, integers become float64. */
 int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count, mha_dtype *dtype);
 
@@ -43,11 +51,11 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 /* As mha_as_real, but where the arithmetic is float32 halves stay what they are. */
 PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* The same, C-contiguous as a whole. */
+PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
+
 /* The same, any strides, as mha_as_strided_real. */
 PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
-
-/* C-contiguous float32 numbers of a C-contiguous result, rounded to its type. */
-PyArrayObject *mha_as_rounded(PyArrayObject *numbers, int typenum, const char *name);
 
 /* The array in the element type, aligned, its last axis contiguous: itself where it already is so.
  * New reference; `array` stays the caller's. */
@@ -71,6 +79,16 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
 
 int mha_typenum(mha_dtype dtype);
 
+/* Whether it is that of float16 or bfloat16: that of ml_dtypes, or NPY_VOID where nobody has
+ * imported it. */
+bool mha_is_half_type(int typenum);
+
+/* That of bfloat16, either. */
+int mha_bfloat16_typenum(void);
+
+/* The same type as NumPy can show it: NPY_VOID with an ImportError where it cannot. */
+int mha_shown_typenum(int typenum, const char *name);
+
 /* The element type that computes with numbers of a type of NumPy: float64 for integers; or float32
  * for halves. */
 mha_dtype mha_dtype_of_typenum(int typenum);
@@ -80,7 +98,8 @@ mha_dtype mha_computing_dtype(int typenum);
  * MemoryError where it cannot be had. Either becomes a MemoryError; other exceptions stay. */
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name);
 
-/* A new array, uninitialised. A size that overflows or cannot be had is a MemoryError. */
+/* A new array, uninitialised. A size that overflows or cannot be had is a MemoryError, bfloat16
+ * that nothing shows an ImportError. */
 PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const char *name);
 
 /* "(2, 3)", into a buffer that is cut off if need be. */

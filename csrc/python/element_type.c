@@ -7,6 +7,32 @@ static const int typenums[MHA_NUM_DTYPES] = {[MHA_FLOAT32] = NPY_FLOAT32,
 
 int mha_typenum(mha_dtype dtype) { return typenums[dtype]; }
 
+bool mha_is_half_type(int typenum) {
+    return typenum == NPY_HALF || typenum == NPY_VOID || PyTypeNum_ISUSERDEF(typenum);
+}
+
+int mha_bfloat16_typenum(void) {
+    PyObject *name = PyUnicode_FromString("bfloat16"); /* NumPy knows it once ml_dtypes is there */
+    PyArray_Descr *type = NULL;
+    const bool is_known = name != NULL && PyArray_DescrConverter(name, &type) == NPY_SUCCEED;
+    const int typenum = is_known ? type->type_num : NPY_VOID;
+    PyErr_Clear();
+    Py_XDECREF(name);
+    Py_XDECREF(type);
+    return typenum;
+}
+
+int mha_shown_typenum(int typenum, const char *name) {
+    const int shown = typenum == NPY_VOID ? mha_bfloat16_typenum() : typenum;
+    if (shown == NPY_VOID) {
+        PyErr_Format(PyExc_ImportError,
+                     "%s: got bfloat16 but no type for arrays of it, wanted ml_dtypes: pip install "
+                     "ml_dtypes, and import it",
+                     name);
+    }
+    return shown;
+}
+
 mha_dtype mha_dtype_of_typenum(int typenum) {
     for (int dtype = 0; dtype < MHA_NUM_DTYPES; dtype++) {
         if (typenums[dtype] == typenum) {
@@ -32,7 +58,7 @@ static bool is_bfloat16(PyArrayObject *array) {
            is_named(type, "__name__", "bfloat16") && is_named(type, "__module__", "ml_dtypes");
 }
 
-/* A record of one field, of which only mha/half_precision.py makes arrays. */
+/* A record of one field, of which only mha/half_precision.py and dlpack.c make arrays. */
 static bool is_raw_bfloat16(PyArrayObject *array) {
     PyArray_Descr *type = PyArray_DESCR(array);
     if (type->type_num != NPY_VOID || PyArray_ITEMSIZE(array) != 2 || !PyDataType_HASFIELDS(type)) {
@@ -69,8 +95,7 @@ int mha_check_real(PyArrayObject *array, const char *name) {
                : raise_not_real(array, name, REAL_TYPES);
 }
 
-/* What mixes with bfloat16: itself, float32 and float64. -1 with a TypeError for all else. */
-static int check_beside_bfloat16(PyArrayObject *array, const char *name) {
+int mha_check_beside_bfloat16(PyArrayObject *array, const char *name) {
     const int typenum = PyArray_TYPE(array);
     return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || mha_storage_of(array) == MHA_BFLOAT16
                ? 0
@@ -89,7 +114,7 @@ static int common_typenum(PyArrayObject **arrays, const char *const *names, int 
             mha_storage_of(arrays[i]) == MHA_BFLOAT16 ? PyArray_TYPE(arrays[i]) : of_bfloat16;
     }
     for (int i = 0; of_bfloat16 != NPY_NOTYPE && i < count; i++) {
-        if (check_beside_bfloat16(arrays[i], names[i]) < 0) {
+        if (mha_check_beside_bfloat16(arrays[i], names[i]) < 0) {
             return -1;
         }
         if (mha_storage_of(arrays[i]) != MHA_BFLOAT16 && widest != NPY_FLOAT64) {
@@ -97,6 +122,7 @@ static int common_typenum(PyArrayObject **arrays, const char *const *names, int 
         }
     }
     if (of_bfloat16 != NPY_NOTYPE) {
+        of_bfloat16 = of_bfloat16 == NPY_VOID ? mha_bfloat16_typenum() : of_bfloat16;
         *typenum = widest == NPY_NOTYPE ? of_bfloat16 : widest;
         return 0;
     }
@@ -127,7 +153,7 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
     if (common_typenum(arrays, names, count, result_typenum) < 0) {
         return -1;
     }
-    if (*result_typenum == NPY_HALF || PyTypeNum_ISUSERDEF(*result_typenum)) {
+    if (mha_is_half_type(*result_typenum)) {
         *dtype = MHA_FLOAT32;
         return 0;
     }
@@ -140,6 +166,5 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 }
 
 mha_dtype mha_computing_dtype(int typenum) {
-    return typenum == NPY_HALF || PyTypeNum_ISUSERDEF(typenum) ? MHA_FLOAT32
-                                                               : mha_dtype_of_typenum(typenum);
+    return mha_is_half_type(typenum) ? MHA_FLOAT32 : mha_dtype_of_typenum(typenum);
 }

@@ -11,11 +11,26 @@ const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
     [MHA_WANTED] = {"wanted", AS_IT_IS},
 };
 
-PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, mha_dtype dtype,
+/* Of a result of bfloat16 no float16 and no integers, and the other way round. */
+static int check_type(PyArrayObject *gradient, int typenum, const char *name) {
+    if (mha_is_half_type(typenum) && typenum != NPY_HALF) {
+        return mha_check_beside_bfloat16(gradient, name);
+    }
+    if (typenum == NPY_HALF && mha_storage_of(gradient) == MHA_BFLOAT16) {
+        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted float16 as the output has",
+                     name, (PyObject *)PyArray_DESCR(gradient));
+        return -1;
+    }
+    return 0;
+}
+
+PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     PyArrayObject *array = mha_as_array(object, name), *converted = NULL;
-    if (array == NULL) {
+    const mha_dtype dtype = mha_computing_dtype(typenum);
+    if (array == NULL || check_type(array, typenum, name) < 0) {
+        Py_XDECREF(array);
         return NULL;
     }
     if (PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes)) {
@@ -29,24 +44,24 @@ PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, mha_dtype
     return converted;
 }
 
-int mha_convert_grad_lse(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes,
+int mha_convert_grad_lse(PyObject *object, int typenum, const npy_intp *shape, int axes,
                          way_back *back) {
     if (object == Py_None) {
         return 0;
     }
-    back->grad_lse = mha_convert_gradient(object, true, dtype, shape, axes, "grad_lse");
+    back->grad_lse = mha_convert_gradient(object, true, typenum, shape, axes, "grad_lse");
     return back->grad_lse == NULL ? -1 : 0;
 }
 
-int mha_convert_grad_results(PyObject *const *arguments, mha_dtype dtype, PyArrayObject *output,
+int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObject *output,
                              way_back *back) {
     const npy_intp *shape = PyArray_DIMS(output);
     const int axes = PyArray_NDIM(output);
-    back->grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, dtype, shape, axes, "grad_output");
+    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum, shape,
+                                             axes, "grad_output");
     return back->grad_output == NULL
                ? -1
-               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, shape, axes - 1, back);
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, shape, axes - 1, back);
 }
 
 /* The type in which the gradient of an array is added up. */
@@ -73,7 +88,8 @@ static PyObject *rounded(PyArrayObject *sums, int typenum) {
     if (PyArray_TYPE(sums) == typenum) {
         return Py_NewRef((PyObject *)sums);
     }
-    PyArrayObject *halves = mha_new_result_like(sums, typenum);
+    const int shown = mha_shown_typenum(typenum, "gradient");
+    PyArrayObject *halves = shown == NPY_VOID ? NULL : mha_new_result_like(sums, shown);
     if (halves != NULL) {
         mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), mha_storage_of(halves),
                           PyArray_SIZE(sums));

@@ -13,9 +13,9 @@ extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
     .forms = MHA_BACKWARD_FORMS, .count = MHA_NUM_BACKWARD_ARGUMENTS,                              \
     .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS
 
-/* The gradient of a result of this shape, in the element type; its last axis contiguous, or
- * `contiguous` as a whole. NULL with an exception. */
-PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, mha_dtype dtype,
+/* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
+ * its last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
+PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name);
 
 /* A new array for the gradient of `like`. */
@@ -54,9 +54,9 @@ int mha_begin_way_back(PyObject *kept, const char *name, void *forward, size_t s
 /* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
  * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
  */
-int mha_convert_grad_lse(PyObject *object, mha_dtype dtype, const npy_intp *shape, int axes,
+int mha_convert_grad_lse(PyObject *object, int typenum, const npy_intp *shape, int axes,
                          way_back *back);
-int mha_convert_grad_results(PyObject *const *arguments, mha_dtype dtype, PyArrayObject *output,
+int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObject *output,
                              way_back *back);
 
 /* Makes the array of each gradient whose name is wanted and whose like[i] is there. 0, or -1 with

@@ -27,12 +27,23 @@ static PyObject *results(void *given) {
     return Py_NewRef((PyObject *)call->result);
 }
 
+/* An array whose type NumPy can show. */
+static PyArrayObject *shown_array(PyObject *object) {
+    PyArrayObject *x = mha_as_array(object, "x");
+    const bool is_raw =
+        x != NULL && PyArray_TYPE(x) == NPY_VOID && mha_storage_of(x) == MHA_BFLOAT16;
+    if (is_raw && mha_shown_typenum(NPY_VOID, "x") == NPY_VOID) {
+        Py_CLEAR(x);
+    }
+    return x;
+}
+
 static int convert_split(void *given, PyObject **arguments) {
     heads_call *call = given;
     npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
     int64_t num_heads;
-    call->x = mha_as_array(arguments[X], "x");
+    call->x = shown_array(arguments[X]);
     if (call->x == NULL || mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &num_heads) < 0) {
         return -1;
     }
@@ -104,7 +115,7 @@ static int convert_merge(void *given, PyObject **arguments) {
     heads_call *call = given;
     npy_intp shape[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
-    call->x = mha_as_array(arguments[X], "x");
+    call->x = shown_array(arguments[X]);
     if (call->x == NULL) {
         return -1;
     }

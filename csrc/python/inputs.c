@@ -79,28 +79,13 @@ static int check_lengths_and_widths(PyArrayObject *const arrays[3], bool key_wid
     return 0;
 }
 
-/* Additive attention computes with halves nowhere. */
-static int result_types(PyArrayObject *arrays[3], bool key_width_is_free,
-                        attention_inputs *inputs) {
-    if (!key_width_is_free) {
-        return mha_result_types(arrays, INPUT_NAMES, 3, &inputs->dtype, &inputs->result_typenum);
-    }
-    if (mha_result_dtype(arrays, INPUT_NAMES, 3, &inputs->dtype) < 0) {
-        return -1;
-    }
-    inputs->result_typenum = mha_typenum(inputs->dtype);
-    return 0;
-}
-
-int mha_convert_input_types(PyArrayObject *arrays[3], bool key_width_is_free,
-                            attention_inputs *inputs) {
+int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs) {
     PyArrayObject **const converted[] = {&inputs->query, &inputs->key, &inputs->value};
-    if (result_types(arrays, key_width_is_free, inputs) < 0) {
+    if (mha_result_types(arrays, INPUT_NAMES, 3, &inputs->dtype, &inputs->result_typenum) < 0) {
         return -1;
     }
     for (int i = 0; i < 3; i++) {
-        *converted[i] = key_width_is_free ? mha_as_real(arrays[i], inputs->dtype, INPUT_NAMES[i])
-                                          : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        *converted[i] = mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
         if (*converted[i] == NULL) {
             return -1;
         }
@@ -129,7 +114,7 @@ static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_i
         check_lengths_and_widths(arrays, key_width_is_free) < 0) {
         return -1;
     }
-    return mha_convert_input_types(arrays, key_width_is_free, inputs);
+    return mha_convert_input_types(arrays, inputs);
 }
 
 int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,

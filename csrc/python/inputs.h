@@ -13,7 +13,7 @@ typedef struct attention_inputs {
     int64_t kv_heads, value_head_dim;
 } attention_inputs;
 
-/* Halves are taken where query and key are multiplied as they are. Heads apart: (..., heads,
+/* Heads apart: (..., heads,
  * query_len, head_dim) with equal batch axes; 2-D and 3-D are one head. key_width_is_free: query
  * and key may differ in their last axis (additive attention). 0, or -1 with the exception; cleared
  * by mha_clear_inputs either way. */
@@ -31,9 +31,8 @@ int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArray
  * exception. */
 int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads);
 
-/* The three arrays in the call's element type, as inputs->query and so on. */
-int mha_convert_input_types(PyArrayObject *arrays[3], bool key_width_is_free,
-                            attention_inputs *inputs);
+/* The three arrays in the call's element type, or halves, as inputs->query and so on. */
+int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs);
 
 /* The arrays that attention writes; NULL for what is not wanted. */
 typedef struct attention_results {

@@ -15,11 +15,11 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
 static const char KEPT[] = "linear";
 
 typedef struct linear_call {
-    PyArrayObject *x; /* in the element type */
+    PyArrayObject *x; /* in the element type, or halves */
     PyArrayObject *bias, *output;
     converted_weight weight;
     mha_dtype dtype;
-    int result_typenum; /* halves where x is: the output is rounded in the end */
+    int result_typenum; /* halves where x is */
     int bias_typenum;   /* as it was given */
     bool x_transposed, keeps;
     int axes; /* of the output, and its shape: the caller may give the array another one */
@@ -35,11 +35,13 @@ static void clear(void *given) {
     Py_CLEAR(call->output);
 }
 
-/* Whether a matrix in the element type is the transpose of one with a contiguous last axis. */
+/* Whether a matrix that can be read as it is is the transpose of one with a contiguous last axis.
+ */
 static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
-    return PyArray_NDIM(x) == 2 && PyArray_TYPE(x) == mha_typenum(dtype) && PyArray_ISALIGNED(x) &&
-           PyArray_ISNOTSWAPPED(x) && !mha_last_axis_is_contiguous(x) &&
-           PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
+    const bool is_read = PyArray_TYPE(x) == mha_typenum(dtype) ||
+                         (dtype == MHA_FLOAT32 && mha_storage_of(x) != MHA_AS_COMPUTED);
+    return PyArray_NDIM(x) == 2 && is_read && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) &&
+           !mha_last_axis_is_contiguous(x) && PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
 }
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
@@ -63,15 +65,15 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
     call->bias_typenum = call->bias == NULL ? 0 : mha_given_typenum(arguments[BIAS], call->bias);
     call->x_transposed = is_transposed(x, call->dtype);
     call->x = call->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
-              : axes == 2        ? mha_as_real(x, call->dtype, "x")
-                                 : mha_as_contiguous_real(x, call->dtype, "x");
+              : axes == 2        ? mha_as_stored(x, call->dtype, "x")
+                                 : mha_as_contiguous_stored(x, call->dtype, "x");
     if (call->x == NULL) {
         return -1;
     }
     call->axes = axes;
     memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
     call->shape[axes - 1] = (npy_intp)call->weight.out;
-    call->output = mha_new_array(axes, call->shape, mha_typenum(call->dtype), "output");
+    call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
     return call->output == NULL ? -1 : 0;
 }
 
@@ -85,19 +87,23 @@ static int convert(void *given, PyObject **arguments) {
 }
 
 static mha_linear_projection projection_of(const linear_call *call) {
-    const int64_t item = (int64_t)mha_dtype_size(call->dtype);
     const int axes = PyArray_NDIM(call->x);
+    const mha_storage x_storage = mha_storage_of(call->x);
+    const mha_storage output_storage =
+        call->output == NULL ? MHA_AS_COMPUTED : mha_storage_of(call->output);
     const mha_linear_projection projection = {
         .dtype = call->dtype,
         .rows = PyArray_MultiplyList(PyArray_DIMS(call->x), axes - 1),
         .x = PyArray_DATA(call->x),
         .x_stride = axes == 2 ? PyArray_STRIDE(call->x, call->x_transposed ? 1 : 0)
-                              : call->weight.in * item,
+                              : call->weight.in * PyArray_ITEMSIZE(call->x),
+        .x_storage = x_storage,
         .x_transposed = call->x_transposed,
         .weight = mha_point_weight(&call->weight),
         .bias = mha_data_or_null(call->bias),
         .output = mha_data_or_null(call->output),
-        .output_stride = call->weight.out * item,
+        .output_stride = call->weight.out * (int64_t)mha_storage_size(call->dtype, output_storage),
+        .output_storage = output_storage,
     };
     return projection;
 }
@@ -113,13 +119,6 @@ static PyObject *results(void *given) {
     linear_call *call = given;
     PyObject *output = (PyObject *)call->output;
     call->output = NULL;
-    if (call->result_typenum != mha_typenum(call->dtype)) {
-        Py_SETREF(output, (PyObject *)mha_as_rounded((PyArrayObject *)output, call->result_typenum,
-                                                     "output"));
-    }
-    if (output == NULL) {
-        return NULL;
-    }
     return call->keeps ? mha_with_kept(output, mha_keep_call(KEPT, call, sizeof *call, clear))
                        : output;
 }
@@ -154,8 +153,9 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
-                                                  kept->shape, kept->axes, "grad_output");
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->result_typenum, kept->shape,
+                             kept->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, (PyArrayObject *)kept->weight.owner,
                                                 kept->bias};
     if (call->back.grad_output == NULL ||
@@ -163,7 +163,6 @@ static int convert_backward(void *given, PyObject **arguments) {
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    mha_round_gradient(&call->back, GRAD_X, kept->result_typenum);
     mha_round_gradient(&call->back, GRAD_BIAS, kept->bias_typenum);
     return 0;
 }
@@ -176,7 +175,8 @@ static bool point_backward(void *given) {
     call->problem = (mha_linear_projection_gradients){
         .projection = &forward_call->projection,
         .grad_output = PyArray_DATA(call->back.grad_output),
-        .grad_output_stride = forward_call->projection.output_stride,
+        .grad_output_stride =
+            forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
         .grad_x = mha_data_or_null(gradients[GRAD_X]),
         .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
         .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),

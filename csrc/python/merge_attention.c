@@ -16,6 +16,8 @@ typedef struct parts {
     const void **pointers;           /* to all outputs, then to all lses */
     PyArrayObject *output, *lse;
     mha_dtype dtype;
+    int result_typenum;          /* of the output */
+    mha_storage outputs_storage; /* halves where all outputs are of one kind */
     mha_merge_attention merge;
 } parts;
 
@@ -71,13 +73,24 @@ static int check_shapes(const parts *p) {
     return 0;
 }
 
-/* The common type of all outputs, and with all lses. */
-static int common_dtype(const parts *p, mha_dtype *dtype) {
+static mha_storage common_storage(const parts *p) {
+    const mha_storage first = mha_storage_of(p->outputs[0]);
+    for (Py_ssize_t i = 1; i < p->count; i++) {
+        if (mha_storage_of(p->outputs[i]) != first) {
+            return MHA_AS_COMPUTED;
+        }
+    }
+    return first;
+}
+
+/* The common type of all outputs, and with all lses, which leave outputs of halves what they are
+ * unless they are wider than float32. */
+static int convert_types(parts *p) {
     static const char *const names[] = {"outputs", "lses"};
     const int count = (int)(2 * p->count);
     PyArrayObject **arrays = PyMem_Calloc((size_t)count, sizeof *arrays);
     const char **array_names = PyMem_Calloc((size_t)count, sizeof *array_names);
-    int failed = -1;
+    int failed = -1, of_outputs, of_all;
     if (arrays == NULL || array_names == NULL) {
         PyErr_NoMemory();
     } else {
@@ -85,12 +98,23 @@ static int common_dtype(const parts *p, mha_dtype *dtype) {
             arrays[i] = i < p->count ? p->outputs[i] : p->lses[i - p->count];
             array_names[i] = names[i < p->count ? 0 : 1];
         }
-        failed = mha_result_dtype(arrays, array_names, (int)p->count, dtype);
-        failed = failed ? failed : mha_result_dtype(arrays, array_names, count, dtype);
+        failed = mha_result_types(arrays, array_names, (int)p->count, &p->dtype, &of_outputs);
+        failed = failed ? failed : mha_result_types(arrays, array_names, count, &p->dtype, &of_all);
+    }
+    if (!failed) {
+        const bool halves = p->dtype == MHA_FLOAT32 && mha_is_half_type(of_outputs);
+        p->result_typenum = halves ? of_outputs : mha_typenum(p->dtype);
+        p->outputs_storage = halves ? common_storage(p) : MHA_AS_COMPUTED;
     }
     PyMem_Free(arrays);
     PyMem_Free(array_names);
     return failed;
+}
+
+static PyArrayObject *convert_output(const parts *p, PyArrayObject *output) {
+    return p->outputs_storage == MHA_AS_COMPUTED
+               ? mha_as_contiguous_real(output, p->dtype, "outputs")
+               : mha_as_contiguous_stored(output, p->dtype, "outputs");
 }
 
 /* Both sequences as arrays of one element type, C-contiguous. */
@@ -108,7 +132,7 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p) {
             return -1;
         }
     }
-    if (common_dtype(p, &p->dtype) < 0) {
+    if (convert_types(p) < 0) {
         return -1;
     }
     if (check_shapes(p) < 0) {
@@ -116,9 +140,7 @@ static int convert_arrays(PyObject *outputs, PyObject *lses, parts *p) {
     }
     for (Py_ssize_t i = 0; i < p->count; i++) {
         /* Copies of many parts take long. */
-        PyArrayObject *output = PyErr_CheckSignals() < 0
-                                    ? NULL
-                                    : mha_as_contiguous_real(p->outputs[i], p->dtype, "outputs");
+        PyArrayObject *output = PyErr_CheckSignals() < 0 ? NULL : convert_output(p, p->outputs[i]);
         if (output == NULL) {
             return -1;
         }
@@ -157,7 +179,7 @@ static int convert_sequences(PyObject *outputs, PyObject *lses, parts *p) {
     }
     const int axes = PyArray_NDIM(p->outputs[0]);
     const npy_intp *shape = PyArray_DIMS(p->outputs[0]);
-    p->output = mha_new_array(axes, shape, mha_typenum(p->dtype), "output");
+    p->output = mha_new_array(axes, shape, p->result_typenum, "output");
     if (p->output == NULL) {
         return -1;
     }
@@ -190,6 +212,8 @@ static bool point(void *given) {
         .lses = p->pointers + p->count,
         .output = PyArray_DATA(p->output),
         .lse = PyArray_DATA(p->lse),
+        .outputs_storage = p->outputs_storage,
+        .output_storage = mha_storage_of(p->output),
     };
     return true;
 }

@@ -27,6 +27,7 @@ static PyMethodDef methods[] = {
     FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),
     FUNCTION(round_numbers, METH_FASTCALL),
+    FUNCTION(bfloat16_from_dlpack, METH_FASTCALL),
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},

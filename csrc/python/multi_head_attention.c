@@ -129,9 +129,8 @@ static int convert_sequences(PyObject *const *arguments, layer_call *call) {
         call->dtype = mha_computing_dtype(call->result_typenum);
     }
     for (int i = 0; i < 3 && !failed; i++) {
-        *to[i] = mha_as_contiguous_real(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
+        *to[i] = mha_as_contiguous_stored(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
         failed = *to[i] == NULL ? -1 : 0;
-        call->typenums[i] = failed ? 0 : mha_given_typenum((PyObject *)arrays[i], *to[i]);
     }
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(arrays[i]);
@@ -234,8 +233,7 @@ static void note_vectors(PyObject *const *arguments, layer_call *call) {
     PyObject *const given[] = {arguments[B_Q], arguments[B_K], arguments[B_V], arguments[B_O],
                                arguments[HEAD_GATE]};
     for (int i = 0; i < 5; i++) {
-        call->typenums[3 + i] =
-            converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
+        call->typenums[i] = converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
     }
 }
 
@@ -293,14 +291,19 @@ static int settle_score_axes(PyObject **object, const char *name, bool of_layer,
 }
 
 /* (batch..., length, width), uninitialised. */
-static PyArrayObject *new_step(const layer_call *call, int64_t length, int64_t width,
+static PyArrayObject *new_rows(const layer_call *call, int64_t length, int64_t width, int typenum,
                                const char *name) {
     npy_intp shape[NPY_MAXDIMS];
     const int axes = call->scores.batch_axes;
     memcpy(shape, call->scores.batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)length;
     shape[axes + 1] = (npy_intp)width;
-    return mha_new_array(axes + 2, shape, mha_typenum(call->dtype), name);
+    return mha_new_array(axes + 2, shape, typenum, name);
+}
+
+static PyArrayObject *new_step(const layer_call *call, int64_t length, int64_t width,
+                               const char *name) {
+    return new_rows(call, length, width, mha_typenum(call->dtype), name);
 }
 
 /* What the way back needs of the forward pass. Without gates the merged heads are what attention
@@ -398,7 +401,8 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     call->bias_has_batch_of_one = arguments[OPTIONS + OPTION_bias] != given_bias;
-    results->output = new_step(call, call->scores.query_len, call->W_o.out, "output");
+    results->output =
+        new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
     if (results->output == NULL ||
         mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], call->dtype, &call->scores,
                        &results->weights, &results->lse) < 0) {
@@ -421,6 +425,11 @@ bool mha_point_layer(void *given) {
         .query = PyArray_DATA(call->query),
         .key = PyArray_DATA(call->key),
         .value = PyArray_DATA(call->value),
+        .query_storage = mha_storage_of(call->query),
+        .key_storage = mha_storage_of(call->key),
+        .value_storage = mha_storage_of(call->value),
+        .output_storage =
+            results->output == NULL ? MHA_AS_COMPUTED : mha_storage_of(results->output),
         .W_q = mha_point_weight(&call->W_q),
         .W_k = mha_point_weight(&call->W_k),
         .W_v = mha_point_weight(&call->W_v),
@@ -454,14 +463,6 @@ bool mha_point_layer(void *given) {
 /* The results, or (results, kept). */
 static PyObject *results(void *given) {
     layer_call *call = given;
-    PyArrayObject *output = call->results.output;
-    if (PyArray_TYPE(output) != call->result_typenum) {
-        call->results.output = mha_as_rounded(output, call->result_typenum, "output");
-        Py_DECREF(output);
-    }
-    if (call->results.output == NULL) {
-        return NULL;
-    }
     PyObject *packed = mha_pack_results(&call->results);
     return call->keeps
                ? mha_with_kept(packed, mha_keep_call(MHA_KEPT_LAYER, call, sizeof *call, clear))

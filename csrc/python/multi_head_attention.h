@@ -10,12 +10,12 @@
 #define MHA_KEPT_LAYER "multi_head_attention"
 
 typedef struct layer_call {
-    PyArrayObject *query, *key, *value; /* C-contiguous (batch..., len, dim) */
+    PyArrayObject *query, *key, *value; /* C-contiguous (batch..., len, dim), halves as they are */
     converted_weight W_q, W_k, W_v, W_o;
     PyArrayObject *b_q, *b_k, *b_v, *b_o, *head_gate; /* or NULL */
     mha_dtype dtype;
-    int result_typenum; /* halves: the output is rounded in the end */
-    int typenums[8];    /* of query, key, value, the biases and head_gate, as they were given */
+    int result_typenum; /* of the output: halves too */
+    int typenums[5];    /* of the biases and head_gate, as they were given */
     int64_t num_heads, num_kv_heads;
     score_shape scores;
     converted_options options;

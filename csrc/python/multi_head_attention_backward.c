@@ -42,14 +42,14 @@ static int convert_results(PyObject *const *arguments, layer_backward_call *call
     memcpy(shape, forward->scores.batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)forward->scores.query_len;
     shape[axes + 1] = (npy_intp)forward->W_o.out;
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, forward->dtype,
-                                                  shape, axes + 2, "grad_output");
+    call->back.grad_output = mha_convert_gradient(
+        arguments[MHA_GRAD_OUTPUT], true, forward->result_typenum, shape, axes + 2, "grad_output");
     shape[axes] = (npy_intp)forward->scores.heads;
     shape[axes + 1] = (npy_intp)forward->scores.query_len;
     return call->back.grad_output == NULL
                ? -1
-               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->dtype, shape, axes + 2,
-                                      &call->back);
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->result_typenum, shape,
+                                      axes + 2, &call->back);
 }
 
 static int convert(void *given, PyObject **arguments) {
@@ -84,9 +84,8 @@ static int convert(void *given, PyObject **arguments) {
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    static const enum gradient sources[] = {GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_B_Q,
-                                            GRAD_B_K,   GRAD_B_V, GRAD_B_O,   GRAD_HEAD_GATE};
-    for (int i = 0; i < 8; i++) {
+    static const enum gradient sources[] = {GRAD_B_Q, GRAD_B_K, GRAD_B_V, GRAD_B_O, GRAD_HEAD_GATE};
+    for (int i = 0; i < 5; i++) {
         mha_round_gradient(&call->back, sources[i], kept->typenums[i]);
     }
     mha_clear_unwritten(&kept->scores, call->back.gradients + GRAD_BIAS, NUM_GRADIENTS - GRAD_BIAS);

@@ -140,8 +140,9 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, kept->dtype,
-                                                  PyArray_DIMS(kept->x), 3, "grad_output");
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(kept->dtype),
+                             PyArray_DIMS(kept->x), 3, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, kept->norm};
     return call->back.grad_output == NULL
                ? -1

@@ -130,6 +130,7 @@ typedef struct rotary_call {
     PyArrayObject *x, *positions, *output;
     converted_rotary rotary;
     mha_dtype dtype;
+    int result_typenum; /* halves where x is */
     bool keeps;
     int axes, batch_axes;
     npy_intp shape[NPY_MAXDIMS]; /* of x; its first axes are those of the batch */
@@ -148,7 +149,7 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
     static const char *const names[] = {"x"};
     char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
-    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0) {
+    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
     if (axes < 2 || axes > MHA_MOST_INPUT_AXES) {
@@ -175,11 +176,11 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
             return -1;
         }
     }
-    call->x = mha_as_real(x, call->dtype, "x");
+    call->x = mha_as_stored(x, call->dtype, "x");
     if (call->x == NULL) {
         return -1;
     }
-    call->output = mha_new_array(axes, call->shape, mha_typenum(call->dtype), "output");
+    call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
     return call->output == NULL ? -1 : 0;
 }
 
@@ -199,6 +200,7 @@ static void point_rotation(rotary_call *call, PyArrayObject *x, PyArrayObject *o
         .x = mha_tensor_with_heads(x),
         .positions = mha_point_positions(call->positions, call->shape, call->batch_axes),
         .output = PyArray_DATA(output),
+        .output_storage = mha_storage_of(output),
     };
 }
 
@@ -239,12 +241,16 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    call->back.grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, kept->dtype,
-                                                  kept->shape, kept->axes, "grad_output");
-    return call->back.grad_output == NULL
-               ? -1
-               : mha_new_gradients(arguments[MHA_WANTED], names, &call->back.grad_output, 1,
-                                   mha_new_contiguous_like, &call->back);
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, kept->result_typenum, kept->shape,
+                             kept->axes, "grad_output");
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], names, &call->back.grad_output, 1,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, 0, kept->result_typenum);
+    return 0;
 }
 
 static bool point_backward(void *given) {

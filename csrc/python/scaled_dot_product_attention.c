@@ -95,6 +95,9 @@ static int check_out(PyObject *object, int typenum, const npy_intp *shape, int a
         return -1;
     }
     PyArrayObject *out = (PyArrayObject *)object;
+    if (mha_shown_typenum(typenum, "out") == NPY_VOID) {
+        return -1;
+    }
     if (PyArray_TYPE(out) != typenum || !PyArray_ISNOTSWAPPED(out)) {
         PyArray_Descr *wanted_type = PyArray_DescrFromType(typenum);
         PyErr_Format(PyExc_TypeError, "out: got an array of %S, wanted native %S",

@@ -36,7 +36,7 @@ static int convert(void *given, PyObject **arguments) {
         [GRAD_ALIBI] = kept->options.alibi, [GRAD_RELATIVE_BIAS] = kept->options.relative_bias,
         [GRAD_SINKS] = kept->options.sinks,
     };
-    if (mha_convert_grad_results(arguments, kept->inputs.dtype, kept->results.kept_output,
+    if (mha_convert_grad_results(arguments, kept->inputs.result_typenum, kept->results.kept_output,
                                  &call->back) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS, mha_new_dense_like,
                           &call->back) < 0) {

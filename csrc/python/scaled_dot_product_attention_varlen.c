@@ -70,7 +70,7 @@ static int convert_inputs(PyObject *const *arguments, attention_inputs *inputs) 
     score_shape *scores = &inputs->scores;
     int failed =
         mha_as_three_arrays(arguments[QUERY], arguments[KEY], arguments[VALUE], arrays) < 0 ||
-        check_inputs(arrays) < 0 || mha_convert_input_types(arrays, false, inputs) < 0;
+        check_inputs(arrays) < 0 || mha_convert_input_types(arrays, inputs) < 0;
     if (!failed) {
         scores->has_heads = true;
         scores->batch_axes = 1;

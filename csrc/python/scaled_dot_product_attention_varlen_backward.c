@@ -38,14 +38,14 @@ static int convert(void *given, PyObject **arguments) {
         [GRAD_RELATIVE_BIAS] = kept->options.relative_bias,
         [GRAD_SINKS] = kept->options.sinks,
     };
-    const mha_dtype dtype = kept->inputs.dtype;
+    const int typenum = kept->inputs.result_typenum;
     const score_shape *scores = &kept->inputs.scores;
     const npy_intp rows[] = {(npy_intp)scores->heads, (npy_intp)scores->query_len};
     PyArrayObject *output = kept->results.kept_output;
-    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, dtype,
+    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum,
                                              PyArray_DIMS(output), 3, "grad_output");
     if (back->grad_output == NULL ||
-        mha_convert_grad_lse(arguments[MHA_GRAD_LSE], dtype, rows, 2, back) < 0 ||
+        mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, rows, 2, back) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS, mha_new_dense_like,
                           back) < 0) {
         return -1;

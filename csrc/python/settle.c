@@ -1,6 +1,6 @@
 #include "settle.h"
 
-#include "convert.h"
+#include "weight.h"
 
 static PyObject *settle_array(PyObject *object, const char *name) {
     return PyLong_CheckExact(object) || PyBool_Check(object)
@@ -73,6 +73,31 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
     Py_UNREACHABLE();
 }
 
+/* No type has the numbers of bfloat16 and of float16, or of integers: 0, or -1 with a TypeError
+ * where they meet. */
+static int check_halves(const argument_form *forms, int count, PyObject *const *settled) {
+    bool is_there = false;
+    for (int i = 0; i < count && !is_there; i++) {
+        is_there = forms[i].kind == AS_REAL && mha_storage_of_given(settled[i]) == MHA_BFLOAT16;
+    }
+    for (int i = 0; i < count && is_there; i++) {
+        if (forms[i].kind != AS_REAL) {
+            continue;
+        }
+        if (PyArray_Check(settled[i])) {
+            if (mha_check_beside_bfloat16((PyArrayObject *)settled[i], forms[i].name) < 0) {
+                return -1;
+            }
+        } else if (mha_storage_of_given(settled[i]) == MHA_FLOAT16) {
+            PyErr_Format(PyExc_TypeError,
+                         "%s: got a packed weight of float16, wanted bfloat16 as another array has",
+                         forms[i].name);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 int mha_settle(const argument_form *forms, int count, PyObject *const *given, PyObject **settled) {
     for (int i = 0; i < count; i++) {
         /* An object that stands twice, as in self-attention, becomes one array. */
@@ -90,7 +115,7 @@ int mha_settle(const argument_form *forms, int count, PyObject *const *given, Py
             return -1;
         }
     }
-    return 0;
+    return check_halves(forms, count, settled);
 }
 
 void mha_clear_settled(int count, PyObject **settled) {

@@ -13,7 +13,8 @@ typedef struct argument_form {
         AS_IT_IS, /* names, the seed, what a call kept: reading them runs no code */
         AS_FLAG,  /* likewise; False where it is not given */
         AS_ARRAY, /* of any type; an int stays */
-        AS_REAL,  /* an array of float32, float64 or integers; an int or packed weight stays */
+        AS_REAL,  /* an array of numbers, float16 and integers not beside bfloat16; an int or packed
+                     weight stays */
         AS_INT,
         AS_NUMBER,
         AS_PAIR, /* of ints or None */

@@ -107,6 +107,13 @@ int64_t mha_rows_of_weight(PyObject *object) {
     return is_matrix ? PyArray_DIM((PyArrayObject *)object, 0) : -1;
 }
 
+mha_storage mha_storage_of_given(PyObject *object) {
+    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
+        return ((const packed_weight *)PyCapsule_GetPointer(object, CAPSULE_NAME))->weight.storage;
+    }
+    return PyArray_Check(object) ? mha_storage_of((PyArrayObject *)object) : MHA_AS_COMPUTED;
+}
+
 static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
                           const char *name, converted_weight *weight) {
     const packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);

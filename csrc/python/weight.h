@@ -17,6 +17,9 @@ mha_weight mha_point_weight(const converted_weight *converted);
 /* The rows of a weight that is not converted yet, or -1 where it is none. */
 int64_t mha_rows_of_weight(PyObject *object);
 
+/* How the numbers of an array or a packed weight lie; as computed for all else. */
+mha_storage mha_storage_of_given(PyObject *object);
+
 /* 0, or -1 with a TypeError where the weight is packed: gradients read weights as they are. */
 int mha_refuse_packed(const converted_weight *weight, const char *name);
 

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_real_dtype, as_size, check_kind
+from mha.arguments import as_array, as_real_dtype, as_size, check_kind
 from mha.compat._broadcast import broadcast_leading
 from mha.compat._layers import checked_dropout, checked_heads
+from mha.half_precision import is_bfloat16, widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource
 
 __all__ = ["IncompatibleKeys", "MultiheadAttention", "scaled_dot_product_attention"]
@@ -56,7 +57,8 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
 
     Returns
     -------
-    array (..., query_len, value_head_dim); zeros for a query whose every key is masked.
+    array (..., query_len, value_head_dim), of halves too; zeros for a query whose every key is
+    masked.
 
     Raises
     ------
@@ -71,7 +73,8 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     """
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
-    query, key, value = _as_array(query), _as_array(key), _as_array(value)
+    query, key, value = (_as_array(array, name) for array, name in (
+        (query, "query"), (key, "key"), (value, "value")))
     if enable_gqa:
         key, value = _with_equal_heads(query, key, value)
     query, key, value = broadcast_leading(query, key, value, own_axes=3 if enable_gqa else 2)
@@ -80,7 +83,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
         query, key, value = query[None], key[None], value[None]
     mask, bias = None, None
     if attn_mask is not None:
-        attn_mask = _as_array(attn_mask)
+        attn_mask = _as_array(attn_mask, "attn_mask")
         _check_broadcasts(attn_mask, (*query.shape[:-1], key.shape[-2]))
         if _is_bool(attn_mask, "attn_mask"):
             mask = attn_mask
@@ -127,6 +130,7 @@ class MultiheadAttention:
         (batch, len, dim) instead of (len, batch, dim).
     device : ignored, as everything is on the CPU
     dtype : float32 (by default) or float64, NumPy's or PyTorch's
+        Inputs and loaded parameters may be halves, which are cast to it.
         The layer casts its input to it.
     rng : None, int or numpy.random.Generator
         Draws the initial parameters and the dropout; PyTorch has no such argument.
@@ -248,7 +252,7 @@ class MultiheadAttention:
                              f" wanted exactly {list(wanted)}")
         loaded = {}
         for name in wanted.keys() - missing:
-            array = _as_array(state_dict[name])
+            array = widened(_as_array(state_dict[name], name))
             check_kind(array, name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
@@ -304,8 +308,8 @@ class MultiheadAttention:
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
                              " is_causal is only a hint about it")
-        masks = [None if mask is None else _as_array(mask)
-                 for mask in (attn_mask, key_padding_mask)]
+        masks = [None if mask is None else widened(_as_array(mask, name)) for mask, name in (
+            (attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask"))]
         fast_path = query is key is value and self._takes_fast_path(np.ndim(query), masks)
         arrays = [self._input(array, name)
                   for array, name in ((query, "query"), (key, "key"), (value, "value"))]
@@ -399,11 +403,11 @@ class MultiheadAttention:
         mask: NDArray[Any] | None = None
         bias: NDArray[Any] | None = None
         for name, given in over_scores:
-            widened = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
-            if _is_bool(widened, name):
-                mask = ~widened if mask is None else mask & ~widened
+            padded = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
+            if _is_bool(padded, name):
+                mask = ~padded if mask is None else mask & ~padded
             else:
-                bias = widened if bias is None else bias + widened
+                bias = padded if bias is None else bias + padded
         return {"mask": mask, "bias": bias}
 
     def _takes_fast_path(self, dimensions: int, masks: list[NDArray[Any] | None]) -> bool:
@@ -413,7 +417,7 @@ class MultiheadAttention:
                 and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
 
     def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
-        array = _as_array(array)
+        array = widened(_as_array(array, name))
         check_kind(array, name, "iuf", self.dtype)
         return array.astype(self.dtype, copy=False)
 
@@ -443,9 +447,9 @@ class MultiheadAttention:
         return array if self.batch_first else array.swapaxes(0, 1)
 
 
-def _as_array(array: Any) -> NDArray[Any]:
-    """np.asarray, which refuses tensors that require a gradient until they are detached."""
-    return np.asarray(array.detach() if hasattr(array, "detach") else array)
+def _as_array(array: Any, name: str) -> NDArray[Any]:
+    """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
+    return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 
 def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
@@ -457,7 +461,8 @@ def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
 
 def _is_bool(mask: NDArray[Any], name: str) -> bool:
     """True for a bool mask, False for an additive one."""
-    check_kind(mask, name, "bf", "bool or float")
+    if not is_bfloat16(mask.dtype):
+        check_kind(mask, name, "bf", "bool or float")
     return mask.dtype.kind == "b"
 
 

@@ -3,7 +3,8 @@
 Read it top-down: `multi_head_attention` is the figure, and every box of the figure is one of the
 functions below it. Same names, arguments and meanings (but for `out`) as the public functions of
 `mha`, which do the same work in C. It favours clarity: the scores are stored whole, so memory grows
-with query_len * key_len. Besides float32 and float64 it computes in complex128 and long double.
+with query_len * key_len. Besides float32 and float64 it computes in complex128 and long double; of
+halves it makes float32, and does not round the result.
 `mha.reference.steps` shows every intermediate of a layer, with its shape and the file that computes
 it in C; backward.py has the gradients.
 
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha.dropout import seed_from
 from mha.options import EmptyRows, RandomSource, Window
-from mha.reference.prepared_heads import prepared_heads
+from mha.reference.prepared_heads import _floating, prepared_heads
 from mha.rotary import Rotary
 
 
@@ -390,11 +391,6 @@ def _group_size(query: NDArray[Any], key: NDArray[Any]) -> int:
 
 def _repeat_heads(x: NDArray[Any], group: int) -> NDArray[Any]:
     return np.repeat(x, group, axis=-3) if group > 1 else x
-
-
-def _floating(x: ArrayLike) -> NDArray[Any]:
-    x = np.asarray(x)
-    return x if x.dtype.kind in "fc" else x.astype(np.float64)
 
 
 def _cast(array: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:

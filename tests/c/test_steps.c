@@ -66,6 +66,30 @@ static void check_projection(mha_dtype dtype, int64_t rows, int64_t in, int64_t 
     free(x), free(w), free(bias), free(first), free(second), free(packed);
 }
 
+/* Rows of halves give the numbers of float32, rounded once. */
+static void check_projection_of_halves(mha_storage storage, int64_t rows, int64_t in, int64_t out) {
+    float *x = random_array(rows * in, MHA_FLOAT32), *w = random_array(in * out, MHA_FLOAT32);
+    float *numbers = random_array(rows * out, MHA_FLOAT32);
+    uint16_t *halves = malloc((size_t)(rows * in + 1) * sizeof *halves);
+    uint16_t *wanted = malloc((size_t)(rows * out + 1) * sizeof *wanted);
+    uint16_t *got = malloc((size_t)(rows * out + 1) * sizeof *got);
+    const mha_weight weight = weight_of(w, in, out, MHA_FLOAT32);
+    mha_round_numbers(x, halves, storage, rows * in);
+    mha_widen_numbers(halves, storage, x, rows * in);
+    mha_linear_projection projection =
+        mha_contiguous_projection(MHA_FLOAT32, x, rows, &weight, NULL, numbers);
+    project(&projection, 1);
+    mha_round_numbers(numbers, wanted, storage, rows * out);
+    projection.x = halves;
+    projection = mha_with_stored_rows(projection, storage);
+    projection.output = got;
+    projection.output_storage = storage;
+    projection.output_stride = out * (int64_t)sizeof *got;
+    project(&projection, 3);
+    CHECK(memcmp(got, wanted, (size_t)(rows * out) * sizeof *got) == 0);
+    free(x), free(w), free(numbers), free(halves), free(wanted), free(got);
+}
+
 static void test_linear_projection(void) {
     static const int64_t sizes[] = {1, 5, 12, 33, 100};
     for (mha_dtype dtype = MHA_FLOAT32; dtype <= MHA_FLOAT64; dtype++) {
@@ -74,6 +98,12 @@ static void test_linear_projection(void) {
             check_projection(dtype, sizes[i], sizes[4 - i], 70);
         }
         check_projection(dtype, 400, 20, 40);
+    }
+    for (mha_storage storage = MHA_FLOAT16; storage <= MHA_BFLOAT16; storage++) {
+        for (int i = 0; i < 5; i++) {
+            check_projection_of_halves(storage, sizes[i], 300, sizes[4 - i]);
+        }
+        check_projection_of_halves(storage, 400, 20, 40);
     }
 }
 

@@ -182,11 +182,13 @@ typedef struct mha_linear_projection {
     int64_t rows;
     const void *x;
     int64_t x_stride;
+    mha_storage x_storage;
     bool x_transposed;
     mha_weight weight;
     const void *bias;
     void *output;
     int64_t output_stride;
+    mha_storage output_storage;        /* of halves: each number is rounded once */
     int64_t head_columns, head_stride; /* 0: all columns lie side by side */
     /* What is done to each block of rows and heads by the task that wrote it, while it is in the
      * cache; the columns of a head are whole panels then. NULL but inside the core. */
@@ -197,6 +199,9 @@ typedef struct mha_linear_projection {
 mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
                                                 const mha_weight *weight, const void *bias,
                                                 void *output);
+
+/* The same with rows of x that lie so. */
+mha_linear_projection mha_with_stored_rows(mha_linear_projection projection, mha_storage storage);
 
 /* `count` projections of one element type side by side. */
 enum { MHA_MOST_PROJECTIONS = 4 };
@@ -291,13 +296,15 @@ typedef struct mha_kept_steps {
 
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
- * too. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as in mha_attention. */
+ * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as
+ * in mha_attention. */
 typedef struct mha_multi_head_attention {
     mha_dtype dtype;
     int batch_axes;
     int64_t batch_shape[MHA_MAX_AXES];
     int64_t query_len, key_len, num_heads, num_kv_heads;
     const void *query, *key, *value;
+    mha_storage query_storage, key_storage, value_storage, output_storage;
     mha_weight W_q, W_k, W_v, W_o;
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
     const void *head_gate;
@@ -349,6 +356,7 @@ mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_grad
 typedef struct mha_additive_attention {
     mha_attention attention;
     const void *query, *key;
+    mha_storage query_storage, key_storage;
     mha_weight W_q, W_k;
     const void *w_v; /* real (hidden,) */
     int64_t query_rows, key_rows;
@@ -382,7 +390,7 @@ mha_status mha_additive_attention_backward(const mha_additive_attention_gradient
                                            mha_execution *execution) MHA_MUST_CHECK;
 
 /* Joins attention over parts of the keys. outputs[part] (rows, width) and lses[part] (rows,) are
- * C-contiguous, as are output and lse. */
+ * C-contiguous, as are output and lse. All outputs may be halves, and output too. */
 typedef struct mha_merge_attention {
     mha_dtype dtype;
     int64_t parts, rows, width;
@@ -390,6 +398,7 @@ typedef struct mha_merge_attention {
     const void *const *lses;
     void *output;
     void *lse;
+    mha_storage outputs_storage, output_storage;
 } mha_merge_attention;
 
 mha_status mha_merge_attention_workspace(const mha_merge_attention *merge, int num_threads,

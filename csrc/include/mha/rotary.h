@@ -19,13 +19,15 @@ typedef struct mha_rotary {
     double magnitude;          /* multiplies cosine and sine */
 } mha_rotary;
 
-/* x (batch..., heads, len, head_dim), its last axis contiguous, turns to output, C-contiguous.
- * positions are int64 (batch..., len), strides 0 where repeated; 0, 1, ... where data is NULL. */
+/* x (batch..., heads, len, head_dim), its last axis contiguous, turns to output, C-contiguous;
+ * either may be halves, and each number is rounded once. positions are int64 (batch..., len),
+ * strides 0 where repeated; 0, 1, ... where data is NULL. */
 typedef struct mha_rotation {
     mha_dtype dtype;
     const mha_rotary *rotary;
     mha_tensor x, positions;
     void *output;
+    mha_storage output_storage;
 } mha_rotation;
 
 mha_status mha_rotary_workspace(const mha_rotation *rotation, int num_threads,

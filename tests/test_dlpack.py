@@ -1,0 +1,223 @@
+"""bfloat16 by DLPack, of which NumPy knows nothing: taken without a copy, freed once, checked."""
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from dlpack_capsules import Bfloat16Tensor, LikeTorch, Plain, Versioned
+from half_types import BFLOAT16, same_bits
+
+import mha
+from mha import _core
+from mha.arguments import as_array
+
+KINDS = [(Bfloat16Tensor, Plain), (Bfloat16Tensor, Versioned), (LikeTorch, Plain),
+         (LikeTorch, Versioned)]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0].__name__} {kind[1].__name__}")
+def tensor_of(request):
+    made, kind = request.param
+    return lambda halves, **changes: made(halves, kind, **changes)
+
+
+def random_halves(*shape, seed=0):
+    numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return numbers.astype(BFLOAT16)
+
+
+LAYOUTS = [lambda x: x, lambda x: x[::2], lambda x: x[::-1, 1:-2], lambda x: x.T,
+           lambda x: x[:0], lambda x: x[:, None, :3], lambda x: np.broadcast_to(x[:1], x.shape),
+           lambda x: x[1, 2:3].reshape(())]
+
+
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_arrays_are_views(tensor_of, layout):
+    halves = LAYOUTS[layout](random_halves(7, 9))
+    tensor = tensor_of(halves)
+    for convert in (as_array, _core.bfloat16_from_dlpack):
+        array = convert(tensor, "x")
+        assert array.dtype == BFLOAT16 and same_bits(array, halves)
+        assert not array.flags.writeable
+        assert array.size == 0 or array.ctypes.data == halves.ctypes.data
+        assert tensor.deleted == tensor.taken - 1
+        part = array[..., :1] if array.ndim else array.view()
+        del array
+        gc.collect()
+        assert tensor.deleted == tensor.taken - 1  # the part keeps it
+        del part
+        gc.collect()
+        assert tensor.deleted == tensor.taken
+
+
+def test_without_strides(tensor_of):
+    halves = random_halves(3, 4)
+    assert same_bits(as_array(tensor_of(halves, strides=None), "x"), halves)
+    offset = tensor_of(halves, byte_offset=8, shape=[2, 4], strides=None)
+    assert same_bits(as_array(offset, "x"), halves.ravel()[4:].reshape(2, 4))
+
+
+def test_wherever_arrays_are_taken(tensor_of):
+    """Functions, the layer, its parameters, caches: as with arrays of ml_dtypes, freed after."""
+    made = taken_everywhere(tensor_of)
+    gc.collect()
+    assert all(tensor.deleted == tensor.taken > 0 for tensor in made)
+
+
+def taken_everywhere(tensor_of):
+    made = []
+
+    def given(array):
+        made.append(tensor_of(array))
+        return made[-1]
+
+    query, x, weight = random_halves(2, 3, 5, 8), random_halves(2, 3, 8), random_halves(8, 8)
+    layer = mha.MultiHeadAttention(8, 2, dtype=BFLOAT16, rng=0)
+    rotary = mha.Rotary(4)
+    cases = [
+        (lambda q: mha.scaled_dot_product_attention(q, q, q), query),
+        (lambda q: mha.scaled_dot_product_attention_varlen(q, q, q, [0, 2]), x),
+        (lambda w: mha.linear(x, w), weight), (lambda rows: mha.linear(rows, weight), x),
+        (lambda w: mha.additive_attention(x, x, x, w, weight, weight[0]), weight),
+        (rotary, query), (mha.merge_heads, query), (lambda a: mha.split_heads(a, 2), x),
+        (lambda a: mha.merge_attention([a, a], [np.zeros((2, 3), np.float32)] * 2)[0], x),
+        (layer, x), (lambda a: layer(a, cache=layer.new_cache(2)), x),
+        (lambda a: layer(x, cache=layer.new_memory(a)), x),
+        (lambda w: mha.multi_head_attention(x, x, x, w, w, w, w, num_heads=2), weight)]
+    for function, array in cases:
+        assert same_bits(function(given(array)), function(array))
+    wide = mha.MultiHeadAttention(8, 2)
+    assert np.array_equal(wide(given(x)), wide(x.astype(np.float32)))
+    wide(given(x), cache=wide.new_cache(2))
+    layer.W_q = given(weight)
+    assert same_bits(layer.W_q, weight)
+    layer.load_parameters({name: given(parameter.copy())
+                           for name, parameter in layer.parameters().items()})
+    for dtype in (BFLOAT16, np.float32, np.float64):
+        cache = mha.KVCache(2, 3, 8, dtype=dtype)
+        cache.append(given(query), given(query))
+        assert np.array_equal(cache.key.astype(np.float64), query.astype(np.float64))
+    return made
+
+
+def test_the_way_back_keeps_it(tensor_of):
+    tensor = tensor_of(random_halves(6, 8))
+    output, pullback = mha.scaled_dot_product_attention_vjp(tensor, tensor, tensor)
+    assert pullback(output).query.dtype == BFLOAT16
+    assert tensor.taken - tensor.deleted == 1  # of an object that stands three times
+    del pullback
+    gc.collect()
+    assert tensor.taken == tensor.deleted
+    assert all(sys.getrefcount(capsule) == 3 for capsule in tensor.capsules)  # the list's, and ours
+
+
+HALVES = np.ones((3, 4), np.uint16)
+HOSTILE = {
+    "2 device": {"device": 2}, "negative axes": {"axes": -1}, "many axes": {"axes": 2**31 - 1},
+    "33 axes": {"axes": 33}, "no shape": {"shape": None}, "negative shape": {"shape": [3, -4]},
+    "lowest shape": {"shape": [-2**63, 1]}, "huge shape": {"shape": [2**62, 2**62]},
+    "wrapping shape": {"shape": [2**32, 2**32]}, "beyond": {"shape": [2**62, 1]},
+    "huge behind nothing": {"shape": [0, 2**63 - 1]},
+    "no data": {"data": None}, "no data but an offset": {"data": None, "byte_offset": 64},
+    "huge strides": {"strides": [2**62, 1]}, "lowest strides": {"strides": [-2**63, 1]},
+    "lowest bytes": {"strides": [-2**62, 1]}, "reach": {"strides": [2**61, 2**61]},
+    "odd offset": {"byte_offset": 1}, "huge offset": {"byte_offset": 2**64 - 2},
+    "odd data": {"data": HALVES.ctypes.data + 1}, "version": {"version": (2, 0)}}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_capsules(tensor_of, case):
+    tensor = tensor_of(HALVES, **HOSTILE[case])
+    if case == "version" and tensor.kind is Plain:
+        return
+    for call in (lambda: mha.linear(tensor, np.ones((4, 2), np.float32)),
+                 lambda: as_array(tensor, "x")):
+        with pytest.raises(ValueError, match=r"x: got .* DLPack"):
+            call()
+    gc.collect()
+    assert tensor.capsules and tensor.taken == tensor.deleted == 0
+
+
+@pytest.mark.parametrize("change", [{"name": b"used_dltensor"}, {"name": b"dltens"}, {"lanes": 2},
+                                    {"bits": 8}, {"code": 5}, {"code": 200}], ids=str)
+def test_other_capsules(tensor_of, change):
+    """What is no bfloat16 gets the error that it always had."""
+    tensor = tensor_of(HALVES, **change)
+    for call in (lambda: mha.linear(tensor, np.ones((4, 2), np.float32)),
+                 lambda: as_array(tensor, "x")):
+        with pytest.raises((TypeError, ValueError, RuntimeError, BufferError)):
+            call()
+
+
+def test_no_capsule():
+    class Strange:
+        def __init__(self, answer):
+            self.answer = answer
+
+        def __dlpack__(self, **options):
+            if isinstance(self.answer, BaseException):
+                raise self.answer
+            return self.answer
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    for answer in (None, 3, "dltensor", ValueError("no"), RuntimeError("no"), TypeError("no")):
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            mha.linear(Strange(answer), np.ones((4, 2)))
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            as_array(Strange(answer), "x")
+    with pytest.raises(KeyboardInterrupt):
+        mha.linear(Strange(KeyboardInterrupt()), np.ones((4, 2)))
+
+
+def test_no_deleter(tensor_of):
+    tensor = tensor_of(random_halves(3, 4))
+    tensor.has_no_deleter = True
+    assert same_bits(_core.bfloat16_from_dlpack(tensor, "x"), tensor.bits.view(BFLOAT16))
+    gc.collect()
+    assert tensor.taken == 1
+
+
+WITHOUT = """
+import sys
+sys.path.insert(0, "tests")
+sys.modules["ml_dtypes"] = None
+import gc
+import numpy as np
+from dlpack_capsules import LikeTorch
+import mha
+numbers = np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
+bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+tensor, query = LikeTorch(bits), np.ones((2, 5, 8), np.float32)
+for call in (lambda x: mha.scaled_dot_product_attention(query, x, x),
+             lambda x: mha.linear(query[:, :, :5], x[0] if x is numbers else LikeTorch(bits[0])),
+             mha.MultiHeadAttention(8, 2, rng=0), mha.MultiHeadAttention(8, 2, rng=0).freeze(),
+             mha.MultiHeadAttention(8, 2, rng=0, dtype="bfloat16"),
+             lambda x: (lambda layer: layer(x, cache=layer.new_cache(2)))(
+                 mha.MultiHeadAttention(8, 2, rng=0)),
+             lambda x: (lambda layer: layer(x, cache=layer.new_cache(2)))(
+                 mha.MultiHeadAttention(8, 2, rng=0, dtype="bfloat16"))):
+    got, wanted = call(tensor), call(numbers)
+    assert got.dtype == np.float32 and np.array_equal(got, wanted)
+for call in (lambda: mha.scaled_dot_product_attention(tensor, tensor, tensor),
+             lambda: mha.linear(tensor, np.ones((8, 2), np.float32)), lambda: mha.Rotary(2)(tensor),
+             lambda: mha.split_heads(tensor, 2), lambda: mha.merge_heads(tensor),
+             lambda: mha.scaled_dot_product_attention_vjp(query, tensor, query)[1](query)):
+    try:
+        call()
+    except ImportError as error:
+        assert "pip install ml_dtypes" in str(error)
+    else:
+        raise AssertionError("shown without ml_dtypes")
+gc.collect()
+assert tensor.taken == tensor.deleted > 10
+"""
+
+
+def test_without_ml_dtypes():
+    """bfloat16 is computed with, and only where a result would be of it is the package missing."""
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True)

@@ -202,8 +202,8 @@ class KVCache:
         """
         if unknown:
             raise unknown_keyword(KVCache.append, unknown)
-        state = self._state
         keys, values = as_array(key, "key"), as_array(value, "value")
+        state = self._state
         of_bfloat16 = is_bfloat16(keys.dtype) or is_bfloat16(values.dtype)
         n = keys.shape[2] if keys.ndim == 4 else -1
         for array, like, name in ((keys, state.key, "key"), (values, state.value, "value")):
@@ -215,7 +215,13 @@ class KVCache:
                 length = "n" if name == "key" else n
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" ({heads[0]}, {heads[1]}, {length}, {columns})")
-        self._state = self._appended(keys, values, checked_lengths(lengths, self.batch, n))
+        counts, before, after = checked_lengths(lengths, self.batch, n), self._state, None
+        try:
+            after = self._appended(keys, values, counts)
+            self._put(after, before)
+        except BaseException:
+            self._take_back(after)
+            raise
 
     @names_its_keywords
     def truncate(self, lengths: ArrayLike, **unknown: Never) -> None:
@@ -278,7 +284,7 @@ class KVCache:
         if (chosen < 0).any() or (chosen >= batch).any():
             raise ValueError(f"indices: got {chosen.tolist()}, wanted indices into {batch}"
                              " sequences")
-        self._put(copied(self._state, chosen.tolist(), self.capacity))
+        self._state = copied(self._state, chosen.tolist(), self.capacity)
 
     def reset(self) -> None:
         """Forget all positions; the memory stays reserved.
@@ -297,8 +303,9 @@ class KVCache:
     def _appended(self, key: Array, value: Array, counts: Array | None,
                   left: bool = False) -> CacheState:
         """The state with key (batch, kv_heads, n, head_dim) and value behind what is there, and
-        without what these rows do not need, for `_put` once all has succeeded. counts (batch,): of
-        sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n."""
+        without what these rows do not need, for `_put` once all has succeeded, or `_take_back`.
+        counts (batch,): of sequence b the first counts[b] rows are real, or, where left, the last
+        ones; None: all n."""
         state, n = self._without_unneeded(self._state), key.shape[2]
         key, value = rounded(key, state.key.dtype), rounded(value, state.value.dtype)
         lengths = read_only(state.lengths + (n if counts is None else counts))
@@ -321,9 +328,10 @@ class KVCache:
             raise
         return after
 
-    def _take_back(self, after: CacheState) -> None:
+    def _take_back(self, after: CacheState | None) -> None:
         """Zeros again for the rows of a call that failed, which views of longer sequences show."""
-        clear(after, self._state.lengths)
+        if after is not None:
+            clear(after, self._state.lengths)
 
     def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
         """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
@@ -337,9 +345,12 @@ class KVCache:
             return state
         return copied(state, None, max(needed, min(2 * columns, most)))
 
-    def _put(self, state: CacheState) -> None:
-        """Let this be the state, after attention has seen it."""
-        self._state = self._without_unneeded(state)
+    def _put(self, after: CacheState, before: CacheState) -> None:
+        """Let this be the state that comes after the one before."""
+        if self._state is not before:
+            raise RuntimeError("cache: got changed by one call in the midst of another, wanted one"
+                               " call at a time")
+        self._state = after
 
     def _without_unneeded(self, state: CacheState) -> CacheState:
         """Without the blocks that no sequence's next row needs."""

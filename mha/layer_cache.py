@@ -17,6 +17,7 @@ from mha.cache_state import CacheState
 from mha.dropout import drawn
 from mha.half_precision import as_computed, returned, shown_dtype, stored_dtype, widened
 from mha.kv_cache import KVCache, Memory
+from mha.layer_options import as_window
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
 from mha.rotary import as_record
@@ -47,6 +48,7 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
                          " they came in")
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
+    head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
     with drawn(_checked_options(options, cache)) as drawn_options:
         return _call(state, query, cache, lengths, padding == "left", positions, drawn_options,
                      head_gate, return_weights, return_lse)
@@ -61,35 +63,34 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
         raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has")
     counts = checked_lengths(lengths, batch, n)
     real = None if counts is None else _real_rows(counts, n, left)
-    is_memory = isinstance(cache, Memory)
-    before = cache._state
-    first = _first_positions(before, counts, n, left, is_memory)
     if positions is not None:
         positions = _as_positions(positions, "positions", batch, n)
-    elif state.settings.rotary is not None:
+    is_memory = isinstance(cache, Memory)
+    before, after = cache._state, None
+    first = _first_positions(before, counts, n, left, is_memory)
+    if positions is None and state.settings.rotary is not None:
         positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
-    after = before
     W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
     query_heads = _by_head(state, "q", _core.linear(x, W_q, b_q), positions)
-    if not is_memory:
-        key_heads = _by_head(state, "k", _core.linear(x, W_k, b_k), positions)
-        value_heads = _by_head(state, "v", _core.linear(x, W_v, b_v))
-        after = cache._appended(key_heads, value_heads, counts, left)
     try:
-        placed = _placed(options, after, first, real, is_memory)
-        results = _attended(state, query_heads, after, placed, head_gate, return_weights,
+        if not is_memory:
+            key_heads = _by_head(state, "k", _core.linear(x, W_k, b_k), positions)
+            value_heads = _by_head(state, "v", _core.linear(x, W_v, b_v))
+            after = cache._appended(key_heads, value_heads, counts, left)
+        seen = before if after is None else after
+        placed = _placed(options, seen, first, real, is_memory)
+        results = _attended(state, query_heads, seen, placed, head_gate, return_weights,
                             return_lse)
         if real is not None:
             results[0][~real] = 0
         if given.ndim == 2:
             results = [result[0] for result in results]
         returned = tuple(results) if len(results) > 1 else results[0]
+        if after is not None:
+            cache._put(cache._without_unneeded(after), before)
     except BaseException:
-        if not is_memory:
-            cache._take_back(after)
+        cache._take_back(after)
         raise
-    if not is_memory:
-        cache._put(after)
     return returned
 
 
@@ -111,7 +112,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
     key_heads = _by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
     value_heads = _by_head(state, "v", _core.linear(values, W_v, b_v))
-    memory._put(memory._appended(key_heads, value_heads, counts))
+    memory._state = memory._appended(key_heads, value_heads, counts)
     return memory
 
 
@@ -219,11 +220,11 @@ def _as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
+    rows = as_computed(given, name, settings.dtype)
     if given.ndim not in (2, 3):
         raise ValueError(f"{name}: got shape {given.shape}, wanted (batch, len, dim) or (len, dim)")
     if given.shape[-1] != width:
         raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
-    rows = as_computed(given, name, settings.dtype)
     return given, rows if rows.ndim == 3 else rows[None]
 
 
@@ -261,20 +262,38 @@ def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOpti
         if isinstance(options.empty_rows, str) and options.empty_rows == "uniform":
             raise ValueError('empty_rows: got "uniform" with a cache, wanted "zeros": a mean of all'
                              " values would change as others join")
+        options = _settled(options)
         for name in OF_POSITIONS if is_memory else ():
-            given = getattr(options, name)
-            if given is not None and given is not False:
+            if _is_in_force(name, getattr(options, name)):
                 raise ValueError(f"{name}: got one with a memory, wanted none: rows have no place"
                                  " among its keys")
-        options = options._replace(mask=_of_scores(options.mask, "mask"),
-                                   bias=_of_scores(options.bias, "bias"))
+        if is_memory:
+            return options._replace(window=None, alibi=None)
     if cache.window is None or is_memory:
         return options
     return options._replace(window=_within(options.window, cache.window))
 
 
+def _settled(options: AttentionOptions) -> AttentionOptions:
+    """With arrays, before anything changes: their conversion may run any code."""
+    by_head: dict[str, Any] = {
+        name: as_array(given, name) for name in ("alibi", "relative_bias", "sinks")
+        if (given := getattr(options, name)) is not None}
+    return options._replace(mask=_of_scores(options.mask, "mask"),
+                            bias=_of_scores(options.bias, "bias"),
+                            causal=as_bool(options.causal, "causal"), **by_head)
+
+
+def _is_in_force(name: str, given: Any) -> bool:
+    """Whether an option of positions is more than what switches a layer's own off."""
+    if name == "alibi":
+        return given is not None and bool(given.any())
+    if name == "window":
+        return as_window(given) is not None
+    return given is not None and given is not False
+
+
 def _of_scores(array: Maybe, name: str) -> Array | None:
-    """A mask or bias as an array, before anything changes: its conversion may run any code."""
     if array is None:
         return None
     scores = as_array(array, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any, Never
@@ -10,13 +11,14 @@ from typing import Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_size, check_kind
+from mha.arguments import as_array, as_bool, as_size, check_kind, no_memory
 from mha.gradients import RelativeBiasGradients
 from mha.keywords import names_its_keywords, unknown_keyword
 
 __all__ = ["alibi_slopes", "t5_relative_bias", "t5_relative_bias_vjp"]
 
 Array = NDArray[Any]
+MOST_NUMBERS = 1 << 48  # that a process may address
 
 
 @names_its_keywords
@@ -42,12 +44,18 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0, **unknown: Never) -> Arr
     heads = as_size(num_heads, "num_heads")
     if not isinstance(max_bias, numbers.Real) or isinstance(max_bias, bool):
         raise TypeError(f"max_bias: got {type(max_bias).__name__}, wanted a number")
-    if not np.isfinite(float(max_bias)):
+    try:
+        largest = float(max_bias)
+    except OverflowError:  # an int beyond all floats
+        largest = math.inf
+    if not math.isfinite(largest):
         raise ValueError(f"max_bias: got {max_bias}, wanted a finite number")
+    if heads > MOST_NUMBERS:
+        raise no_memory("num_heads", (heads,))
     power = 1 << (heads.bit_length() - 1)
     whole = np.arange(1, power + 1) / power
     between = (2 * np.arange(heads - power) + 1) / (2 * power)
-    return np.exp2(-float(max_bias) * np.concatenate([whole, between]))
+    return np.exp2(-largest * np.concatenate([whole, between]))
 
 
 @names_its_keywords
@@ -134,6 +142,8 @@ def _table_and_buckets(table: ArrayLike, bidirectional: bool,
                          f" {fewest} buckets")
     of_a_side = len(array) // 2 if both else len(array)
     farthest = as_size(max_distance, "max_distance", least=of_a_side // 2 + 1)
+    if farthest > MOST_NUMBERS:
+        raise no_memory("max_distance", (farthest,))
     before = _buckets_of_distances(of_a_side, farthest)
     behind = before[1:] + of_a_side if both else np.zeros(farthest, np.int64)
     floats = array if array.dtype.kind == "f" else array.astype(np.float64)

@@ -19,6 +19,7 @@ __all__ = ["Rotary"]
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
+MOST_DIMS = 1 << 16
 
 
 class Rotary:
@@ -26,8 +27,9 @@ class Rotary:
 
     A pair of columns (a, b) at position p becomes (a cos - b sin, b cos + a sin) of the angle
     p * frequency, so that the dot product of a query and a key depends on how far apart they are
-    alone. Angles are exact whatever the position, cosine and sine within 1 ulp of float64, and
-    rounded once to the type of the array; the same bits on every machine.
+    alone. Angles are exact to 2^-92 of a turn whatever the position, cosine and sine within 1 ulp
+    of float64 beside that, and rounded once to the type of the array; the same bits on every
+    machine.
 
     Parameters
     ----------
@@ -278,8 +280,9 @@ def _restored(dims: int, base: float | None, layout: Layout, frequencies: list[f
 
 def _even(dims: int) -> int:
     size = as_int(dims, "dims")
-    if size < 2 or size % 2:
-        raise ValueError(f"dims: got {size}, wanted an even number of columns, at least 2")
+    if size < 2 or size % 2 or size > MOST_DIMS:
+        raise ValueError(f"dims: got {size}, wanted an even number of columns from 2 to"
+                         f" {MOST_DIMS}")
     return size
 
 

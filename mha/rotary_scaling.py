@@ -14,9 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mha.arguments import as_bool, as_size
 
-DIGITS = 40
+# The formulas' own context: whatever the caller's traps, digits and rounding are.
+CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN, Emin=-999999, Emax=999999,
+                          traps=[decimal.DivisionByZero, decimal.InvalidOperation,
+                                 decimal.Overflow])
 PI = Decimal("3.141592653589793238462643383279502884197169")
 
 Frequencies = list[Decimal]
@@ -89,8 +94,8 @@ class Scaling(NamedTuple):
 
 def from_base(dims: int, base: float) -> list[float]:
     """base ** (-2c/dims) for c = 0 ... dims/2 - 1 (Su et al. 2021, section 3.2.2)."""
-    with decimal.localcontext(prec=DIGITS):
-        return [float(frequency) for frequency in _powers(dims, Decimal(base))]
+    with decimal.localcontext(CONTEXT):
+        return _rounded(_powers(dims, Decimal(base)), "base")
 
 
 def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
@@ -107,14 +112,14 @@ def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
     values = Values({**mapping, **{name: value for name, value in of_scaling.items()
                                    if value is not None}})
     name = _type_of(of_scaling)
-    base = _base_of(Values(of_scaling) if of_scaling.get("rope_theta") is not None else values)
-    dims = _dims_of(values, columns)
-    with decimal.localcontext(prec=DIGITS):
+    with decimal.localcontext(CONTEXT):
+        base = _base_of(Values(of_scaling) if of_scaling.get("rope_theta") is not None else values)
+        dims = _dims_of(values, columns)
         at_top = mapping.get("original_max_position_embeddings") is not None
         scaling = Scaling(values, dims, base, longest, at_top)
         frequencies, magnitude = SCALINGS[name](scaling)
         return ConfigRotary(dims, float(base), name == "default",
-                            [float(frequency) for frequency in frequencies], float(magnitude))
+                            _rounded(frequencies, "rope_theta"), float(magnitude))
 
 
 def default(scaling: Scaling) -> Scaled:
@@ -208,6 +213,8 @@ def _factors(values: Values, name: str, pairs: int) -> Frequencies:
     factors = values.get(name)
     if factors is None:
         raise missing(name, values.mapping)
+    if isinstance(factors, np.ndarray):
+        factors = factors.tolist()
     if not isinstance(factors, Sequence) or isinstance(factors, str):
         raise TypeError(f"{name}: got {type(factors).__name__}, wanted a list of numbers")
     if len(factors) != pairs:
@@ -245,16 +252,30 @@ def missing(name: str, mapping: Mapping[str, Any]) -> ValueError:
 
 
 def _powers(dims: int, base: Decimal) -> Frequencies:
+    base = +base  # of as many digits as the context has: a tiny float has hundreds
     return [base ** (Decimal(-2 * pair) / dims) for pair in range(dims // 2)]
+
+
+def _rounded(frequencies: Frequencies, name: str) -> list[float]:
+    """As float64, all of them finite."""
+    rounded = [float(frequency) for frequency in frequencies]
+    if not all(map(math.isfinite, rounded)):
+        raise ValueError(f"{name}: got one that makes frequencies beyond the largest float, wanted"
+                         " a larger one")
+    return rounded
 
 
 def _decimal(value: Any, name: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a number")
-    number = Decimal(int(value)) if isinstance(value, numbers.Integral) else Decimal(float(value))
-    if not number.is_finite():
-        raise ValueError(f"{name}: got {value}, wanted a finite number")
-    return number
+    try:
+        is_finite = math.isfinite(float(value))
+    except (OverflowError, ValueError):  # an int beyond all floats, a signaling NaN
+        is_finite = False
+    if not is_finite:
+        shown = "a number beyond all floats" if isinstance(value, int) else value
+        raise ValueError(f"{name}: got {shown}, wanted a finite number")
+    return Decimal(int(value)) if isinstance(value, numbers.Integral) else Decimal(float(value))
 
 
 def _scaling_of(mapping: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
@@ -301,7 +322,7 @@ def _dims_of(values: Values, head_dim: int) -> int:
         said = next((name for name in ("partial_rotary_factor", "rotary_pct")
                      if values.get(name) is not None), "head_dim")
         share = Decimal(1) if said == "head_dim" else values.number(said, above=0)
-        dims = int(head_dim * float(share))
+        dims = int(head_dim * min(float(share), 2.0))  # beyond 1 it is an error anyway
     if dims < 2 or dims % 2 or dims > head_dim:
         raise ValueError(f"{said}: got {dims} of {head_dim} columns that turn, wanted an even"
                          f" number from 2 to {head_dim}")

@@ -119,6 +119,8 @@ CASES = [
     row(call, "cache", mha.KVCache(2, 4, 3, 2), V, "(4, 3, 2)", "(4, 3, 3)"),
     row(call, "cache", mha.KVCache(2, 4, 3, dtype=float), T, "float64", "float32"),
     row(other_widths, "cache", mha.KVCache(2, 4, 3), V, "(12, 11, 11)", "new_memory()"),
+    row(call, "query", None, T, "an array of object", REAL),
+    row(call, "causal", 7, T, "int", "True or False"),
     row(call, "query", f(12), V, "shape (12,)", "(batch, len, dim) or (len, dim)"),
     row(call, "query", f(2, 5, 11), V, "shape (2, 5, 11)", "a last axis of 12"),
     ("one sequence", lambda a: call(a, query=f(5, 12)), V, "cache", "one of 2 sequences",

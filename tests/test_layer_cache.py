@@ -1,6 +1,7 @@
 """Layers with a cache: one call over everything gives the same bits, however it is cut."""
 
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -272,6 +273,82 @@ def test_what_fails_leaves_the_cache_as_it_was(name, at, options, monkeypatch):
                 layer(x[:, 200:], cache=cache, lengths=lengths)
         assert (repr(cache), cache.key.tobytes(), cache.value.tobytes(), cache.start) == before
     assert np.array_equal(layer(x[:, 200:], cache=cache), layer(x[:, 200:], cache=other))
+
+
+def interrupted_at(name, call):
+    """The call, interrupted as it enters a Python function of this name."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == name:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        sys.settrace(before)
+
+
+def test_an_interrupt_before_the_last_step_leaves_zeros_behind():
+    layer, x = random_layer(), random_x(2, 3)
+    cache = layer.new_cache(2, capacity=9)
+    layer(x, cache=cache, lengths=[3, 1])
+    before = cache.lengths.tolist(), cache.key.tobytes(), cache.value.tobytes()
+    heads = np.ones((2, *cache.key.shape[1:2], 3, cache.head_dim), np.float32)
+    values = np.ones((*heads.shape[:3], cache.value_head_dim), np.float32)
+    for call in (lambda: layer(x, cache=cache, lengths=[0, 2]),
+                 lambda: cache.append(heads, values, [0, 2])):
+        interrupted_at("_put", call)
+        assert (cache.lengths.tolist(), cache.key.tobytes(), cache.value.tobytes()) == before
+
+
+class Changing:
+    """An array whose conversion changes the cache."""
+
+    def __init__(self, array, change):
+        self.array, self.change = array, change
+
+    def __array__(self, dtype=None, copy=None):
+        self.change()
+        return self.array
+
+
+@pytest.mark.parametrize("name", ["head_gate", "alibi", "sinks", "positions"])
+def test_arguments_that_change_the_cache_do_so_before_the_call(name):
+    layer, x = random_layer(rotary=mha.Rotary(6)), random_x(1, 6)
+    array = np.arange(5, 7) if name == "positions" else np.ones(layer.num_heads, np.float32)
+    cache, other = layer.new_cache(1), layer.new_cache(1)
+    for one in (cache, other):
+        layer(x[:, :3], cache=one)
+    changing = Changing(array, lambda: layer(x[:, :2], cache=cache))
+    got = layer(x[:, 3:5], cache=cache, **{name: changing})
+    layer(x[:, :2], cache=other)
+    assert np.array_equal(got, layer(x[:, 3:5], cache=other, **{name: array}))
+    assert cache.lengths == other.lengths == [7]
+    assert np.array_equal(cache.key, other.key)
+
+
+def test_a_cache_that_another_call_changes_is_said_to_be(monkeypatch):
+    layer, x = random_layer(), random_x(1, 6)
+    cache = layer.new_cache(1, capacity=20)
+
+    def attended(*arguments):
+        monkeypatch.undo()
+        layer(x, cache=cache)
+        return layer_cache._attended(*arguments)
+
+    monkeypatch.setattr(layer_cache, "_attended", attended)
+    with pytest.raises(RuntimeError, match="cache: got changed by one call in the midst of anoth"):
+        layer(x[:, :2], cache=cache)
+    assert cache.lengths == [6]
+
+
+def test_a_memory_with_what_a_layer_switches_off():
+    layer = random_layer(window=(1, 1), alibi=[0.5, 0.2, 0.1, 0.0])
+    query, key = random_x(2, 3), random_x(2, 9, seed=1)
+    memory, off = layer.new_memory(key), {"window": (None, None), "alibi": np.zeros(4)}
+    assert np.array_equal(layer(query, cache=memory, **off), layer(query, key, **off))
 
 
 def test_ctrl_c_in_the_middle_of_a_call():

@@ -184,6 +184,7 @@ def test_types_and_special_numbers():
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: mha.Rotary(3), "dims: got 3, wanted an even number"),
     (lambda: mha.Rotary(0), "dims: got 0"),
+    (lambda: mha.Rotary(2**40), "dims: got 1099511627776, wanted an even number of columns from"),
     (lambda: mha.Rotary("4"), "dims: got str, wanted an int"),
     (lambda: mha.Rotary(4, base=0), "base: got 0, wanted a finite number above 0"),
     (lambda: mha.Rotary(4, base=math.nan), "base: got nan"),

@@ -1,5 +1,6 @@
 """Rotary.from_config against the papers' formulas, written out in NumPy; and what it refuses."""
 
+import decimal
 import math
 
 import numpy as np
@@ -106,7 +107,8 @@ def test_longrope(length, name):
     assert from_config(96, max_position_embeddings=4096,
                        rope_scaling={"type": "longrope", **factors}).magnitude == 1
     # A factor counts where the original length belongs to the scaling, not to the model.
-    stated = {"type": "longrope", **factors, "factor": 8.0}
+    stated = {"type": "longrope", "factor": 8.0,
+              **{name: np.array(numbers) for name, numbers in factors.items()}}
     assert from_config(96, length, max_position_embeddings=131072, rope_scaling=stated,
                        original_max_position_embeddings=4096).magnitude == rotary.magnitude
     assert math.isclose(from_config(96, rope_scaling=stated | {
@@ -147,6 +149,25 @@ def test_layers_of_several_kinds():
     bases = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}  # ModernBERT
     assert from_config(layer_type="full_attention", **bases) == mha.Rotary(64, base=160000)
     assert from_config(layer_type="sliding_attention", **bases) == mha.Rotary(64)
+
+
+def test_the_callers_decimal_context_does_not_matter():
+    wanted = mha.Rotary(64), from_config(rope_scaling={"type": "linear", "factor": 3.3})
+    with decimal.localcontext() as context:
+        context.traps[decimal.Inexact] = context.traps[decimal.FloatOperation] = True
+        context.prec, context.rounding = 3, decimal.ROUND_UP
+        assert wanted == (mha.Rotary(64),
+                          from_config(rope_scaling={"type": "linear", "factor": 3.3}))
+
+
+@pytest.mark.parametrize("config", [
+    {"rope_theta": 1e-320}, {"rope_theta": 10**5000}, {"rope_theta": decimal.Decimal("sNaN")},
+    {"partial_rotary_factor": 1e308}])
+def test_numbers_beyond_all_floats(config):
+    with pytest.raises(ValueError, match=f"^{next(iter(config))}: got"):
+        mha.Rotary.from_config(config, 64)
+    with pytest.raises(ValueError, match="^base: got one that makes frequencies beyond"):
+        mha.Rotary(64, base=1e-320)
 
 
 def test_dynamic_by_alpha():

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_array, as_real_dtype, as_size, check_kind
+from mha.arguments import as_real_dtype, as_size, check_kind
 from mha.compat._broadcast import broadcast_leading
-from mha.compat._layers import checked_dropout, checked_heads
+from mha.compat._layers import checked_dropout, checked_heads, detached_array
 from mha.half_precision import is_bfloat16, widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     """
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
-    query, key, value = (_as_array(array, name) for array, name in (
+    query, key, value = (detached_array(array, name) for array, name in (
         (query, "query"), (key, "key"), (value, "value")))
     if enable_gqa:
         key, value = _with_equal_heads(query, key, value)
@@ -83,7 +83,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
         query, key, value = query[None], key[None], value[None]
     mask, bias = None, None
     if attn_mask is not None:
-        attn_mask = _as_array(attn_mask, "attn_mask")
+        attn_mask = detached_array(attn_mask, "attn_mask")
         _check_broadcasts(attn_mask, (*query.shape[:-1], key.shape[-2]))
         if _is_bool(attn_mask, "attn_mask"):
             mask = attn_mask
@@ -252,7 +252,7 @@ class MultiheadAttention:
                              f" wanted exactly {list(wanted)}")
         loaded = {}
         for name in wanted.keys() - missing:
-            array = widened(_as_array(state_dict[name], name))
+            array = widened(detached_array(state_dict[name], name))
             check_kind(array, name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
@@ -308,7 +308,7 @@ class MultiheadAttention:
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
                              " is_causal is only a hint about it")
-        masks = [None if mask is None else widened(_as_array(mask, name)) for mask, name in (
+        masks = [None if mask is None else widened(detached_array(mask, name)) for mask, name in (
             (attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask"))]
         fast_path = query is key is value and self._takes_fast_path(np.ndim(query), masks)
         arrays = [self._input(array, name)
@@ -417,7 +417,7 @@ class MultiheadAttention:
                 and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
 
     def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
-        array = widened(_as_array(array, name))
+        array = widened(detached_array(array, name))
         check_kind(array, name, "iuf", self.dtype)
         return array.astype(self.dtype, copy=False)
 
@@ -445,11 +445,6 @@ class MultiheadAttention:
         if array.ndim == 2:
             return array[None]
         return array if self.batch_first else array.swapaxes(0, 1)
-
-
-def _as_array(array: Any, name: str) -> NDArray[Any]:
-    """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
-    return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 
 def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:

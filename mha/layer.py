@@ -273,12 +273,10 @@ class MultiHeadAttention(Parameters, Decoding):
         if starts is not None:
             from mha import layer_ragged
 
-            results = layer_ragged.call(
-                layer_state.in_known_dtype(state), query, starts, chosen, head_gate, return_lse,
-                key=key, value=value, cache=cache, lengths=lengths,
-                padding=None if plain_padding else padding, positions=positions,
-                key_positions=key_positions, return_weights=return_weights)
-            return layer_state.results_in(results, state.settings.dtype)
+            return layer_ragged.call(
+                state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
+                cache=cache, lengths=lengths, padding=None if plain_padding else padding,
+                positions=positions, key_positions=key_positions, return_weights=return_weights)
         if cache is not None or lengths is not None or not plain_padding:
             from mha import layer_cache
 
@@ -335,10 +333,8 @@ class MultiHeadAttention(Parameters, Decoding):
         if starts is not None:
             from mha import layer_ragged
 
-            return layer_ragged.vjp(
-                layer_state.in_known_dtype(state, has_gradients=True), query, starts, chosen,
-                head_gate, wanted, key=key, value=value, positions=positions,
-                key_positions=key_positions)
+            return layer_ragged.vjp(state, query, starts, chosen, head_gate, wanted, key=key,
+                                    value=value, positions=positions, key_positions=key_positions)
         key_is_query, value_is_key = key is None, value is None
         key = query if key is None else key
         value = key if value is None else value

@@ -56,6 +56,7 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
         ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
     """The same and its gradients, as of `MultiHeadAttention.vjp`."""
     given, rows, begins = _checked(state, x, starts, others)
+    layer_state.known_dtype(state.settings.dtype, has_gradients=True)
     arguments = layer_state.plain_call(state)
     gate = None if head_gate is None else _checked_gate(state, head_gate)
     steps = _projected(state, arguments, rows, begins, keep=True)

@@ -167,13 +167,6 @@ def results_in(results: Any, dtype: np.dtype[Any]) -> Any:
     return (output, *others) if others else output
 
 
-def in_known_dtype(state: LayerState, has_gradients: bool = False) -> LayerState:
-    """The same parameters in a layer of `known_dtype`."""
-    settings = state.settings
-    known = known_dtype(settings.dtype, has_gradients)
-    return state._replace(settings=settings._replace(dtype=known))
-
-
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
             key_is_query: bool) -> Callable[..., Any]:
     """`state.core` at the positions of a call."""

@@ -94,7 +94,7 @@ def test_types_and_shapes():
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda: mha.alibi_slopes(2**63), MemoryError, "num_heads: got shape (9223372036854775808,)"),
+    (lambda: mha.alibi_slopes(2**63), MemoryError, "num_heads: got shape"),
     (lambda: mha.alibi_slopes(4, 10**400), ValueError, "max_bias: got 1"),
     (lambda: mha.alibi_slopes(0), ValueError, "num_heads: got 0, wanted at least 1"),
     (lambda: mha.alibi_slopes(2.0), TypeError, "num_heads: got float, wanted an int"),

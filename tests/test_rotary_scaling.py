@@ -166,7 +166,7 @@ def test_the_callers_decimal_context_does_not_matter():
 def test_numbers_beyond_all_floats(config):
     with pytest.raises(ValueError, match=f"^{next(iter(config))}: got"):
         mha.Rotary.from_config(config, 64)
-    with pytest.raises(ValueError, match="^base: got one that makes frequencies beyond"):
+    with pytest.raises(ValueError, match=r"^base: got one that makes frequencies beyond"):
         mha.Rotary(64, base=1e-320)
 
 

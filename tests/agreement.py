@@ -70,3 +70,14 @@ class OnlyDlpack:
 
     def __dlpack_device__(self):
         return self.array.__dlpack_device__()
+
+
+def grouped_inputs(shape, dtype, seed=0):
+    """Random query, key and value of (batch, heads, kv_heads, query_len, key_len, head_dim,
+    value_head_dim)."""
+    batch, heads, kv_heads, query_len, key_len, head_dim, value_head_dim = shape
+    rng = np.random.default_rng(seed)
+    query = rng.standard_normal((batch, heads, query_len, head_dim)).astype(dtype)
+    key = rng.standard_normal((batch, kv_heads, key_len, head_dim)).astype(dtype)
+    value = rng.standard_normal((batch, kv_heads, key_len, value_head_dim)).astype(dtype)
+    return query, key, value

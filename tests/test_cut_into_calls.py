@@ -3,6 +3,7 @@ all at once, whichever kernel takes them."""
 
 import numpy as np
 import pytest
+from agreement import grouped_inputs
 from half_types import HALVES
 from option_cases import SCORES
 
@@ -21,12 +22,8 @@ SHAPES = [
 
 
 def problem(shape, dtype, seed=0):
-    batch, heads, kv_heads, query_len, key_len, head_dim, value_head_dim = shape
-    rng = np.random.default_rng(seed)
-    query = 3 * rng.standard_normal((batch, heads, query_len, head_dim))
-    key = rng.standard_normal((batch, kv_heads, key_len, head_dim))
-    value = rng.standard_normal((batch, kv_heads, key_len, value_head_dim))
-    return query.astype(dtype), key.astype(dtype), value.astype(dtype)
+    query, key, value = grouped_inputs(shape, dtype, seed)
+    return 3 * query, key, value
 
 
 def options_of(shape):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from agreement import assert_accurate
+from agreement import assert_accurate, grouped_inputs
 from option_cases import SCORES, by_head
 
 import mha
@@ -20,15 +20,6 @@ SHAPES = [
     (1, 34, 1, 8, 1030, 32, 17),
     (1, 2, 2, 1, 9000, 16, 16),
 ]
-
-
-def problem(shape, dtype, seed=0):
-    batch, heads, kv_heads, query_len, key_len, head_dim, value_head_dim = shape
-    rng = np.random.default_rng(seed)
-    query = rng.standard_normal((batch, heads, query_len, head_dim)).astype(dtype)
-    key = rng.standard_normal((batch, kv_heads, key_len, head_dim)).astype(dtype)
-    value = rng.standard_normal((batch, kv_heads, key_len, value_head_dim)).astype(dtype)
-    return query, key, value
 
 
 def options_of(shape, dtype):
@@ -65,7 +56,7 @@ def test_agrees_with_the_reference(shape, dtype):
     for options in options_of(shape, dtype).values():
         for extras in ({}, {"return_weights": True, "return_lse": True}):
             assert_accurate(mha.scaled_dot_product_attention,
-                            reference.scaled_dot_product_attention, problem(shape, dtype),
+                            reference.scaled_dot_product_attention, grouped_inputs(shape, dtype),
                             {**options, **extras})
 
 
@@ -76,14 +67,14 @@ def test_median_error_is_no_larger_than_numpys(dtype):
         for key_len in (200, 1500, 5000):
             (ours, numpys), = assert_accurate(
                 mha.scaled_dot_product_attention, reference.scaled_dot_product_attention,
-                problem((1, 4, 4, 1, key_len, 64, 64), dtype, seed), {})
+                grouped_inputs((1, 4, 4, 1, key_len, 64, 64), dtype, seed), {})
             ratios.append(ours / numpys)
     assert np.median(ratios) <= (2 if mha.instruction_set() == "baseline" else 1)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_nothing_leaks_from_behind_a_mask(poison):
-    query, key, value = problem((1, 4, 2, 2, 300, 40, 21), np.float32)
+    query, key, value = grouped_inputs((1, 4, 2, 2, 300, 40, 21), np.float32)
     mask = np.random.default_rng(2).random(300) < 0.7
     clean = mha.scaled_dot_product_attention(query, key, value, mask=mask, return_lse=True)
     key[:, :, ~mask] = poison
@@ -97,7 +88,7 @@ def test_nothing_leaks_from_behind_a_mask(poison):
 
 
 def test_empty_rows_are_zeros():
-    query, key, value = problem((2, 4, 2, 2, 600, 40, 40), np.float32)
+    query, key, value = grouped_inputs((2, 4, 2, 2, 600, 40, 40), np.float32)
     mask = np.ones((2, 1, 2, 600), bool)
     mask[1, :, 1] = False
     output, weights, lse = mha.scaled_dot_product_attention(

@@ -5,8 +5,8 @@
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
 
-/* All that makes a head's weights of its dot products, into *scores: written where it stays, since a
- * copy right behind the writing of its fields would wait for them. */
+/* All that makes a head's weights of its dot products, into *scores: written where it stays, since
+ * a copy right behind the writing of its fields would wait for them. */
 void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head,
                      mha_scores *scores);
 

@@ -140,3 +140,16 @@ def test_start_and_astype():
         assert same_bits(mha.MultiHeadAttention(48, 4, rng=0, dtype=str(dtype)).W_o, half.W_o)
     with pytest.raises(TypeError, match=r"dtype: got .*uint16"):
         wide.astype(np.uint16)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_query_and_key_that_share_their_memory(dtype):
+    """Rows of halves are turned into numbers once for all projections of the same array."""
+    layer = mha.MultiHeadAttention(16, 4, key_dim=32, dtype=dtype, rng=0)
+    numbers = random_array(500 * 32, dtype=dtype)
+    query, key = numbers[:500 * 16].reshape(1, 500, 16), numbers.reshape(1, 500, 32)
+    wanted = layer(query.copy(), key.copy())
+    for threads in (1, 2, 5):
+        with mha.threads(threads):
+            assert same_bits(layer(query, key), wanted)
+            assert same_bits(layer.vjp(query, key)[0], wanted)

@@ -25,6 +25,9 @@ typedef struct projection_job {
      * that is rounded to halves, if any. */
     mha_pieces scratch;
     size_t scratch_size, panel_size;
+    /* For each worker the block of rows of halves that it is at, as numbers; or none. */
+    mha_pieces turned;
+    size_t turned_size;
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
 
@@ -100,6 +103,66 @@ static mha_status rounded_size(const mha_linear_projection *p, size_t *bytes) {
                : mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p)), row, bytes);
 }
 
+/* At the start of a worker's piece: which block of rows follows, TURNED_AT bytes behind. */
+typedef struct turned_rows {
+    const void *x; /* NULL: none yet */
+    int64_t first_row, columns, stride;
+} turned_rows;
+enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
+
+/* Bytes of a block of rows as numbers; 0 where the product turns them itself, a few at a time:
+ * where they are few, or a block would not stay in a cache. */
+static mha_status turned_bytes(const mha_linear_projection *p, size_t *bytes) {
+    const size_t row = (size_t)p->weight.in * mha_dtype_size(p->dtype);
+    *bytes = 0;
+    if (p->x_storage == MHA_AS_COMPUTED || p->x_transposed || p->rows <= FEW_ROWS) {
+        return MHA_OK;
+    }
+    MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p)), row, bytes));
+    *bytes = *bytes > MOST_TURNED_BYTES ? 0 : *bytes + TURNED_AT;
+    return MHA_OK;
+}
+
+/* The block as numbers, turned once for all panels that the worker takes in a row; or NULL. */
+static const void *turned_block(const projection_job *job, const mha_linear_projection *p,
+                                int64_t first_row, int64_t rows, mha_worker *worker) {
+    const mha_elementwise_kernels *kernels = job->kernels->elementwise;
+    const int64_t columns = p->weight.in, row_bytes = columns * (int64_t)mha_dtype_size(p->dtype);
+    size_t bytes;
+    if (turned_bytes(p, &bytes) != MHA_OK || bytes == 0) {
+        return NULL;
+    }
+    turned_rows *turned = mha_piece(&job->turned, worker->number);
+    char *numbers = (char *)turned + TURNED_AT;
+    if (turned->x == p->x && turned->first_row == first_row && turned->columns == columns &&
+        turned->stride == p->x_stride) {
+        return numbers;
+    }
+    turned->x = NULL;
+    for (int64_t row = 0; row < rows; row++) {
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * columns)) {
+            return numbers;
+        }
+        kernels->read_row((const char *)p->x + (first_row + row) * p->x_stride, p->x_storage,
+                          numbers + row * row_bytes, columns);
+    }
+    *turned = (turned_rows){p->x, first_row, columns, p->x_stride};
+    return numbers;
+}
+
+static mha_status take_turned(projection_job *job, int num_threads, mha_execution *execution) {
+    mha_workspace *workspace = &execution->workspace;
+    if (job->turned_size == 0) {
+        return MHA_OK;
+    }
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job->turned_size, (size_t)num_threads, &job->turned));
+    for (int i = 0; !workspace->measures && i < num_threads; i++) {
+        *(turned_rows *)mha_piece(&job->turned, i) = (turned_rows){.x = NULL};
+    }
+    return MHA_OK;
+}
+
 static mha_status plan(const mha_linear_projection *projections, int count, projection_job *job) {
     *job = (projection_job){.projections = projections, .count = count};
     job->kernels = mha_kernels_for(projections[0].dtype);
@@ -107,7 +170,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
     for (int i = 0; i < count; i++) {
         const mha_linear_projection *p = &projections[i];
         const int64_t row_blocks = row_blocks_of(p);
-        size_t panel_size = 0, rounded = 0;
+        size_t panel_size = 0, rounded = 0, turned = 0;
         job->panels += num_panels(p);
         job->groups += num_groups(p);
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
@@ -118,6 +181,8 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
             MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
         MHA_TRY(rounded_size(p, &rounded));
+        MHA_TRY(turned_bytes(p, &turned));
+        job->turned_size = turned > job->turned_size ? turned : job->turned_size;
         job->panel_size = panel_size > job->panel_size ? panel_size : job->panel_size;
         most_rounded = rounded > most_rounded ? rounded : most_rounded;
     }
@@ -238,9 +303,12 @@ static void project_panel(const projection_job *job, const mha_linear_projection
     char *scratch = job->scratch_size == 0 ? NULL : mha_piece(&job->scratch, worker->number);
     char *rounded = p->output_storage == MHA_AS_COMPUTED ? NULL : scratch + job->panel_size;
 
+    const int64_t rows = mha_smaller(rows_left, row_block_of(p));
+    const void *turned = turned_block(job, p, first_row, rows, worker);
+
     mha_matmul_block block = {
         .checkpoint = &worker->checkpoint,
-        .rows = rows_left < row_block_of(p) ? rows_left : row_block_of(p),
+        .rows = rows,
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
@@ -253,6 +321,9 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.a = mha_packed_rows_block(&job->x_rows, first_row);
         block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
         block.transposed = true;
+    } else if (turned != NULL) {
+        block.a = turned;
+        block.a_stride = p->weight.in;
     } else {
         block.a = (const char *)p->x + first_row * p->x_stride;
         block.a_stride = p->x_stride / (int64_t)mha_storage_size(p->dtype, p->x_storage);
@@ -330,6 +401,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
                                       &job.scratch));
+    MHA_TRY(take_turned(&job, num_threads, execution));
     return mha_run_tasks(execution, job.groups * job.row_blocks, num_threads, run_task, &job);
 }
 

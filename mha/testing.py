@@ -41,6 +41,8 @@ from mha.diagnosis.signature import (
 )
 from mha.diagnosis.subject import Subject
 from mha.diagnosis.weights import Opened
+from mha.half_precision import is_half, stored_dtype
+from mha.layer import MultiHeadAttention
 
 Findings: TypeAlias = tuple[list[str], list[str]]  # problems and notes
 Candidate: TypeAlias = tuple[Outcome, Opened]
@@ -106,7 +108,10 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
             io.StringIO()):
         warnings.simplefilter("ignore")
         try:
-            problems, notes = _diagnose(my_attention)
+            tested = _without_halves(my_attention)
+            problems, notes = _diagnose(tested)
+            if tested is not my_attention:
+                notes = [*notes, "tested was a copy of the layer in float32"]
         except CannotTestError as reason:
             problems, notes = [str(reason)], []
         except Exception as error:  # code too unusual for what is here
@@ -115,6 +120,13 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
             problems = [f"cannot be tested: {type(error).__name__}: {error}"]
             notes = []
     return Diagnosis(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
+
+
+def _without_halves(my_attention: Any) -> Any:
+    """A layer of ours of halves in float32, in which it computes; all else as it is."""
+    if isinstance(my_attention, MultiHeadAttention) and is_half(stored_dtype(my_attention.dtype)):
+        return my_attention.astype(np.float32)
+    return my_attention
 
 
 def _diagnose(my_attention: Any) -> Findings:

@@ -490,3 +490,10 @@ def test_what_cannot_be_tested_is_said_kindly():
     assert "W_q, W_k hold no numbers yet" in str(diagnose(lazy))
     with pytest.raises(TypeError, match="my_attention: got int"):
         diagnose(3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_own_layers_of_halves(dtype):
+    found = mha.testing.diagnose(mha.MultiHeadAttention(32, 4, dtype=dtype, rng=0))
+    assert not found.problems
+    assert "tested was a copy of the layer in float32" in found.notes

@@ -61,6 +61,8 @@ additive = [f(2, 5, 8), f(2, 70, 6), f(2, 70, 4), f(8, 7), f(6, 7), f(7)]
 layer = mha.MultiHeadAttention(12, 4, num_kv_heads=2, dropout=0.1, rng=0)
 rotating = mha.MultiHeadAttention(12, 3, rng=0, rotary=mha.Rotary(4), qk_norm="width")
 frozen = mha.MultiHeadAttention(12, 4, rng=0).freeze()
+of_halves = mha.MultiHeadAttention(12, 3, rng=0, dtype=np.float16, rotary=mha.Rotary(4), sinks=True)
+halves = [array.astype(np.float16) for array in (q, k, v, x)]
 big_layer = mha.MultiHeadAttention(256, 4, rng=0).freeze()
 big_x = f(8, 300, 256)
 parts = [attend(q, k[:, :, part], v[:, :, part], return_lse=True)
@@ -184,6 +186,16 @@ CASES = {
     "frozen": lambda: frozen(x, mask=visible[0, 0, :, :9], head_gate=[1, 0, 1, 2]),
     "rotating layer": lambda: rotating(x, positions=range(x.shape[1])),
     "rotating layer's gradients": lambda: both(rotating.vjp(x), None),
+    "rotating layer over a ragged batch": lambda: both(rotating.vjp(
+        sequence[:60], starts=starts), None),
+    "layer of halves": lambda: of_halves(halves[3], causal=True, return_lse=True),
+    "layer of halves' gradients": lambda: both(of_halves.vjp(halves[3]), None),
+    "layer of halves over a ragged batch": lambda: both(of_halves.vjp(
+        sequence[:60].astype(np.float16), starts=starts, head_gate=[1, 2, 3]), None),
+    "attention of halves": lambda: both(attend_vjp(*halves[:3], causal=True), grad),
+    "additive attention of halves": lambda: both(mha.additive_attention_vjp(
+        *(array.astype(np.float16) for array in additive)), None),
+    "rotary of halves": lambda: mha.Rotary(8).vjp(halves[0])[1](halves[0]).x,
     "freezing": thawed,
     "large workspace": lambda: big_layer(big_x),
     "linear": lambda: mha.linear(x, W[0].T, b[0]),

@@ -78,7 +78,8 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
 static int check_halves(const argument_form *forms, int count, PyObject *const *settled) {
     bool is_there = false;
     for (int i = 0; i < count && !is_there; i++) {
-        is_there = forms[i].kind == AS_REAL && mha_storage_of_given(settled[i]) == MHA_BFLOAT16;
+        is_there = forms[i].kind == AS_REAL && settled[i] != Py_None &&
+                   mha_storage_of_given(settled[i]) == MHA_BFLOAT16;
     }
     for (int i = 0; i < count && is_there; i++) {
         if (forms[i].kind != AS_REAL) {

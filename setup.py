@@ -91,8 +91,6 @@ def switched_flags():
     if os.environ.get("MHA_COVERAGE") == "1":
         compile_flags += ["--coverage", "-O0"]
         link_flags += ["--coverage"]
-    if not link_flags and sys.platform == "linux" and os.environ.get("MHA_SYMBOLS") != "1":
-        link_flags += ["-s"]  # the names of static functions are 2 % of the wheel
     if os.environ.get("MHA_WERROR") == "1":
         compile_flags += ["-Werror"]
     return compile_flags, link_flags

@@ -71,13 +71,7 @@ static mha_status run_steps(const mha_additive_attention *additive, mha_executio
     return mha_scaled_dot_product_attention_forward(&attention, execution);
 }
 
-mha_status mha_additive_attention_forward(const mha_additive_attention *additive,
-                                          mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(additive, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_additive_attention_forward, mha_additive_attention, run_steps)
 
 /* Backwards: what the attention step gives, in the workspace. */
 typedef struct additive_way_back {
@@ -181,13 +175,8 @@ static mha_status run_steps_backward(const mha_additive_attention_gradients *gra
     return MHA_OK;
 }
 
-mha_status mha_additive_attention_backward(const mha_additive_attention_gradients *gradients,
-                                           mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps_backward(gradients, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_additive_attention_backward, mha_additive_attention_gradients,
+               run_steps_backward)
 
 MHA_DEFINE_WORKSPACE(additive_attention, mha_additive_attention, mha_additive_attention_forward)
 MHA_DEFINE_WORKSPACE(additive_attention_backward, mha_additive_attention_gradients,

@@ -155,13 +155,7 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
     return MHA_OK;
 }
 
-mha_status mha_linear_projection_backward(const mha_linear_projection_gradients *gradients,
-                                          mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(gradients, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_linear_projection_backward, mha_linear_projection_gradients, run_steps)
 
 MHA_DEFINE_WORKSPACE(linear_projection_backward, mha_linear_projection_gradients,
                      mha_linear_projection_backward)

@@ -284,13 +284,7 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     return mha_linear_projection_forward(&output, 1, execution);
 }
 
-mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *layer,
-                                            mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(layer, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_multi_head_attention_forward, mha_multi_head_attention, run_steps)
 
 MHA_DEFINE_WORKSPACE(multi_head_attention, mha_multi_head_attention,
                      mha_multi_head_attention_forward)

@@ -386,13 +386,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     return w.same.count > 0 ? add_same(&w, execution) : MHA_OK;
 }
 
-mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_gradients *gradients,
-                                             mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(gradients, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_multi_head_attention_backward, mha_multi_head_attention_gradients, run_steps)
 
 MHA_DEFINE_WORKSPACE(multi_head_attention_backward, mha_multi_head_attention_gradients,
                      mha_multi_head_attention_backward)

@@ -143,13 +143,7 @@ static mha_status run_steps(const mha_head_preparation *p, mha_execution *execut
     return mha_prepare_heads_forward(&prepare, execution);
 }
 
-mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
-                                        mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(preparation, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_head_preparation_forward, mha_head_preparation, run_steps)
 
 MHA_DEFINE_WORKSPACE(head_preparation, mha_head_preparation, mha_head_preparation_forward)
 
@@ -295,13 +289,7 @@ static mha_status run_back(const mha_head_preparation_gradients *g, mha_executio
     return mha_prepare_heads_backward(&gradients, execution);
 }
 
-mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
-                                         mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_back(gradients, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
+MHA_DEFINE_RUN(mha_head_preparation_backward, mha_head_preparation_gradients, run_back)
 
 MHA_DEFINE_WORKSPACE(head_preparation_backward, mha_head_preparation_gradients,
                      mha_head_preparation_backward)

@@ -18,6 +18,16 @@ static inline mha_status mha_run_row_tasks(mha_execution *execution, const mha_r
     return mha_run_tasks(execution, tasks->count, tasks->threads, function, context);
 }
 
+/* A function of the interface: the steps of a problem, and then given back what they took of the
+ * workspace, whether they succeeded or not. */
+#define MHA_DEFINE_RUN(function, problem_type, run_steps)                                          \
+    mha_status function(const problem_type *problem, mha_execution *execution) {                   \
+        const size_t used_before = execution->workspace.used;                                      \
+        const mha_status status = run_steps(problem, execution);                                   \
+        mha_workspace_give_back(&execution->workspace, used_before);                               \
+        return status;                                                                             \
+    }
+
 /* The size of the workspace that `step` takes for a problem: by the step itself. */
 #define MHA_DEFINE_WORKSPACE(step, problem_type, run)                                              \
     mha_status mha_##step##_workspace(const problem_type *problem, int num_threads,                \

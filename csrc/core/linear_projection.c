@@ -129,7 +129,7 @@ static const void *turned_block(const projection_job *job, const mha_linear_proj
     const mha_elementwise_kernels *kernels = job->kernels->elementwise;
     const int64_t columns = p->weight.in, row_bytes = columns * (int64_t)mha_dtype_size(p->dtype);
     size_t bytes;
-    if (turned_bytes(p, &bytes) != MHA_OK || bytes == 0) {
+    if (job->turned_size == 0 || turned_bytes(p, &bytes) != MHA_OK || bytes == 0) {
         return NULL;
     }
     turned_rows *turned = mha_piece(&job->turned, worker->number);

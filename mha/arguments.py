@@ -111,6 +111,22 @@ def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
     return array.astype(np.int64)
 
 
+def as_finite(value: Any, name: str, *, above: float = -math.inf,
+              least: float = -math.inf) -> float:
+    """A finite number, over `above` and at least `least`."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number")
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond all floats
+        number = math.inf
+    if not math.isfinite(number) or number <= above or number < least:
+        wanted = "a finite number" + f" above {above:g}" * (above > -math.inf)
+        wanted += f" of at least {least:g}" * (least > -math.inf)
+        raise ValueError(f"{name}: got {value}, wanted {wanted}")
+    return number
+
+
 def as_probability(value: Any, name: str) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a number in [0, 1)")

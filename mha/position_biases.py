@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_size, check_kind, no_memory
+from mha.arguments import as_array, as_bool, as_finite, as_size, check_kind, no_memory
 from mha.gradients import RelativeBiasGradients
 from mha.keywords import names_its_keywords, unknown_keyword
 
@@ -42,14 +40,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0, **unknown: Never) -> Arr
     if unknown:
         raise unknown_keyword(alibi_slopes, unknown)
     heads = as_size(num_heads, "num_heads")
-    if not isinstance(max_bias, numbers.Real) or isinstance(max_bias, bool):
-        raise TypeError(f"max_bias: got {type(max_bias).__name__}, wanted a number")
-    try:
-        largest = float(max_bias)
-    except OverflowError:  # an int beyond all floats
-        largest = math.inf
-    if not math.isfinite(largest):
-        raise ValueError(f"max_bias: got {max_bias}, wanted a finite number")
+    largest = as_finite(max_bias, "max_bias")
     if heads > MOST_NUMBERS:
         raise no_memory("num_heads", (heads,))
     power = 1 << (heads.bit_length() - 1)

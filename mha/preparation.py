@@ -4,15 +4,13 @@ of all together, then the rotation by their positions."""
 from __future__ import annotations
 
 import functools
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from mha import _core
+from mha.arguments import as_finite
 from mha.rotary import Rotary, as_record
 
 NORMS = ("q_norm", "k_norm")
@@ -55,18 +53,5 @@ class Preparation:
             raise wrong(f'qk_norm: got {qk_norm!r}, wanted "head", "width" or None')
         self.rotary = rotary
         self.qk_norm = qk_norm
-        self.norm_eps = _finite(norm_eps, "norm_eps", 0)
-        self.norm_offset = _finite(norm_offset, "norm_offset", -math.inf)
-
-
-def _finite(value: Any, name: str, least: float) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number")
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond all floats
-        number = math.inf
-    if not math.isfinite(number) or number < least:
-        at_least = f" of at least {least:g}" * (least > -math.inf)
-        raise ValueError(f"{name}: got {value}, wanted a finite number{at_least}")
-    return number
+        self.norm_eps = as_finite(norm_eps, "norm_eps", least=0)
+        self.norm_offset = as_finite(norm_offset, "norm_offset")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Never
 
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha.arguments import as_array, as_int, check_kind
+from mha.arguments import as_array, as_finite, as_int, check_kind
 from mha.gradients import RotaryGradients
 from mha.keywords import names_its_keywords, unknown_keyword
 
@@ -73,7 +71,7 @@ class Rotary:
         size = _even(dims)
         known_base: float | None = None
         if frequencies is None:
-            known_base = _finite(base, "base", above=0)
+            known_base = as_finite(base, "base", above=0)
             from mha.rotary_scaling import from_base  # here, since it loads decimal
 
             array = np.array(from_base(size, known_base))
@@ -82,7 +80,7 @@ class Rotary:
         if not isinstance(layout, str) or layout not in LAYOUTS:
             wrong = ValueError if isinstance(layout, str) else TypeError
             raise wrong(f'layout: got {layout!r}, wanted "half" or "interleaved"')
-        record = (array.tobytes(), layout == "interleaved", _finite(magnitude, "magnitude"))
+        record = (array.tobytes(), layout == "interleaved", as_finite(magnitude, "magnitude"))
         object.__setattr__(self, "_base", known_base)
         object.__setattr__(self, "_record", record)
 
@@ -284,19 +282,6 @@ def _even(dims: int) -> int:
         raise ValueError(f"dims: got {size}, wanted an even number of columns from 2 to"
                          f" {MOST_DIMS}")
     return size
-
-
-def _finite(value: Any, name: str, above: float = -math.inf) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number")
-    wanted = "a finite number" + f" above {above:g}" * (above > -math.inf)
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond all floats
-        number = math.inf
-    if not math.isfinite(number) or number <= above:
-        raise ValueError(f"{name}: got {value}, wanted {wanted}")
-    return number
 
 
 def _checked_frequencies(frequencies: ArrayLike, dims: int) -> NDArray[np.float64]:

@@ -85,13 +85,13 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
             results[0][~real] = 0
         if given.ndim == 2:
             results = [result[0] for result in results]
-        returned = tuple(results) if len(results) > 1 else results[0]
+        result = tuple(results) if len(results) > 1 else results[0]
         if after is not None:
             cache._put(cache._without_unneeded(after), before)
     except BaseException:
         cache._take_back(after)
         raise
-    return returned
+    return result
 
 
 def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: Maybe,

@@ -81,9 +81,8 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
         gradients = _core.scaled_dot_product_attention_varlen_backward(
             kept, grad_attended, grad_lse, needed | (wanted & {*SHARED}))
         found |= {name: gradients[name] for name in SHARED}
-        grad_rows = [_projected_backward(steps["qkv".index(name[0])], gradients[name], wanted,
-                                         found)
-                     for name in BEFORE if name in needed]
+        grad_rows = [_projected_backward(step, gradients[name], wanted, found)
+                     for name, step in zip(BEFORE, steps, strict=True) if name in needed]
         if "query" in wanted:
             grad_x = grad_rows[0] + grad_rows[1] + grad_rows[2]
             found["query"] = (shown(rounded(grad_x, given.dtype)) if is_half(given.dtype)

@@ -144,7 +144,10 @@ def _call_of_raw(core: Callable[..., Any], *arguments: Any, dtype: np.dtype[Any]
                  keep: bool = False, **options: Any) -> Any:
     """A call of a layer whose parameters were made without ml_dtypes. As long as nobody imports it,
     the output is float32, with the numbers of bfloat16."""
-    return results_in(core(*arguments, dtype=known_dtype(dtype, keep), keep=keep, **options), dtype)
+    results = core(*arguments, dtype=known_dtype(dtype, keep), keep=keep, **options)
+    first, *others = results if isinstance(results, tuple) else (results,)
+    output = returned(first, dtype) if first.dtype == np.float32 else first
+    return (output, *others) if others else output
 
 
 def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
@@ -156,15 +159,6 @@ def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
         raise ImportError("vjp: got a bfloat16 layer, wanted ml_dtypes for its gradients: pip"
                           " install ml_dtypes, and import it")
     return computing_dtype(dtype)
-
-
-def results_in(results: Any, dtype: np.dtype[Any]) -> Any:
-    """What a call with `known_dtype` gave, as the layer returns it."""
-    if dtype != RAW_BFLOAT16:
-        return results
-    first, *others = results if isinstance(results, tuple) else (results,)
-    output = returned(first, dtype) if first.dtype == np.float32 else first
-    return (output, *others) if others else output
 
 
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,

@@ -95,7 +95,7 @@ test-neon:
 test-fresh:
 	tests/fresh.sh
 
-# What needs the peers themselves: PyTorch in a virtual environment of its own.
+# What needs the peers themselves, in a virtual environment of their own.
 .venv-peers/.built: dist/.built tests/peers/requirements.txt examples/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(INSTALL) -r tests/peers/requirements.txt
@@ -104,7 +104,7 @@ test-fresh:
 	@touch $@
 
 test-peers: .venv-peers/.built
-	.venv-peers/bin/python $(PYTEST) tests/peers
+	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) .venv-peers/bin/python $(PYTEST) tests/peers
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built

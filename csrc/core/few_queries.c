@@ -15,6 +15,7 @@ typedef struct few_job {
     int64_t query_len, key_len, group; /* group: heads on one key head */
     int64_t rows, row_blocks;          /* of one key head: group * query_len, and blocks of them */
     int64_t row_tasks;                 /* row blocks of all key heads of all batch items */
+    bool from_memory;                  /* keys and values are more than caches hold */
     int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
     int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
     int64_t round;                     /* at hand */
@@ -42,6 +43,18 @@ static double operations_of(const few_job *job) {
                           (double)mha_extent(&job->attention->value, 1) + 16;
     return (double)job->row_tasks * (double)job->key_len *
            ((double)job->rows / (double)job->row_blocks + 3) * widths;
+}
+
+/* All keys and values of a job; and about as many as the last cache keeps for one program. */
+enum { BYTES_IN_CACHES = 16 << 20 };
+
+static double bytes_of(const few_job *job) {
+    const mha_attention *a = job->attention;
+    const double key_size = (double)mha_storage_size(a->dtype, a->key.storage),
+                 value_size = (double)mha_storage_size(a->dtype, a->value.storage);
+    const double bytes_of_key =
+        (double)mha_extent(&a->key, 1) * key_size + (double)mha_extent(&a->value, 1) * value_size;
+    return (double)job->row_tasks / (double)job->row_blocks * (double)job->key_len * bytes_of_key;
 }
 
 /* In how many tasks the keys of a row block are taken: enough for all threads, none of them with
@@ -100,6 +113,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, few_job 
     MHA_TRY(mha_check_columns(attention));
     describe(attention, job);
     MHA_TRY(count_row_tasks(job));
+    job->from_memory = bytes_of(job) > BYTES_IN_CACHES;
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
     *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
@@ -159,6 +173,7 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->head_dim = mha_extent(&a->query, 1);
     block->value_head_dim = mha_extent(&a->value, 1);
     block->key_len = job->key_len;
+    block->from_memory = job->from_memory;
     block->first_key = job->key_len;
     block->end_key = 0;
     block->key = mha_at_row(&a->key, a->batch_axes, first.batch, first.kv_head, 0);

@@ -156,6 +156,7 @@ typedef struct mha_few_queries_block {
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
+    bool from_memory; /* caches do not hold the keys and values of the call */
     int64_t first_block, end_block;
     void *blocks, *state;
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];

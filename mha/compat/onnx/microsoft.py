@@ -52,8 +52,8 @@ def multi_head_attention(
         and values (batch, kv_len, num_heads, 2, head_size)
     value : array laid out as key; None where it is packed with it
     bias : array (hidden + hidden + v_hidden,), optional
-        What is added to queries, keys and values. Only to those not laid out by head and not to
-        packed keys and values.
+        Added to queries, keys and values; to queries alone where keys and values are laid out by
+        head. Not together with packed keys and values.
     key_padding_mask : ints, optional
         (batch,) lengths; (3 * batch + 2,), of which the first batch are lengths; or (batch,
         total_len) or (batch, len, total_len), 0 at what is padding and 1 elsewhere.
@@ -109,6 +109,13 @@ def multi_head_attention(
                                      present_value, None if qk is None else in_type(qk, dtype))
 
 
+APART = {"query": 3, "key": 3, "value": 3}  # dimensions of each
+BY_HEAD = {"query": 3, "key": 4, "value": 4}
+KEYS_PACKED = {"query": 3, "key": 5}
+ALL_PACKED = {"query": 5}
+LAYOUTS = (APART, BY_HEAD, KEYS_PACKED, ALL_PACKED)
+
+
 def _heads_of_inputs(query: Any, key: Any, value: Any, bias: Any,
                      num_heads: int) -> list[NDArray[Any]]:
     """Query, key and value (batch, num_heads, len, size), bias added."""
@@ -127,23 +134,17 @@ def _heads_of_inputs(query: Any, key: Any, value: Any, bias: Any,
             array[:, :, :, index].swapaxes(1, 2) for index in range(packed)]
     if bias is None:
         return heads
-    if layout in (LAYOUTS[1], LAYOUTS[2]):
-        raise ValueError(f"bias: got one with dimensions {layout}, wanted it added already: ONNX"
-                         " Runtime adds none to such keys and values")
+    if layout == KEYS_PACKED:
+        raise ValueError("bias: got one beside packed keys and values, wanted it added already")
     bias = as_array(bias, "bias")
     widths = [num_heads * array.shape[3] for array in heads]
     if bias.shape != (sum(widths),):
         raise ValueError(f"bias: got shape {bias.shape}, wanted ({sum(widths)},)")
     parts = np.split(bias, np.cumsum(widths)[:-1])
-    return [array + part.reshape(num_heads, 1, -1) for array, part in zip(heads, parts)]
-
-
-LAYOUTS: list[dict[str, int]] = [
-    {"query": 3, "key": 3, "value": 3},
-    {"query": 3, "key": 4, "value": 4},
-    {"query": 3, "key": 5},
-    {"query": 5},
-]
+    if layout == BY_HEAD:  # such keys and values hold theirs already
+        parts = parts[:1]
+    added = [array + part.reshape(num_heads, 1, -1) for array, part in zip(heads, parts)]
+    return added + heads[len(added):]
 
 
 def _bias(key_padding_mask: Any, attention_bias: Any, mask_filter_value: float,

@@ -14,16 +14,8 @@ so that softmax_precision can only add to it; NaN or infinity behind a mask neve
 output; errors are ValueError and TypeError.
 """
 
-import importlib
-from types import ModuleType
-
+from mha.compat.onnx import microsoft
 from mha.compat.onnx.evaluator import new_ops
 from mha.compat.onnx.standard import AttentionOutputs, attention, rotary_embedding
 
-__all__ = ["AttentionOutputs", "attention", "new_ops", "rotary_embedding"]
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name == "microsoft":
-        return importlib.import_module("mha.compat.onnx.microsoft")
-    raise AttributeError(f"module 'mha.compat.onnx' has no attribute {name!r}")
+__all__ = ["AttentionOutputs", "attention", "microsoft", "new_ops", "rotary_embedding"]

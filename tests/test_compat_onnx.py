@@ -152,7 +152,8 @@ X = np.ones((2, 3, 4, 8), np.float32)
     ({"past_key": X[:1], "past_value": X}, ValueError, "past_key: got shape"),
     ({"past_key": X, "past_value": X[..., :4]}, ValueError, "past_value: got shape"),
     ({"past_key": X, "past_value": X, "nonpad_kv_seqlen": [1, 1]}, ValueError, "nonpad_kv_seqlen"),
-    ({"nonpad_kv_seqlen": [1, 5]}, ValueError, "key_lengths: got 5"),
+    ({"nonpad_kv_seqlen": [1, 5]}, ValueError, r"nonpad_kv_seqlen: got \[1, 5\]"),
+    ({"nonpad_kv_seqlen": [1, 2, 3]}, ValueError, "nonpad_kv_seqlen: got shape"),
     ({"nonpad_kv_seqlen": [1.5, 2]}, TypeError, "nonpad_kv_seqlen"),
     ({"attn_mask": X[:, :2, :, 0]}, ValueError, "attn_mask: got shape"),
     ({"attn_mask": np.ones((4, 5))}, ValueError, "attn_mask: got shape"),
@@ -162,7 +163,9 @@ X = np.ones((2, 3, 4, 8), np.float32)
     ({"qk_matmul_output_mode": 4}, ValueError, "qk_matmul_output_mode: got 4"),
     ({"softmax_precision": 2}, ValueError, "softmax_precision: got 2"),
     ({"softcap": -1.0}, ValueError, "softcap"),
-    ({"Q": X.astype(complex)}, TypeError, "complex"),
+    ({"Q": X.astype(complex)}, TypeError, "Q: got an array of complex128, wanted floats"),
+    ({"V": X.astype(int)}, TypeError, "V: got an array of int64, wanted floats"),
+    ({"K": X[:, :2], "V": X[:, :2], "return_qk": True}, ValueError, "key: got 2 heads"),
 ])
 def test_attention_refuses(options, error, words):
     with pytest.raises(error, match=words):
@@ -246,6 +249,7 @@ Q = np.ones((2, 4, 6), np.float32)
     ({"key": np.ones((2, 4, 2, 2, 3)), "value": None, "bias": np.ones(18)}, ValueError,
      "bias: got one beside packed"),
     ({"bias": np.ones(12)}, ValueError, r"bias: got shape \(12,\), wanted \(18,\)"),
+    ({"value": Q.astype(int)}, TypeError, "value: got an array of int64, wanted floats"),
     ({"num_heads": 4}, ValueError, "num_heads: got 4"),
     ({"num_heads": 0}, ValueError, "num_heads: got 0"),
     ({"key_padding_mask": np.ones((2, 5), int)}, ValueError, "key_padding_mask: got shape"),
@@ -263,7 +267,7 @@ def test_multi_head_attention_refuses(options, error, words):
 
 # RotaryEmbedding: by a quarter of a turn at position 1, (a, b) becomes (-b, a)
 
-COSINE, SINE = np.array([[1, 1], [0, 0]]), np.array([[0, 0], [1, 1]])
+COSINE, SINE = np.array([[1.0, 1], [0, 0]]), np.array([[0.0, 0], [1, 1]])
 HEAD = np.array([[[[1, 2, 3, 4, 5]]]], np.float32)
 
 
@@ -314,7 +318,7 @@ def test_halves_turn_in_float32():
     ((HEAD[..., :4], COSINE, SINE, [[-1]]), {}, ValueError, "position_ids: got -1"),
     ((HEAD[..., :4], COSINE, SINE, [1]), {}, ValueError, "position_ids: got shape"),
     ((HEAD[..., :4], COSINE, SINE, [[0.5]]), {}, TypeError, "position_ids"),
-    ((HEAD[..., :4].astype(int), COSINE, SINE, [[0]]), {}, TypeError, "input"),
+    ((HEAD[..., :4].astype(int), COSINE, SINE, [[0]]), {}, TypeError, "X: got an array of int64"),
 ])
 def test_rotary_embedding_refuses(inputs, options, error, words):
     with pytest.raises(error, match=words):

@@ -21,8 +21,8 @@ def attend(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], stage: i
     """The output (batch, heads, len, size), and the scores of `stage` or None for None."""
     if stage == WEIGHTS:
         return mha.scaled_dot_product_attention(query, key, value, return_weights=True, **options)
-    scores = None if stage is None else _scores(query, key, stage, options)
-    return mha.scaled_dot_product_attention(query, key, value, **options), scores
+    output = mha.scaled_dot_product_attention(query, key, value, **options)
+    return output, None if stage is None else _scores(query, key, stage, options)
 
 
 def _scores(query: NDArray[Any], key: NDArray[Any], stage: int,
@@ -43,6 +43,15 @@ def as_computed(array: NDArray[Any]) -> NDArray[Any]:
     """Halves as float32."""
     array = widened(array)
     return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def floats(*named: tuple[str, Any]) -> list[NDArray[Any]]:
+    """The arrays, of floats, as the operators' inputs are."""
+    arrays = []
+    for name, given in named:
+        arrays.append(as_array(given, name))
+        check_kind(widened(arrays[-1]), name, "f", "floats")
+    return arrays
 
 
 def joined(past: Any, name: str, new: NDArray[Any]) -> NDArray[Any]:
@@ -94,7 +103,6 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
     """
     from mha.reference.prepared_heads import turned_pairs
 
-    check_kind(widened(x), "input", "f", "floats")
     heads = by_head(x, "num_heads", num_heads)
     batch, _, length, head_size = heads.shape
     dims = dims or head_size

@@ -16,6 +16,7 @@ from mha.compat.onnx._heads import (
     by_head,
     check_over_scores,
     check_pair,
+    floats,
     in_type,
     joined,
     rotated,
@@ -103,7 +104,7 @@ def multi_head_attention(
     options: AttentionKeywords = {
         "bias": _bias(key_padding_mask, attention_bias, float(mask_filter_value), scores_shape),
         "causal": bool(unidirectional), "query_offset": present_key.shape[2] - key.shape[2],
-        "scale": float(scale) or None, "softcap": None}
+        "scale": scale or None, "softcap": None}
     output, qk = attend(query, present_key, present_value, MASKED if return_qk else None, options)
     return MultiHeadAttentionOutputs(in_type(mha.merge_heads(output), dtype), present_key,
                                      present_value, None if qk is None else in_type(qk, dtype))
@@ -119,7 +120,7 @@ LAYOUTS = (APART, BY_HEAD, KEYS_PACKED, ALL_PACKED)
 def _heads_of_inputs(query: Any, key: Any, value: Any, bias: Any,
                      num_heads: int) -> list[NDArray[Any]]:
     """Query, key and value (batch, num_heads, len, size), bias added."""
-    given = {name: as_array(array, name) for name, array in (
+    given = {name: floats((name, array))[0] for name, array in (
         ("query", query), ("key", key), ("value", value)) if array is not None}
     layout = {name: array.ndim for name, array in given.items()}
     if layout not in LAYOUTS:
@@ -208,9 +209,8 @@ def rotary_embedding(input: ArrayLike, position_ids: ArrayLike, cos_cache: Array
     if scale != 1:
         raise NotImplementedError(f"scale: got {scale}, wanted 1: ONNX Runtime ignores it; scale"
                                   " cos_cache and sin_cache")
-    x, positions, cosine, sine = (as_array(array, name) for array, name in (
-        (input, "input"), (position_ids, "position_ids"), (cos_cache, "cos_cache"),
-        (sin_cache, "sin_cache")))
+    x, cosine, sine = floats(("input", input), ("cos_cache", cos_cache), ("sin_cache", sin_cache))
+    positions = as_array(position_ids, "position_ids")
     if x.ndim not in (3, 4) or cosine.ndim != 2:
         raise ValueError(f"input, cos_cache: got shapes {x.shape}, {cosine.shape}, wanted 3 or 4"
                          " dimensions and 2")

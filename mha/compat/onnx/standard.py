@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import as_array, as_int_array, check_kind
+from mha.arguments import as_array, as_lengths, check_kind, checked_lengths
 from mha.compat.onnx._heads import (
     attend,
     by_head,
     check_over_scores,
     check_pair,
+    floats,
     in_type,
     joined,
     rotated,
@@ -88,7 +89,7 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
     >>> attention(q, q, q, is_causal=1).Y.shape
     (2, 8, 10, 64)
     """
-    query, key, value = (as_array(array, name) for array, name in ((Q, "Q"), (K, "K"), (V, "V")))
+    query, key, value = floats(("Q", Q), ("K", K), ("V", V))
     if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
         raise ValueError(f"Q, K, V: got shapes {query.shape}, {key.shape}, {value.shape}, wanted"
                          " 3 or 4 dimensions each")
@@ -105,8 +106,7 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
     present_value = joined(past_value, "past_value", value)
     past_len = present_key.shape[2] - key.shape[2]
 
-    options: AttentionKeywords = {"scale": None if scale is None else float(scale),
-                                  "softcap": float(softcap) or None,
+    options: AttentionKeywords = {"scale": scale, "softcap": softcap or None,
                                   "causal": bool(is_causal), "query_offset": past_len,
                                   "window": _window(left_window_size, right_window_size)}
     if attn_mask is not None:
@@ -115,8 +115,10 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
     if nonpad_kv_seqlen is not None:
         if past_key is not None:
             raise ValueError("nonpad_kv_seqlen: got it together with past_key, wanted one of them")
-        lengths = as_int_array(nonpad_kv_seqlen, "nonpad_kv_seqlen")
-        options |= {"key_lengths": lengths, "query_offset": lengths - query.shape[2]}
+        batch, _, query_len, _ = query.shape
+        lengths = as_lengths(nonpad_kv_seqlen, batch, "nonpad_kv_seqlen")
+        options |= {"query_offset": lengths - query_len, "key_lengths": checked_lengths(
+            lengths, batch, key.shape[2], "nonpad_kv_seqlen")}
 
     stage = qk_matmul_output_mode if return_qk else None
     query, key, value = _in_precision(softmax_precision, query, present_key, present_value)
@@ -189,8 +191,7 @@ def rotary_embedding(X: ArrayLike, cos_cache: ArrayLike, sin_cache: ArrayLike,
     >>> rotary_embedding(x, caches, caches).shape
     (2, 8, 10, 64)
     """
-    x, cosine, sine = (as_array(array, name) for array, name in (
-        (X, "X"), (cos_cache, "cos_cache"), (sin_cache, "sin_cache")))
+    x, cosine, sine = floats(("X", X), ("cos_cache", cos_cache), ("sin_cache", sin_cache))
     positions = None if position_ids is None else as_array(position_ids, "position_ids")
     return rotated(x, cosine, sine, positions, num_heads=num_heads, dims=rotary_embedding_dim,
                    interleaved=interleaved)

@@ -277,8 +277,8 @@ def multi_head_case(seed):
     if layout != "keys packed" and dtype == np.float32 and chance(0.5):
         bias = normal(heads * (2 * size + v_size))
     mask = padding_mask(rng, batch, q_len, total_len)
-    if mask is not None and chance(0.5):  # that of -10000 leaves a float32 three digits
-        attributes["mask_filter_value"] = -float(rng.integers(0, 20))
+    if mask is not None and chance(0.5):  # larger ones leave the scores fewer digits
+        attributes["mask_filter_value"] = -float(rng.integers(0, 8))
     elif mask is not None:
         mask = np.maximum(mask, 1) if mask.ndim == 1 else mask
         mask[..., 0] = 1

@@ -16,6 +16,7 @@ from configurations import COUNT
 from onnx import helper
 from onnx.backend.test.case.node import _NodeTestCases, attention, rotaryembedding  # noqa: F401
 from onnx.backend.test.runner import Runner
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 from mha.compat import onnx as compat
@@ -414,3 +415,21 @@ def test_where_onnx_runtime_is_no_peer():
     for inputs in ([x, x, x, np.ones((2, 1), bool)], [x, x, x, np.ones(2, bool)]):
         with pytest.raises(Exception, match="attn_mask"):
             by_runtime("", "Attention", inputs, ["Y"], {}, 24)
+
+
+def test_functions_of_a_model_are_inlined_first():
+    """Nodes within a model's own function are ours then, attributes of the function's included."""
+    node = helper.make_node("Attention", ["x"] * 3, ["y"], q_num_heads=2, kv_num_heads=2)
+    linked = node.attribute.add(name="is_causal", ref_attr_name="is_causal")
+    linked.type = linked.INT
+    opset = helper.make_opsetid("", 23)
+    function = helper.make_function("local", "Causal", ["x"], ["y"], [node], [opset],
+                                    ["is_causal"])
+    x = np.random.default_rng(0).normal(size=(1, 4, 8)).astype(np.float32)
+    model, given = model_of("local", "Causal", [x], ["Y"], {"is_causal": 1}, 23)
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    inlined = inline_local_functions(model)
+    output, = ReferenceEvaluator(inlined, new_ops=compat.new_ops()).run(None, given)
+    wanted = compat.attention(x, x, x, q_num_heads=2, kv_num_heads=2, is_causal=1).Y
+    assert output.tobytes() == wanted.tobytes()

@@ -23,6 +23,9 @@ OPERATORS: list[tuple[str, str, Callable[..., Any]]] = [
 def new_ops() -> list[type]:
     """Implementations by `mha` for onnx.reference.ReferenceEvaluator.
 
+    onnx hands them to no function of the model's own: onnx.inliner.inline_local_functions(model)
+    makes nodes of such functions.
+
     Returns
     -------
     Four classes: Attention and RotaryEmbedding of ai.onnx, MultiHeadAttention and RotaryEmbedding

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.half_precision import widened
-from mha.rotary import Rotary
+from mha.rotary import Layout, Rotary
 
 
 def prepared_heads(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offset: float,
@@ -68,9 +68,14 @@ def rotary(x: ArrayLike, rotary: Rotary, positions: ArrayLike | None = None) -> 
     batch axes + (len,), by default 0, 1, ...
     """
     x = _floating(x)
-    cosine, sine = _circle(x, rotary, positions)
+    return turned_pairs(x, *_circle(x, rotary, positions), rotary.layout)
+
+
+def turned_pairs(x: NDArray[Any], cosine: NDArray[Any], sine: NDArray[Any],
+                 layout: Layout) -> NDArray[Any]:
+    """`rotary` by any cosines and sines (..., len, dims/2)."""
     output = x.copy()
-    first, second = _pairs(rotary)
+    first, second = _pairs(2 * cosine.shape[-1], layout)
     output[..., first] = x[..., first] * cosine - x[..., second] * sine
     output[..., second] = x[..., second] * cosine + x[..., first] * sine
     return output
@@ -81,7 +86,7 @@ def rotary_vjp(x: ArrayLike, rotary_: Rotary, positions: ArrayLike | None = None
     """The pullback turns the other way."""
     output = rotary(x, rotary_, positions)
     cosine, sine = _circle(output, rotary_, positions)
-    first, second = _pairs(rotary_)
+    first, second = _pairs(rotary_.dims, rotary_.layout)
 
     def pullback(grad_output: NDArray[Any]) -> NDArray[Any]:
         grad_x = grad_output.copy()
@@ -127,11 +132,11 @@ def _circle(x: NDArray[Any], rotary: Rotary,
             (rotary.magnitude * np.sin(angles)).astype(real))
 
 
-def _pairs(rotary: Rotary) -> tuple[slice, slice]:
+def _pairs(dims: int, layout: Layout) -> tuple[slice, slice]:
     """The columns of a, and those of b."""
-    if rotary.layout == "interleaved":
-        return slice(0, rotary.dims, 2), slice(1, rotary.dims, 2)
-    return slice(0, rotary.dims // 2), slice(rotary.dims // 2, rotary.dims)
+    if layout == "interleaved":
+        return slice(0, dims, 2), slice(1, dims, 2)
+    return slice(0, dims // 2), slice(dims // 2, dims)
 
 
 def _inverse_size(x: NDArray[Any], eps: float) -> NDArray[Any]:

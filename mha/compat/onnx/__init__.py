@@ -1,0 +1,21 @@
+"""ONNX's attention operators by their own names, on NumPy arrays.
+
+    attention(Q, K, V, ...)                   Attention of ai.onnx, opsets 23 to 25
+    rotary_embedding(X, cos_cache, ...)       RotaryEmbedding of ai.onnx, opset 23 on
+    microsoft.multi_head_attention(...)       MultiHeadAttention of com.microsoft
+    microsoft.rotary_embedding(...)           RotaryEmbedding of com.microsoft
+    new_ops()                                 all four for onnx.reference.ReferenceEvaluator
+
+Inputs are arguments in the operator's order, attributes are keywords, optional inputs may be None,
+and flags may be bools. Only `new_ops` imports onnx.
+
+Where this differs from the operators on purpose: halves are computed in float32 and rounded once,
+so that softmax_precision can only add to it; NaN or infinity behind a mask never reaches the
+output; errors are ValueError and TypeError.
+"""
+
+from mha.compat.onnx import microsoft
+from mha.compat.onnx.evaluator import new_ops
+from mha.compat.onnx.standard import AttentionOutputs, attention, rotary_embedding
+
+__all__ = ["AttentionOutputs", "attention", "microsoft", "new_ops", "rotary_embedding"]

@@ -1,0 +1,139 @@
+"""What the operators share: heads, caches of keys and values, rotations, and the scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mha
+from mha.arguments import as_array, check_kind
+from mha.half_precision import rounded, widened
+from mha.options import AttentionKeywords
+from mha.rotary import Layout
+
+RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
+
+
+def attend(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], stage: int | None,
+           options: AttentionKeywords) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """The output (batch, heads, len, size), and the scores of `stage` or None for None."""
+    if stage == WEIGHTS:
+        return mha.scaled_dot_product_attention(query, key, value, return_weights=True, **options)
+    output = mha.scaled_dot_product_attention(query, key, value, **options)
+    return output, None if stage is None else _scores(query, key, stage, options)
+
+
+def _scores(query: NDArray[Any], key: NDArray[Any], stage: int,
+            options: AttentionKeywords) -> NDArray[Any]:
+    """The reference's, since attention itself never stores scores and nobody asks for them but to
+    look at them."""
+    from mha.reference import dot_product_scores, mask_scores
+
+    visibility: dict[str, Any] = dict(options)
+    scale, softcap = visibility.pop("scale"), visibility.pop("softcap")
+    key = np.repeat(key, query.shape[1] // max(key.shape[1], 1), axis=1)
+    scores = dot_product_scores(as_computed(query), as_computed(key), scale=scale,
+                                softcap=None if stage == RAW else softcap)
+    return mask_scores(scores, **visibility)[0] if stage == MASKED else scores
+
+
+def as_computed(array: NDArray[Any]) -> NDArray[Any]:
+    """Halves as float32."""
+    array = widened(array)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def floats(*named: tuple[str, Any]) -> list[NDArray[Any]]:
+    """The arrays, of floats, as the operators' inputs are."""
+    arrays = []
+    for name, given in named:
+        arrays.append(as_array(given, name))
+        check_kind(widened(arrays[-1]), name, "f", "floats")
+    return arrays
+
+
+def joined(past: Any, name: str, new: NDArray[Any]) -> NDArray[Any]:
+    """past (batch, heads, past_len, d), or None, with new (batch, heads, len, d) behind it."""
+    if past is None:
+        return new
+    past = as_array(past, name)
+    wanted = (*new.shape[:2], "past_len", new.shape[3])
+    if past.ndim != 4 or (*past.shape[:2], "past_len", past.shape[3]) != wanted:
+        raise ValueError(f"{name}: got shape {past.shape}, wanted {wanted}")
+    return np.concatenate((past, new), axis=2)
+
+
+def check_pair(first: Any, second: Any, names: str) -> None:
+    if (first is None) != (second is None):
+        raise ValueError(f"{names}: got one of them, wanted both or neither")
+
+
+def check_over_scores(array: NDArray[Any], name: str, scores_shape: tuple[int, ...]) -> None:
+    try:
+        fits = np.broadcast_shapes(array.shape, scores_shape) == scores_shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}: got shape {array.shape}, wanted one that broadcasts to the"
+                         f" scores {scores_shape}")
+
+
+def by_head(array: NDArray[Any], name: str, num_heads: int | None) -> NDArray[Any]:
+    """(batch, num_heads, len, size), from that or (batch, len, num_heads * size)."""
+    if array.ndim == 3:
+        if num_heads is None:
+            raise ValueError(f"{name}: got None, wanted the number of heads, which inputs of 3"
+                             " dimensions do not show")
+        return mha.split_heads(array, num_heads)
+    if array.ndim != 4 or num_heads not in (None, array.shape[1]):
+        raise ValueError(f"{name}: got {num_heads} with an input of shape {array.shape}, wanted 3"
+                         " dimensions, or 4 with as many heads in axis 1")
+    return array
+
+
+def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
+            position_ids: NDArray[Any] | None, *, num_heads: int | None, dims: int,
+            interleaved: Any) -> NDArray[Any]:
+    """x with the first dims columns of its heads (0: all) turned by the rows of the caches at
+    position_ids (batch, len), or by caches (batch, len, dims / 2).
+
+    Caches may hold any numbers, where a `mha.Rotary` knows those of angles alone.
+    """
+    from mha.reference.prepared_heads import turned_pairs
+
+    heads = by_head(x, "num_heads", num_heads)
+    batch, _, length, head_size = heads.shape
+    dims = dims or head_size
+    if dims % 2 or not 0 < dims <= head_size:
+        raise ValueError(f"rotary_embedding_dim: got {dims}, wanted an even number of at most the"
+                         f" head_size {head_size}")
+    rows = (batch, length) if position_ids is None else cos_cache.shape[:1]
+    for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        if cache.shape != (*rows, dims // 2):
+            raise ValueError(f"{name}: got shape {cache.shape}, wanted {(*rows, dims // 2)}")
+    if position_ids is not None:
+        positions = _checked_positions(position_ids, (batch, length), len(cos_cache))
+        cos_cache, sin_cache = cos_cache[positions], sin_cache[positions]
+    layout: Layout = "interleaved" if interleaved else "half"
+    turned = turned_pairs(as_computed(heads), as_computed(cos_cache)[:, None],
+                          as_computed(sin_cache)[:, None], layout)
+    turned = in_type(turned, x.dtype)
+    return turned if x.ndim == 4 else mha.merge_heads(turned)
+
+
+def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],
+                       length: int) -> NDArray[Any]:
+    check_kind(position_ids, "position_ids", "iu", "integers")
+    if position_ids.shape != shape:
+        raise ValueError(f"position_ids: got shape {position_ids.shape}, wanted {shape}")
+    if position_ids.size and not 0 <= position_ids.min() <= position_ids.max() < length:
+        raise ValueError(f"position_ids: got {position_ids.min()} to {position_ids.max()}, wanted"
+                         f" rows of the caches, 0 to {length - 1}")
+    return position_ids
+
+
+def in_type(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The array in this type, rounded once."""
+    return rounded(array, dtype) if dtype.itemsize == 2 else array.astype(dtype, copy=False)

@@ -80,7 +80,8 @@ PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
 def _layer_type(context: Context) -> str:
     config, model = context.config, context.config.get("model_type")
     types = config.get("layer_types")
-    pattern = config.get("sliding_window_pattern") or PATTERNS.get(str(model))
+    pattern = (config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+               or PATTERNS.get(str(model)))
     first_full = config.get("max_window_layers") if config.get("use_sliding_window") else None
     if types is None and pattern is None and first_full is None:
         return SLIDING if config.get("sliding_window") is not None else FULL

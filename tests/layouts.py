@@ -1,6 +1,7 @@
 """A layer and a config for every layout of `mha.parameters`, as the tests use them."""
 
 import numpy as np
+import pytest
 
 import mha
 
@@ -61,3 +62,16 @@ def layer_of(layout, dtype=np.float32, seed=0):
 def bits(array):
     array = np.ascontiguousarray(array)
     return array.dtype, array.shape, array.tobytes()
+
+
+def read(layout, state, **options):
+    """The layer in a state, with the layout's config."""
+    return mha.MultiHeadAttention.from_state(state, layout, config=LAYERS[layout][1],
+                                             layer_index=0, **options)
+
+
+def error_of(call, *arguments, kind=ValueError, **options):
+    """The message of the error that a call raises."""
+    with pytest.raises(kind) as raised:
+        call(*arguments, **options)
+    return str(raised.value)

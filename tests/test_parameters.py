@@ -5,16 +5,12 @@ import re
 import numpy as np
 import pytest
 from half_types import BFLOAT16
-from layouts import GROUPED, HEADS, LAYERS, OF_GROUPED, WIDTH, bits, layer_of
+from layouts import GROUPED, HEADS, LAYERS, WIDTH, bits, error_of, layer_of, read
 
 import mha
 
 from_state = mha.MultiHeadAttention.from_state
 every_layout = pytest.mark.parametrize("layout", mha.parameters.layouts())
-
-
-def read(layout, state, **options):
-    return from_state(state, layout, config=LAYERS[layout][1], layer_index=0, **options)
 
 
 def flat(state, before=""):
@@ -174,78 +170,6 @@ def test_a_prefix_with_layer_reads_them_all(layout):
     np.testing.assert_array_equal(one.W_q, layers[1].W_q)
 
 
-def test_windows_go_by_the_layers_types():
-    config = LAYERS["gemma3"][1]
-    state = layer_of("gemma3").to_state("gemma3")
-    windows = [from_state(state, "gemma3", config=config, layer_index=index).window
-               for index in range(2)]
-    assert windows == [(2, 0), None]
-    with pytest.raises(ValueError, match="layer_index: got none, wanted the layer's number"):
-        from_state(state, "gemma3", config=config)
-    with pytest.raises(ValueError, match="layer_index: got 2, wanted one of the 2 layers"):
-        from_state(state, "gemma3", config=config, layer_index=2)
-
-
-@pytest.mark.parametrize(("layout", "extra", "windows"), [
-    ("llama", {"sliding_window": 3}, [(2, 0)] * 4),                              # Mistral
-    ("llama", {"sliding_window": 3, "use_sliding_window": False}, [None] * 4),   # Qwen 2
-    ("llama", {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 2},
-     [None, None, (2, 0), (2, 0)]),
-    ("llama", {"sliding_window": None}, [None] * 4),
-    ("gpt_oss", {"sliding_window": 3, "model_type": "gpt_oss"}, [(2, 0), None] * 2),
-    ("gpt_oss", {"sliding_window": 3, "sliding_window_pattern": 3},
-     [(2, 0), (2, 0), None, (2, 0)]),
-])
-def test_windows_of_older_configs(layout, extra, windows):
-    state = layer_of(layout).to_state(layout)
-    assert [from_state(state, layout, config={**OF_GROUPED, **extra}, layer_index=index).window
-            for index in range(4)] == windows
-
-
-def test_each_kind_of_layer_has_its_rotary():
-    state = layer_of("gemma3").to_state("gemma3")
-    types = LAYERS["gemma3"][1]["layer_types"]
-    for config in ({"rope_theta": 1e6, "rope_local_base_freq": 100.0},
-                   {"rope_parameters": {types[0]: {"rope_theta": 100.0},
-                                        types[1]: {"rope_theta": 1e6}}}):
-        config = {**LAYERS["gemma3"][1], **config}
-        bases = [from_state(state, "gemma3", config=config, layer_index=index).rotary.base
-                 for index in range(2)]
-        assert bases == [100.0, 1e6]
-
-
-def test_gpt2_scales_by_its_config():
-    state = layer_of("gpt2").to_state("gpt2")
-    def scale(**config):
-        return from_state(state, "gpt2", config={"n_head": HEADS, **config}, layer_index=1).scale
-    assert scale() is None
-    assert scale(scale_attn_weights=False) == 1.0
-    assert scale(scale_attn_by_inverse_layer_idx=True) == 6 ** -0.5 / 2
-    assert scale(scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True) == 0.5
-
-
-def test_arguments_win_over_the_config():
-    state = layer_of("gemma3").to_state("gemma3")
-    layer = read("gemma3", state, scale=0.5, softcap=None, window=None, rotary=None, norm_eps=0.5,
-                 norm_offset=0.25, dropout=0.1, dtype=np.float64)
-    assert (layer.scale, layer.softcap, layer.window, layer.rotary) == (0.5, None, None, None)
-    assert (layer.norm_eps, layer.norm_offset, layer.dropout) == (0.5, 0.25, 0.1)
-    assert layer.W_q.dtype == np.float64
-    sized = from_state(state, "gemma3", config={**LAYERS["gemma3"][1], "num_attention_heads": 9},
-                       num_heads=HEADS, layer_index=0)
-    assert sized.num_heads == HEADS
-
-
-def test_the_sizes_follow_from_what_is_known():
-    state = layer_of("llama").to_state("llama")
-    for known in ({"num_heads": HEADS}, {"head_dim": 10}, {"num_kv_heads": 2}):
-        layer = from_state(state, "llama", rotary=None, **known)
-        assert (layer.num_heads, layer.num_kv_heads, layer.head_dim) == (HEADS, 2, 10)
-    assert from_state(layer_of("qwen3").to_state("qwen3"), "qwen3", rotary=None,
-                      norm_eps=1e-6).num_heads == HEADS  # by the norm of a head
-    assert from_state(layer_of("keras").to_state("keras"), "keras").value_head_dim == 5
-
-
 def test_pytorchs_weights_are_apart_where_their_widths_differ():
     layer = mha.MultiHeadAttention(WIDTH, HEADS, key_dim=5, value_dim=7, rng=0)
     state = layer.to_state("pytorch")
@@ -315,12 +239,6 @@ def test_t5s_table_comes_back_but_for_what_no_distance_has(buckets, bidirectiona
     np.testing.assert_array_equal(back, table)
 
 
-def error_of(call, *arguments, kind=ValueError, **options):
-    with pytest.raises(kind) as raised:
-        call(*arguments, **options)
-    return str(raised.value)
-
-
 def test_all_that_is_wrong_is_one_error():
     state = layer_of("qwen3").to_state("qwen3", prefix="a.")
     del state["a.v_proj.weight"]
@@ -357,15 +275,6 @@ def test_a_wrong_prefix_is_told_the_right_one(layout):
         message = error_of(read, layout, state, prefix=prefix)
         assert re.search(r"elsewhere: try.* prefix='model\.layers\.\{layer\}\.attention\.'",
                          message), message
-
-
-def test_a_config_of_another_model_is_told_its_layout():
-    state = layer_of("gemma3").to_state("gemma3")
-    config = {**LAYERS["gemma3"][1], "model_type": "gemma3_text"}
-    message = error_of(from_state, state, "qwen3", config=config, layer_index=0)
-    assert "model_type is 'gemma3_text': try layout='gemma3'" in message
-    whole = {"model_type": "gemma3", "text_config": config}
-    assert from_state(state, "gemma3", config=whole, layer_index=0).norm_offset == 1.0
 
 
 @pytest.mark.parametrize(("layout", "names", "config", "message"), [
@@ -428,6 +337,7 @@ def test_other_arguments(arguments, kind, message):
 @pytest.mark.parametrize(("name", "value", "kind", "message"), [
     ("prefix", 3, TypeError, "prefix: got int"), ("config", 3, TypeError, "config: got int"),
     ("layer_index", 1.5, TypeError, "layer_index: got float"),
+    ("layer_index", -1, ValueError, "layer_index: got -1"),
     ("num_heads", 0, ValueError, "num_heads: got 0"),
     ("dtype", "int8", TypeError, "dtype: got 'int8'"),
     ("window", 3, TypeError, "window: got int"),

@@ -34,14 +34,13 @@ def of_text(config: Any) -> Mapping[str, Any]:
 
 def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
     """heads, kv_heads and head_dim, where the config has them."""
+    found = {size: as_size(config[name], f"config {name!r}") for size, names in SIZES.items()
+             for name in names[::-1] if config.get(name) is not None}  # the first name is the last
+    sides = {side: as_size(config[name], f"config {name!r}") for side in ("encoder", "decoder")
+             if config.get(name := f"{side}_attention_heads") is not None}
     side = "decoder" if "decoder" in prefix else "encoder"
-    found = {}
-    for size, names in SIZES.items():
-        names += (f"{side}_attention_heads",) if size == "heads" else ()
-        for name in names:
-            if config.get(name) is not None:
-                found[size] = as_size(config[name], f"config {name!r}")
-                break
+    if side in sides and (side in prefix or len(set(sides.values())) == 1):
+        found["heads"] = sides[side]
     return found
 
 
@@ -73,15 +72,12 @@ def window(context: Context) -> Window | None:
     return as_size(width, "config 'sliding_window'") - 1, 0
 
 
-# Which layers slide where a config says it by a number: every n-th one attends to everything.
-PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
-
-
 def _layer_type(context: Context) -> str:
-    config, model = context.config, context.config.get("model_type")
+    """Sliding or full, by what a config says or, where it is an older one, the layout."""
+    config = context.config
     types = config.get("layer_types")
     pattern = (config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
-               or PATTERNS.get(str(model)))
+               or context.full_every)
     first_full = config.get("max_window_layers") if config.get("use_sliding_window") else None
     if types is None and pattern is None and first_full is None:
         return SLIDING if config.get("sliding_window") is not None else FULL

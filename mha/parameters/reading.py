@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mha import layer_state
-from mha.arguments import as_int, as_size
+from mha.arguments import as_size
 from mha.compat._layers import detached_array
 from mha.half_precision import is_bfloat16, is_half, layer_dtype
 from mha.layer_state import BIASES, LayerState
@@ -72,7 +72,7 @@ def layers_from_state(state: Mapping[str, Any], layout: str, prefix: str,
                   None if dtype is None else layer_dtype(dtype),
                   {name: value for name, value in options.items() if value is not ...})
     if layer_index is not None:
-        index = as_int(layer_index, "layer_index")
+        index = as_size(layer_index, "layer_index", least=0)
         return _one(asked, prefix.replace(PLACE, str(index)), index)
     if PLACE not in prefix:
         return _one(asked, prefix, None)
@@ -110,7 +110,7 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     problems, arrays = _found(asked, form, prefix, under)
     sizes, wrong_sizes = _sizes(asked, form, arrays, prefix)
     problems += wrong_sizes
-    context = Context(asked.config or {}, prefix, layer_index, sizes)
+    context = Context(asked.config or {}, prefix, layer_index, sizes, layout.full_every)
     options, wrong_options = _options(asked, context)
     problems += wrong_options
     if not problems:
@@ -203,7 +203,7 @@ def _add(problems: list[str], options: dict[str, Any], name: str,
          read: Callable[[], Any]) -> None:
     try:
         options[name] = read()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, MemoryError) as error:
         problems.append(f"{name}: {error}; or give {name}=")
 
 
@@ -250,7 +250,10 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
 
 def _parameters(stored: Stored, array: Array, context: Context) -> dict[str, Array]:
     if stored.read is not None:
-        return {stored.holds[0]: stored.read(array, context)}
+        try:
+            return {stored.holds[0]: stored.read(array, context)}
+        except (TypeError, MemoryError) as error:  # what the config says is as wrong as a value
+            raise ValueError(str(error)) from error
     return taken_out(stored, array, context.sizes)
 
 

@@ -51,6 +51,7 @@ class Context(NamedTuple):
     prefix: str
     layer_index: int | None
     sizes: Sizes
+    full_every: int | None  # the layout's
 
 
 Form = Mapping[str, Stored]
@@ -69,6 +70,7 @@ class Layout(NamedTuple):
     unsupported: Mapping[str, str] = {}   # names and keys of configs, and what to do instead
     model_types: tuple[str, ...] = ()     # what configs call its models
     nested: bool = False                  # a tree of mappings
+    full_every: int | None = None  # of sliding layers every n-th attends to all, by default
     equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
                     ("head_dim", "value_head_dim"))  # sizes that its models have no two of
 
@@ -162,7 +164,7 @@ def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
     order = [atoms.index(atom) for atom in " ".join(axes).split()]
     shape = shape_of(axes, sizes)
     assert shape is not None
-    return {name: np.array(part.transpose(order).reshape(shape), order="C")
+    return {name: part.transpose(order).copy(order="C").reshape(shape)
             for name, part in zip(stored.holds, parts, strict=True)}
 
 
@@ -178,4 +180,4 @@ def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Arr
     together = parts[0] if fused_at is None else np.stack(parts, fused_at)
     shape = shape_of(stored.axes, sizes)
     assert shape is not None
-    return np.array(together.reshape(shape), order="C")
+    return together.copy(order="C").reshape(shape)

@@ -250,6 +250,8 @@ def test_all_that_is_wrong_is_one_error():
                  "norm_eps: needed and given nowhere", "found q_proj.weight (40, 24)",
                  "a.k_proj.weight: got shape (20, 23), wanted (kv_heads 2 * head_dim 10, key_dim"):
         assert part in message, message
+    assert "looks like" not in error_of(from_state, layer_of("llama").to_state("llama"), "llama",
+                                        num_heads=HEADS)
 
 
 OTHERS = [  # read as, what it is, what is advised

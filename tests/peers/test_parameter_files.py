@@ -1,8 +1,8 @@
-"""Whole models as the transformers package saves them: names and prefixes in files, their configs."""
+"""Whole models as the transformers package saves them: names and prefixes in files, configs."""
 
 import json
 
-import ml_dtypes  # noqa: F401: so that layers show bfloat16
+import ml_dtypes  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -35,10 +35,9 @@ MODELS = {
                                        "eos_token_id": 2, "decoder_start_token_id": 1}, SIDES),
     "t5": ("t5", "T5", {"d_model": 24, "num_heads": 4, "d_kv": 5, "num_layers": LAYERS, "d_ff": 8,
                         "vocab_size": 17}, [
-        ("encoder.block.{layer}.layer.0.SelfAttention.", "encoder.block", "layer.0.SelfAttention.q"),
-        ("decoder.block.{layer}.layer.0.SelfAttention.", "decoder.block", "layer.0.SelfAttention.q"),
-        ("decoder.block.{layer}.layer.1.EncDecAttention.", "decoder.block",
-         "layer.1.EncDecAttention.q")]),
+        (f"{side}.block.{{layer}}.{kind}.", f"{side}.block", kind + ".q") for side, kind in (
+            ("encoder", "layer.0.SelfAttention"), ("decoder", "layer.0.SelfAttention"),
+            ("decoder", "layer.1.EncDecAttention"))]),
     "gpt2": ("gpt2", "GPT2", {"n_embd": 24, "n_head": 4, "n_layer": LAYERS, "vocab_size": 17}, [
         ("h.{layer}.attn.", "h", "attn.c_attn")]),
     "gpt_neox": ("gpt_neox", "GPTNeoX", {**SMALL, "rotary_pct": 0.34}, [

@@ -2,6 +2,7 @@
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from half_types import BFLOAT16
@@ -351,7 +352,9 @@ def test_other_options(name, value, kind, message):
 
 
 @pytest.mark.parametrize("array", [np.zeros((24, 24), int), np.zeros((24, 24), complex), "text",
-                                   np.zeros((24, 0), np.float32), np.zeros((), np.float32)])
+                                   np.zeros((24, 0), np.float32), np.zeros((), np.float32),
+                                   np.zeros((24, 24), np.longdouble),
+                                   np.zeros((24, 24), ml_dtypes.float8_e4m3fn)])
 def test_arrays_that_are_no_weights(array):
     state = layer_of("bert").to_state("bert", prefix="a.")
     state["a.self.key.weight"] = array
@@ -375,6 +378,13 @@ def test_types_that_differ_meet_in_one_that_holds_both():
                           (np.float32, np.float32)):
         mixed = {**state, "self.key.bias": state["self.key.bias"].astype(dtype)}
         assert from_state(mixed, "bert", num_heads=HEADS).W_q.dtype == wanted
+
+
+def test_the_other_order_of_bytes():
+    state = layer_of("bert").to_state("bert")
+    layer = from_state({name: array.astype(">f4") for name, array in state.items()}, "bert",
+                       num_heads=HEADS)
+    assert bits(layer.W_q) == bits(layer_of("bert").W_q)
 
 
 def test_buffers_and_the_blocks_norm_are_passed_over():

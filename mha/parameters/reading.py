@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import EllipsisType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from mha import layer_state
 from mha.arguments import as_size
 from mha.compat._layers import detached_array
-from mha.half_precision import is_bfloat16, is_half, layer_dtype
+from mha.half_precision import is_half, layer_dtype
 from mha.layer_state import BIASES, LayerState
 from mha.parameters import config as configs
 from mha.parameters.names import (
@@ -41,7 +41,6 @@ from mha.parameters.table import (
 )
 from mha.preparation import NORMS
 
-Result = TypeVar("Result")
 SIZE_OF = {"num_heads": "heads", "num_kv_heads": "kv_heads", "head_dim": "head_dim"}
 
 
@@ -133,7 +132,7 @@ def _found(asked: Asked, form: Form, prefix: str,
     for name, stored in form.items():
         full = prefix + name
         if full not in asked.state and stored.in_layer_0:
-            full = re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "0", prefix, count=1) + name
+            full = re.sub(stored.in_layer_0, "0", prefix, count=1) + name
         if full in asked.state:
             try:
                 arrays[name] = _as_floats(asked.state[full], full)
@@ -152,9 +151,16 @@ def _found(asked: Asked, form: Form, prefix: str,
 
 def _as_floats(value: Any, name: str) -> Array:
     array = detached_array(value, name)
-    if array.dtype.kind != "f" and not is_bfloat16(array.dtype):
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted floats")
+    try:
+        layer_dtype(_native(array))
+    except TypeError:
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float16, bfloat16, float32"
+                        " or float64") from None
     return array
+
+
+def _native(array: Array) -> np.dtype[Any]:
+    return array.dtype.newbyteorder("=")
 
 
 def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
@@ -195,16 +201,11 @@ def _options(asked: Asked, context: Context) -> tuple[dict[str, Any], list[str]]
         if asked.config is None and name in layout.needs:
             problems.append(f"{name}: needed and given nowhere, wanted config= or {name}=")
         elif {"heads", "head_dim"} <= context.sizes.keys():
-            _add(problems, options, name, lambda read=read: read(context))  # type: ignore[misc]
+            try:
+                options[name] = read(context)
+            except (TypeError, ValueError, OverflowError, MemoryError) as error:
+                problems.append(f"{name}: {error}; or give {name}=")
     return {**options, **given}, problems
-
-
-def _add(problems: list[str], options: dict[str, Any], name: str,
-         read: Callable[[], Any]) -> None:
-    try:
-        options[name] = read()
-    except (TypeError, ValueError, OverflowError, MemoryError) as error:
-        problems.append(f"{name}: {error}; or give {name}=")
 
 
 def _unsupported(layout: Layout, config: Mapping[str, Any]) -> list[str]:
@@ -259,7 +260,7 @@ def _parameters(stored: Stored, array: Array, context: Context) -> dict[str, Arr
 
 def _common_dtype(parameters: Mapping[str, Array]) -> Any:
     """That of the arrays; of several, one that holds the numbers of all."""
-    types = {layer_dtype(array.dtype) for array in parameters.values()}
+    types = {layer_dtype(_native(array)) for array in parameters.values()}
     if len(types) == 1:
         return types.pop()
     return np.float64 if any(not is_half(dtype) and dtype == np.float64 for dtype in types

@@ -57,7 +57,7 @@ def table_of(relative_bias: Array) -> Array:
 
 LAYOUTS = (
     Layout("t5", ({**linears(NAMES, bias=False), "relative_attention_bias.weight": Stored(
-        ("relative_bias",), ("buckets", "heads"), read=expanded, write=table_of, in_layer_0=True,
-        never_under="EncDecAttention")},),
+        ("relative_bias",), ("buckets", "heads"), read=expanded, write=table_of,
+        in_layer_0=r"(?<=block\.)\d+", never_under="EncDecAttention")},),
         constants={"scale": 1.0}, model_types=("t5", "mt5"), equal=ONE_WIDTH),
 )

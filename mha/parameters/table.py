@@ -35,8 +35,8 @@ class Stored(NamedTuple):
     # For what is no matter of axes alone: from the state's array to the parameter, and back.
     read: Callable[[Array, Context], Array] | None = None
     write: Callable[[Array], Array] | None = None
-    in_layer_0: bool = False  # the other layers share that of the first one
-    never_under: str = ""     # a part of prefixes under which there is none
+    in_layer_0: str = ""   # where layers share the first one's: how a prefix has their number
+    never_under: str = ""  # a part of prefixes under which there is none
 
     @property
     def atoms(self) -> list[str]:

@@ -75,3 +75,10 @@ def error_of(call, *arguments, kind=ValueError, **options):
     with pytest.raises(kind) as raised:
         call(*arguments, **options)
     return str(raised.value)
+
+
+def flat(state, before=""):
+    """A state's arrays by name, trees too."""
+    return {full: array for name, value in state.items() for full, array in (
+        flat(value, f"{before}{name}.") if isinstance(value, dict) else
+        {before + name: value}).items()}

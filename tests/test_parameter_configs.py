@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import HEADS, LAYERS, OF_GROUPED, error_of, layer_of, read
+from layouts import HEADS, LAYERS, OF_GROUPED, error_of, flat, layer_of, read
 
 import mha
 
@@ -118,7 +118,7 @@ values = st.one_of(st.none(), st.booleans(), st.integers(-3, 70), st.just(2**70)
                                    st.one_of(st.none(), st.booleans(), st.floats(), st.text())))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(layout=st.sampled_from(sorted(LAYERS)), index=st.none() | st.integers(0, 2),
        changes=st.dictionaries(st.sampled_from(KEYS), values, max_size=4))
 def test_any_config_gives_a_layer_or_one_value_error(layout, index, changes):
@@ -130,3 +130,24 @@ def test_any_config_gives_a_layer_or_one_value_error(layout, index, changes):
     else:
         told = "state: got what does not fit"
     assert told.startswith("state: got what does not fit")
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data(), layout=st.sampled_from(sorted(LAYERS)),
+       shapes=st.lists(st.lists(st.sampled_from([0, 1, 4, 6, 12, 20, 24, 40, 72]), max_size=4),
+                       max_size=3),
+       known=st.dictionaries(st.sampled_from(["num_heads", "num_kv_heads", "head_dim"]),
+                             st.integers(1, 13)))
+def test_any_shapes_give_a_layer_or_one_value_error(data, layout, shapes, known):
+    state = flat(layer_of(layout).to_state(layout))
+    for shape in shapes:
+        name = data.draw(st.sampled_from([*state, "another"]))
+        state[name] = np.zeros(shape, np.float32)
+    try:
+        layer = read(layout, state, **known)
+    except ValueError as error:
+        assert str(error).startswith("state: got what does not fit")  # noqa: PT017
+        return
+    again = flat(layer.to_state(layout))
+    assert {name: array.shape for name, array in again.items() if array.ndim > 1} == {
+        name: array.shape for name, array in state.items() if array.ndim > 1}

@@ -6,19 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from half_types import BFLOAT16
-from layouts import GROUPED, HEADS, LAYERS, WIDTH, bits, error_of, layer_of, read
+from layouts import GROUPED, HEADS, LAYERS, WIDTH, bits, error_of, flat, layer_of, read
 
 import mha
 
 from_state = mha.MultiHeadAttention.from_state
 every_layout = pytest.mark.parametrize("layout", mha.parameters.layouts())
-
-
-def flat(state, before=""):
-    """A state's arrays by name, trees too."""
-    return {full: array for name, value in state.items() for full, array in (
-        flat(value, f"{before}{name}.") if isinstance(value, dict) else
-        {before + name: value}).items()}
 
 
 def by_head(columns, heads=HEADS):

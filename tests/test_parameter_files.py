@@ -171,6 +171,13 @@ def test_other_files(tmp_path):
             mha.parameters.open(path)
 
 
+def test_without_safetensors_the_error_says_what_to_install(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.safetensors", GOOD)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"wanted pip install safetensors, or mha\[safetensors\]"):
+        mha.parameters.open(path)
+
+
 # Hostile files
 
 def tensor(shape=(2,), offsets=(0, 8), dtype="F32"):

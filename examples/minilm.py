@@ -8,6 +8,7 @@ Sources: Devlin et al. 2019, "BERT"; Wang et al. 2020, "MiniLM"; Reimers & Gurev
 
 import copy
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +18,6 @@ import numpy as np
 import mha
 
 NUM_HEADS, MAX_TOKENS, NORM_EPSILON = 12, 256, 1e-12
-# Our parameter's name -> the file's; a linear layer is stored (out, in), so weights are transposed.
-PROJECTIONS = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-               "o": "attention.output.dense"}
-
 
 
 def normal_distribution(x):
@@ -47,28 +44,15 @@ class MiniLM:
 
     def __init__(self):
         folder = _model_folder()
-        import safetensors.numpy
         import tokenizers
 
-        self.tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+        self.tensors = dict(mha.parameters.open(folder / "model.safetensors"))
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
-        num_layers = sum("attention.self.query.weight" in name for name in self.tensors)
-        self.attention_layers = [self._attention_layer(i) for i in range(num_layers)]
-
-    def _attention_layer(self, index):
-        layer = mha.MultiHeadAttention(self.tensors["embeddings.LayerNorm.weight"].size, NUM_HEADS)
-        layer.load_parameters(self.attention_parameters(index))
-        return layer.freeze()
-
-    def attention_parameters(self, index):
-        """W_q, b_q, ... of one layer of the file, shaped as mha takes them."""
-        parameters = {}
-        for letter, name in PROJECTIONS.items():
-            weight, bias = self._linear(index, name)
-            parameters |= {f"W_{letter}": weight.T, f"b_{letter}": bias}
-        return parameters
+        config = json.loads((folder / "config.json").read_text())
+        self.attention_layers = [layer.freeze() for layer in mha.MultiHeadAttention.from_state(
+            self.tensors, "bert", prefix="encoder.layer.{layer}.attention.", config=config)]
 
     def tokenize(self, sentences):
         """The token ids (batch, longest), padded with 0, their lengths (batch,), and the words."""

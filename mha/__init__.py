@@ -4,8 +4,8 @@
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `importance`, `plot`, `reference`, `testing` and `compat`
-load when used, and so do the functions for position biases.
+NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `reference`, `testing`
+and `compat` load when used, and so do the functions for position biases.
 """
 
 import importlib
@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import compat as compat
     from mha import importance as importance
     from mha import masks as masks
+    from mha import parameters as parameters
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
@@ -86,7 +87,7 @@ __all__ = [
 
 _warn_of_wrong_environment()
 
-_SUBMODULES = ("compat", "importance", "masks", "plot", "reference", "testing")
+_SUBMODULES = ("compat", "importance", "masks", "parameters", "plot", "reference", "testing")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "alibi_slopes": "position_biases",

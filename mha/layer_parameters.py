@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any, Never
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import layer_state
 from mha.arguments import as_array
@@ -15,6 +16,8 @@ from mha.half_precision import shown
 from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
 from mha.layer_attributes import Parameter
 from mha.layer_state import LayerState
+from mha.options import Window
+from mha.rotary import Rotary
 
 Array = NDArray[Any]
 
@@ -80,6 +83,100 @@ class Parameters(OwnNames):
         layer_state.check_not_frozen(self._state, "mapping")
         arrays = layer_state.arrays_to_load(self._state, mapping)
         self._change(lambda state: layer_state.loaded(state, arrays))
+
+    @classmethod
+    @names_its_keywords
+    def from_state(
+            cls, state: Mapping[str, Any], layout: str, *, prefix: str = "",
+            config: Mapping[str, Any] | None = None, layer_index: int | None = None,
+            num_heads: int | None = None, num_kv_heads: int | None = None,
+            head_dim: int | None = None, dtype: DTypeLike | None = None, dropout: float = 0.0,
+            scale: float | EllipsisType | None = ..., softcap: float | EllipsisType | None = ...,
+            window: Window | EllipsisType | None = ...,
+            alibi: ArrayLike | EllipsisType | None = ...,
+            rotary: Rotary | EllipsisType | None = ..., norm_eps: float | EllipsisType = ...,
+            norm_offset: float | EllipsisType = ..., **unknown: Never) -> Any:
+        """A layer of the parameters that a framework or a model's file keeps.
+
+        Parameters
+        ----------
+        state : names with arrays, or tensors on the CPU
+            Of `mha.parameters.open`, a state_dict, a tree of Flax, ...
+        layout : str
+            How they are named and arranged: one of `mha.parameters.layouts()`.
+        prefix : str
+            What stands before the layer's own names: "encoder.layer.0.attention.". With {layer} in
+            it, for the number of a layer, and without layer_index: all layers.
+        config : a mapping, as a model's config.json, optional
+            Gives heads, head_dim, scale, softcap, window, alibi, rotary and norm_eps.
+        layer_index : int, optional
+            Which layer it is, where the config's layers differ.
+        num_heads, num_kv_heads, head_dim : int
+            By default what the config says, or follows from the shapes.
+        dtype : by default that of the arrays
+        The rest : as in `mha.MultiHeadAttention`, in place of what the config says.
+
+        Returns
+        -------
+        A layer with copies of the arrays, or with {layer} the list of all. Arrays with biases
+        decide use_bias. W_q is (query_dim, num_heads * head_dim), whatever the layout's shape.
+
+        Raises
+        ------
+        ValueError: arrays that are missing, left over under the prefix or of a wrong shape, what
+        is needed and given nowhere, what is not supported: all of it in one error, beside what was
+        found, and the layout or the prefix that would fit. TypeError: other types.
+
+        Source: Vaswani et al. 2017, section 3.2.2; the layouts are those of each framework.
+
+        >>> layer = mha.MultiHeadAttention(64, 4)
+        >>> state = layer.to_state("bert", prefix="encoder.layer.0.attention.")
+        >>> mha.MultiHeadAttention.from_state(
+        ...     state, "bert", prefix="encoder.layer.{layer}.attention.", num_heads=4)
+        [MultiHeadAttention(64, 4, dtype=float32)]
+        """
+        if unknown:
+            raise unknown_keyword(Parameters.from_state, unknown)
+        from mha.parameters.reading import layers_from_state
+
+        read = layers_from_state(
+            state, layout, prefix, config, layer_index,
+            {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}, dtype,
+            {"dropout": dropout, "scale": scale, "softcap": softcap, "window": window,
+             "alibi": alibi, "rotary": rotary, "norm_eps": norm_eps, "norm_offset": norm_offset})
+        return [*map(cls._of, read)] if isinstance(read, list) else cls._of(read)
+
+    @classmethod
+    def _of(cls, state: LayerState) -> Any:
+        layer = cls.__new__(cls)
+        layer._state = state
+        return layer
+
+    @names_its_keywords
+    def to_state(self, layout: str, *, prefix: str = "", **unknown: Never) -> dict[str, Any]:
+        """The parameters as a framework keeps them: the other way of `from_state`.
+
+        Returns
+        -------
+        Copies by name, `prefix` before each; for "flax" a tree. A weight that PyTorch keeps is
+        (out, in). Biases that the layout must have and the layer has not are zeros; options (scale,
+        rotary, ...) belong to the model's config.
+
+        Raises
+        ------
+        ValueError: parameters, sizes or options that the layout has no place for; an unknown
+        layout. TypeError: other types.
+
+        Source: Vaswani et al. 2017, section 3.2.2; the layouts are those of each framework.
+
+        >>> mha.MultiHeadAttention(64, 4).to_state("pytorch")["in_proj_weight"].shape
+        (192, 64)
+        """
+        if unknown:
+            raise unknown_keyword(Parameters.to_state, unknown)
+        from mha.parameters.writing import state_of_layer
+
+        return state_of_layer(self._state, layout, prefix)
 
     @property
     def num_parameters(self) -> int:

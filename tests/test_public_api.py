@@ -26,7 +26,7 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
 LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_varlen",
         "scaled_dot_product_attention_varlen_vjp", "t5_relative_bias", "t5_relative_bias_vjp"]
-SUBMODULES = ["compat", "importance", "masks", "plot", "reference", "testing"]
+SUBMODULES = ["compat", "importance", "masks", "parameters", "plot", "reference", "testing"]
 
 def spelled(names):
     """As a signature has these options; test_options.py compares their defaults with the core's."""
@@ -81,6 +81,11 @@ SIGNATURES = {
     "MultiHeadAttention.dropout": "self",
     "MultiHeadAttention.parameters": "self",
     "MultiHeadAttention.load_parameters": "self, mapping",
+    "MultiHeadAttention.from_state": """state, layout, *, prefix='', config=None,
+        layer_index=None, num_heads=None, num_kv_heads=None, head_dim=None, dtype=None,
+        dropout=0.0, scale=Ellipsis, softcap=Ellipsis, window=Ellipsis, alibi=Ellipsis,
+        rotary=Ellipsis, norm_eps=Ellipsis, norm_offset=Ellipsis""",
+    "MultiHeadAttention.to_state": "self, layout, *, prefix=''",
     "MultiHeadAttention.num_parameters": "self",
     "MultiHeadAttention.astype": "self, dtype",
     "MultiHeadAttention.freeze": "self",
@@ -105,6 +110,8 @@ SIGNATURES = {
     "importance.ablation": "loss, shape",
     "importance.gradient": "gate_gradients, *, normalise=True",
     "importance.rollout": "weights, *, residual=0.5",
+    "parameters.layouts": "",
+    "parameters.open": "path",
     "masks.causal": "query_len, key_len=None, query_offset=None",
     "masks.sliding_window": "query_len, key_len=None, *, window, query_offset=None",
     "masks.from_lengths": "key_lengths, key_len",
@@ -120,12 +127,13 @@ SIGNATURES = {
 }
 NEVER_RAISE = {"get_num_threads", "instruction_set", "show_config", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
-               "MultiHeadAttention.unfreeze", "KVCache.reset"}
+               "MultiHeadAttention.unfreeze", "KVCache.reset", "parameters.layouts"}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
                   "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
-                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset"}
+                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset",
+                  "parameters.layouts"}
 
 
 def looked_up(name):
@@ -148,7 +156,7 @@ def run(code):
 def test_the_public_names():
     assert sorted(mha.__all__) == NAMES
     assert dir(mha) == sorted(NAMES + SUBMODULES)
-    for module in (mha.masks, mha.importance, mha.plot):
+    for module in (mha.masks, mha.importance, mha.parameters, mha.plot):
         assert dir(module) == sorted(module.__all__)
     for name in NAMES:
         assert hasattr(mha, name)
@@ -161,6 +169,7 @@ def test_the_public_names():
 def test_no_public_function_is_forgotten_here():
     functions = {name for name in NAMES if callable(getattr(mha, name))}
     functions |= {"masks." + name for name in mha.masks.__all__}
+    functions |= {"parameters." + name for name in mha.parameters.__all__}
     for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
@@ -282,6 +291,8 @@ CALLS = {
     "MultiHeadAttention.__call__": (LAYER, [X]), "MultiHeadAttention.vjp": (LAYER.vjp, [X]),
     "MultiHeadAttention.load_parameters": (LAYER.load_parameters, [{}]),
     "MultiHeadAttention.astype": (LAYER.astype, ["float32"]),
+    "MultiHeadAttention.from_state": (LAYER.from_state, [{}, "bert"]),
+    "MultiHeadAttention.to_state": (LAYER.to_state, ["bert"]),
     "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
     "MultiHeadAttention.new_cache": (LAYER.new_cache, [1]),
     "MultiHeadAttention.new_memory": (LAYER.new_memory, [X]),
@@ -291,6 +302,7 @@ CALLS = {
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
     "Rotary": (mha.Rotary, [4]), "Rotary.__call__": (mha.Rotary(4), [X]),
     "Rotary.vjp": (mha.Rotary(4).vjp, [X]), "Rotary.from_config": (mha.Rotary.from_config, [{}, 4]),
+    "parameters.open": (mha.parameters.open, ["weights.npz"]),
     "masks.causal": (mha.masks.causal, [3]),
     "masks.sliding_window": (functools.partial(mha.masks.sliding_window, window=(1, 0)), [3]),
     "masks.from_lengths": (mha.masks.from_lengths, [[3], 3]),

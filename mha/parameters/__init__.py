@@ -1,0 +1,65 @@
+"""A layer's parameters from and to everyone's layouts, and the files that hold them.
+
+`mha.MultiHeadAttention.from_state(state, layout, prefix=..., config=...)` makes a layer of what
+a framework or a file keeps, `layer.to_state(layout)` the other way; `layouts()` lists the names of
+layouts, `open(path)` reads .safetensors and .npz, an array at a time. A layout is a table: those
+of the frameworks are in frameworks.py, of encoders in encoders.py, of language models in
+decoders.py, fused.py and t5.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Never
+
+from mha.keywords import names_its_keywords, unknown_keyword
+from mha.parameters.files import Arrays, opened
+from mha.parameters.names import LAYOUTS
+
+__all__ = ["layouts", "open"]
+
+
+def layouts() -> list[str]:
+    """The names of the layouts that `MultiHeadAttention.from_state` knows.
+
+    >>> mha.parameters.layouts()[:3]
+    ['bart', 'bert', 'bloom']
+    """
+    return sorted(LAYOUTS)
+
+
+@names_its_keywords
+def open(path: str | os.PathLike[str], **unknown: Never) -> Arrays:
+    """The arrays of a .safetensors or .npz file by name, each read when it is asked for.
+
+    So a layer of a file of 10 GB is read without the rest. .safetensors needs the package of that
+    name; bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone. Nothing is
+    ever unpickled. Several files as one: `collections.ChainMap(open(one), open(other))`.
+
+    Returns
+    -------
+    A mapping of names to arrays, new ones (n, m), ... at each reading; `close()`, or leaving a
+    `with` block, gives the file back.
+
+    Raises
+    ------
+    ValueError: another kind of file; one that does not fit together, when it is opened or the array
+    is read: headers that are too long or too deep, offsets out of range or overlapping, sizes that
+    overflow, names that come twice, pickled objects, a torn archive. OSError: what the system says.
+    ImportError: .safetensors without the package.
+
+    Source: the formats of safetensors 0.4 and NumPy 1.26.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/weights.npz", W=np.ones((2, 3)))
+    ...     mha.parameters.open(f"{folder}/weights.npz")["W"].shape
+    (2, 3)
+    """
+    if unknown:
+        raise unknown_keyword(open, unknown)
+    return opened(path)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

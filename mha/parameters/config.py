@@ -1,0 +1,147 @@
+"""What the config of a model says of its attention: each function reads one option of the layer.
+
+A config is the mapping of a model's config.json. All but `needs` of a layout must do with an empty
+one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mha
+from mha.arguments import as_bool, as_finite, as_size
+from mha.options import Window
+from mha.parameters.table import Context
+
+# What models call it -> the sizes' name.
+SIZES = {
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "d_kv"),
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def of_text(config: Any) -> Mapping[str, Any]:
+    """The part of a config that is about the language model, where there are several."""
+    if not isinstance(config, Mapping):
+        wanted = "config.to_dict()" if hasattr(config, "to_dict") else "a mapping"
+        raise TypeError(f"config: got {type(config).__name__}, wanted {wanted}")
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
+def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
+    """heads, kv_heads and head_dim, where the config has them."""
+    found = {size: as_size(config[name], f"config {name!r}") for size, names in SIZES.items()
+             for name in names[::-1] if config.get(name) is not None}  # the first name is the last
+    sides = {side: as_size(config[name], f"config {name!r}") for side in ("encoder", "decoder")
+             if config.get(name := f"{side}_attention_heads") is not None}
+    side = "decoder" if "decoder" in prefix else "encoder"
+    if side in sides and (side in prefix or len(set(sides.values())) == 1):
+        found["heads"] = sides[side]
+    return found
+
+
+def number(context: Context, name: str) -> float:
+    if context.config.get(name) is None:
+        raise ValueError(f"config: got none for {name!r}, wanted a number")
+    return as_finite(context.config[name], f"config {name!r}", above=0)
+
+
+def rotary(context: Context) -> mha.Rotary:
+    nested = any(isinstance(value, Mapping) for value in _rope(context.config).values())
+    by_type = nested or context.config.get("rope_local_base_freq") is not None
+    return mha.Rotary.from_config(context.config, context.sizes["head_dim"],
+                                  layer_type=_layer_type(context) if by_type else None)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def window(context: Context) -> Window | None:
+    """A window of w positions, the query's own among them, where the layer is one that slides."""
+    width = context.config.get("sliding_window")
+    if width is None or context.config.get("use_sliding_window") is False:
+        return None
+    if _layer_type(context) != SLIDING:
+        return None
+    return as_size(width, "config 'sliding_window'") - 1, 0
+
+
+def _layer_type(context: Context) -> str:
+    """Sliding or full, by what a config says or, where it is an older one, the layout."""
+    config = context.config
+    types = config.get("layer_types")
+    pattern = (config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+               or context.full_every)
+    first_full = config.get("max_window_layers") if config.get("use_sliding_window") else None
+    if types is None and pattern is None and first_full is None:
+        return SLIDING if config.get("sliding_window") is not None else FULL
+    index = context.layer_index
+    if index is None:
+        raise ValueError("layer_index: got none, wanted the layer's number, since the config's"
+                         " layers differ")
+    if isinstance(types, (list, tuple)):
+        if not 0 <= index < len(types):
+            raise ValueError(f"layer_index: got {index}, wanted one of the {len(types)} layers of"
+                             " the config's layer_types")
+        return str(types[index])
+    if pattern is not None:
+        every = as_size(pattern, "config 'sliding_window_pattern'")
+        return SLIDING if (index + 1) % every else FULL
+    return SLIDING if index >= as_size(first_full, "config 'max_window_layers'", least=0) else FULL
+
+
+def norm_eps(context: Context) -> float:
+    return number(context, "rms_norm_eps")
+
+
+def softcap(context: Context) -> float | None:
+    name = "attn_logit_softcapping"
+    return None if context.config.get(name) is None else number(context, name)
+
+
+def scale_of_scalar(context: Context) -> float:
+    return number(context, "query_pre_attn_scalar") ** -0.5
+
+
+def scale_of_gpt2(context: Context) -> float | None:
+    config = context.config
+    scale = 1.0
+    if as_bool(config.get("scale_attn_weights", True), "config 'scale_attn_weights'"):
+        scale = context.sizes["head_dim"] ** -0.5
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        if context.layer_index is None:
+            raise ValueError("layer_index: got none, wanted the layer's number, by which the"
+                             " config divides the scale")
+        return scale / (context.layer_index + 1)
+    return scale if scale == 1.0 else None
+
+
+def alibi(context: Context) -> Any:
+    return mha.alibi_slopes(context.sizes["heads"])
+
+
+def alibi_of_mpt(context: Context) -> Any:
+    attention = _of_mpt(context)
+    if attention.get("alibi", True) is False:
+        return None
+    return mha.alibi_slopes(context.sizes["heads"], float(attention.get("alibi_bias_max", 8)))
+
+
+def scale_of_mpt(context: Context) -> float | None:
+    scale = _of_mpt(context).get("softmax_scale")
+    return None if scale is None else as_finite(scale, "config 'softmax_scale'")
+
+
+def _of_mpt(context: Context) -> Mapping[str, Any]:
+    attention = context.config.get("attn_config")
+    return attention if isinstance(attention, Mapping) else {}
+
+
+def given_only(context: Context) -> None:
+    """For an option that no config has, but the framework."""

@@ -1,0 +1,36 @@
+"""Language models whose query, key and value are apart, as the transformers package names them."""
+
+from __future__ import annotations
+
+from mha.parameters import config
+from mha.parameters.table import Form, Layout, Stored, linears
+
+NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+PLAIN: Form = linears(NAMES, bias=None)
+HEAD_NORMS: Form = {"q_norm.weight": Stored(("q_norm",), ("head_dim",)),
+                    "k_norm.weight": Stored(("k_norm",), ("head_dim",))}
+WIDTH_NORMS: Form = {"q_norm.weight": Stored(("q_norm",), ("heads head_dim",)),
+                     "k_norm.weight": Stored(("k_norm",), ("kv_heads head_dim",))}
+SINKS: Form = {"sinks": Stored(("sinks",), ("heads",))}
+
+ROTARY = {"rotary": config.rotary, "window": config.window}
+NORMED = {**ROTARY, "norm_eps": config.norm_eps}
+GEMMA = {**ROTARY, "scale": config.scale_of_scalar, "softcap": config.softcap}
+BUFFERS = ("rotary_emb.inv_freq",)
+BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows look both ways"}
+
+LAYOUTS = (
+    Layout("llama", (PLAIN,), ROTARY, needs=("rotary",), passed_over=BUFFERS,
+           model_types=("llama", "mistral", "qwen2")),
+    Layout("qwen3", ({**PLAIN, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
+           constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
+    Layout("gemma2", (PLAIN,), GEMMA, needs=("rotary", "scale", "softcap", "window"),
+           passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma2",), full_every=2),
+    Layout("gemma3", ({**PLAIN, **HEAD_NORMS},), {**NORMED, **GEMMA},
+           needs=("rotary", "norm_eps", "scale", "window"), constants={"norm_offset": 1.0},
+           passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma3_text",), full_every=6),
+    Layout("olmo2", ({**PLAIN, **WIDTH_NORMS},), NORMED, needs=("rotary", "norm_eps"),
+           constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("olmo2",)),
+    Layout("gpt_oss", ({**PLAIN, **SINKS},), ROTARY, needs=("rotary", "window"),
+           passed_over=BUFFERS, model_types=("gpt_oss",), full_every=2),
+)

@@ -1,0 +1,118 @@
+"""The names of a state: what is there under a prefix, and what it looks like."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mha.parameters import decoders, encoders, frameworks, fused, t5
+from mha.parameters.table import Form, Layout
+
+LAYOUTS = {layout.name: layout for family in (frameworks, encoders, fused, decoders, t5)
+           for layout in family.LAYOUTS}
+PLACE = "{layer}"  # in a prefix, for the number of a layer
+MOST_SHOWN = 12
+
+
+def layout_named(name: Any) -> Layout:
+    if not isinstance(name, str):
+        raise TypeError(f"layout: got {type(name).__name__}, wanted a name")
+    if name not in LAYOUTS:
+        raise ValueError(f"layout: got {name!r}, wanted one of {', '.join(sorted(LAYOUTS))}")
+    return LAYOUTS[name]
+
+
+def flattened(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
+    """A tree of mappings as one, names joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{before}{key}.")
+        else:
+            flat[f"{before}{key}"] = value
+    return flat
+
+
+def as_tree(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *folders, last = name.split(".")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return tree
+
+
+def layer_indices(names: Iterable[str], prefix: str) -> list[int]:
+    """The numbers that stand in the prefix's place for them; all from 0 on, or a ValueError."""
+    before, _, behind = prefix.partition(PLACE)
+    pattern = re.compile(re.escape(before) + r"(\d{1,9})" + re.escape(behind))
+    found = {int(match[1]) for match in map(pattern.match, names) if match}
+    missing = sorted(set(range(len(found))) - found)
+    if missing:
+        raise ValueError(f"state: got layers {shown(sorted(found))} under prefix {prefix!r}, wanted"
+                         f" {missing[0]} too")
+    return sorted(found)
+
+
+def best_form(layout: Layout, names: Iterable[str]) -> Form:
+    """Of a layout's forms the one that has most of its names there."""
+    there = set(names)
+    return max(layout.forms, key=lambda form: sum(
+        name in there for name, stored in form.items() if not stored.optional))
+
+
+def left_over(layout: Layout, form: Form, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in form and not any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in layout.passed_over)]
+
+
+def looks_like(names: set[str]) -> list[str]:
+    """The layouts that these names are those of, none missing and none left over."""
+    return [layout.name for layout in LAYOUTS.values() for form in layout.forms
+            if required(form) <= names and not left_over(layout, form, names)]
+
+
+def required(form: Form) -> set[str]:
+    return {name for name, stored in form.items()
+            if not stored.optional and not stored.in_layer_0}
+
+
+def places(layout: Layout, names: Iterable[str]) -> list[str]:
+    """Prefixes under which a state has all that a layout wants, layers' numbers as {layer}."""
+    there = set(names)
+    found = []
+    for form in layout.forms:
+        first = min(required(form))
+        for name in there:
+            prefix = name.removesuffix(first)
+            if prefix != name and required(form) <= {
+                    other.removeprefix(prefix) for other in there if other.startswith(prefix)}:
+                found.append(re.sub(r"\d+", PLACE, prefix, count=1))
+    return sorted(set(found))
+
+
+def advice(layout: Layout, under: set[str], names: Iterable[str]) -> list[str]:
+    """What else the state may be: another layout, or this one or another elsewhere."""
+    others = looks_like(under)
+    if layout.name in others:
+        return []
+    if others:
+        return [f"looks like {' or '.join(others)}: try layout={others[0]!r}"]
+    if under and required(best_form(layout, under)) & under:
+        return []
+    for other in (layout, *LAYOUTS.values()):
+        elsewhere = places(other, names)
+        if elsewhere:
+            also = "" if other is layout else f" layout={other.name!r},"
+            return [f"looks like {other.name} elsewhere: try{also} prefix={elsewhere[0]!r}"]
+    return []
+
+
+def shown(things: Iterable[Any]) -> str:
+    listed = [str(thing) for thing in things]
+    more = len(listed) - MOST_SHOWN
+    return ", ".join(listed[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "") or "nothing"

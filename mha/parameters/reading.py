@@ -1,0 +1,267 @@
+"""A layer from a state: `MultiHeadAttention.from_state`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mha import layer_state
+from mha.arguments import as_size
+from mha.compat._layers import detached_array
+from mha.half_precision import is_half, layer_dtype
+from mha.layer_state import BIASES, LayerState
+from mha.parameters import config as configs
+from mha.parameters.names import (
+    LAYOUTS,
+    PLACE,
+    advice,
+    best_form,
+    flattened,
+    layer_indices,
+    layout_named,
+    left_over,
+    shown,
+)
+from mha.parameters.table import (
+    Array,
+    Context,
+    Form,
+    Layout,
+    Stored,
+    pairs,
+    shape_of,
+    solved,
+    spelled,
+    taken_out,
+)
+from mha.preparation import NORMS
+
+SIZE_OF = {"num_heads": "heads", "num_kv_heads": "kv_heads", "head_dim": "head_dim"}
+
+
+class Asked(NamedTuple):
+    """The arguments of `from_state` that are the same for all layers."""
+
+    state: Mapping[str, Any]
+    layout: Layout
+    config: Mapping[str, Any] | None
+    sizes: dict[str, int]      # those given
+    dtype: DTypeLike | None
+    options: dict[str, Any]    # those given
+
+
+def layers_from_state(state: Mapping[str, Any], layout: str, prefix: str,
+                      config: Mapping[str, Any] | None, layer_index: int | None,
+                      sizes: Mapping[str, int | None], dtype: DTypeLike | None,
+                      options: Mapping[str, Any | EllipsisType],
+                      ) -> LayerState | list[LayerState]:
+    """`MultiHeadAttention.from_state`, checked."""
+    known = layout_named(layout)
+    names = _checked_state(state, known)
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix: got {type(prefix).__name__}, wanted text")
+    asked = Asked(names, known, None if config is None else configs.of_text(config),
+                  {SIZE_OF[name]: as_size(size, name) for name, size in sizes.items()
+                   if size is not None},
+                  None if dtype is None else layer_dtype(dtype),
+                  {name: value for name, value in options.items() if value is not ...})
+    if layer_index is not None:
+        index = as_size(layer_index, "layer_index", least=0)
+        return _one(asked, prefix.replace(PLACE, str(index)), index)
+    if PLACE not in prefix:
+        return _one(asked, prefix, None)
+    indices = layer_indices(names, prefix)
+    if not indices:
+        return [_one(asked, prefix.replace(PLACE, "0"), 0)]  # which is an error
+    read, wrong = [], []
+    for index in indices:
+        try:
+            read.append(_one(asked, prefix.replace(PLACE, str(index)), index))
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f"; and {len(wrong) - 1} more layers are wrong" if len(wrong) > 1 else ""
+        raise ValueError(wrong[0] + more)
+    return read
+
+
+def _checked_state(state: Any, layout: Layout) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state: got {type(state).__name__}, wanted names with arrays")
+    if layout.nested and not getattr(state, "is_lazy", False):
+        return flattened(state)
+    for name in state:
+        if not isinstance(name, str):
+            raise TypeError(f"state: got the name {name!r}, wanted text")
+    return state
+
+
+def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
+    """The layer under a prefix; one ValueError for all that is wrong with it."""
+    layout = asked.layout
+    under = {name.removeprefix(prefix) for name in asked.state if name.startswith(prefix)}
+    form = best_form(layout, under)
+    problems, arrays = _found(asked, form, prefix, under)
+    sizes, wrong_sizes = _sizes(asked, form, arrays, prefix)
+    problems += wrong_sizes
+    context = Context(asked.config or {}, prefix, layer_index, sizes, layout.full_every)
+    options, wrong_options = _options(asked, context)
+    problems += wrong_options
+    if not problems:
+        try:
+            return _assembled(asked, form, arrays, context, options)
+        except ValueError as error:
+            problems.append(str(error))
+    found = shown(f"{name} {array.shape}" for name, array in arrays.items())
+    if not under:
+        found += f", but elsewhere {shown(asked.state)}"
+    raise ValueError("; ".join([
+        f"state: got what does not fit layout {layout.name!r} under prefix {prefix!r}",
+        *problems, f"found {found}", *advice(layout, under, asked.state)]))
+
+
+def _found(asked: Asked, form: Form, prefix: str,
+           under: set[str]) -> tuple[list[str], dict[str, Array]]:
+    """What is wrong with the names, and the arrays of those that are right."""
+    layout, problems, arrays, missing = asked.layout, [], {}, []
+    for name, stored in form.items():
+        full = prefix + name
+        if full not in asked.state and stored.in_layer_0:
+            full = re.sub(stored.in_layer_0, "0", prefix, count=1) + name
+        if full in asked.state:
+            try:
+                arrays[name] = _as_floats(asked.state[full], full)
+            except (TypeError, ValueError) as error:
+                problems.append(str(error))
+        elif not stored.optional and not (stored.never_under and stored.never_under in prefix):
+            missing.append(name)
+    others = sorted(left_over(layout, form, under))
+    cures = [f"{name}: wanted {layout.unsupported[name]}" for name in others
+             if name in layout.unsupported]
+    others = [name for name in others if name not in layout.unsupported]
+    problems += [f"missing {shown(missing)}"] * bool(missing)
+    problems += [f"left over {shown(others)}"] * bool(others)
+    return [*problems, *cures], arrays
+
+
+def _as_floats(value: Any, name: str) -> Array:
+    array = detached_array(value, name)
+    try:
+        layer_dtype(_native(array))
+    except TypeError:
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float16, bfloat16, float32"
+                        " or float64") from None
+    return array
+
+
+def _native(array: Array) -> np.dtype[Any]:
+    return array.dtype.newbyteorder("=")
+
+
+def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
+           prefix: str) -> tuple[dict[str, int], list[str]]:
+    """The sizes of the layer, and what is wrong with the shapes."""
+    problems = []
+    known = dict(asked.sizes)
+    try:
+        known = configs.sizes(asked.config or {}, prefix) | known
+    except (TypeError, ValueError) as error:
+        problems.append(str(error))
+    right = {name: array for name, array in arrays.items()
+             if array.ndim == len(form[name].axes)}
+    equal = pairs(asked.layout, form)
+    sizes = solved([(form[name], array.shape) for name, array in right.items()], known, equal)
+    if "heads" not in sizes and right:
+        problems.append("num_heads: needed and given nowhere, wanted num_heads= or config=")
+        return sizes, problems
+    problems += [f"{other} is {sizes[other]}, wanted {sizes[one]} as {one}" for one, other in equal
+                 if {one, other} <= sizes.keys() and sizes[one] != sizes[other]]
+    for name, array in arrays.items():
+        if shape_of(form[name].axes, sizes) != array.shape:
+            problems.append(f"{prefix}{name}: got shape {array.shape}, wanted"
+                            f" {spelled(form[name].axes, sizes)}")
+        elif array.size == 0:
+            problems.append(f"{prefix}{name}: got shape {array.shape}, wanted sizes of at least 1")
+    return sizes, problems
+
+
+def _options(asked: Asked, context: Context) -> tuple[dict[str, Any], list[str]]:
+    """The options that the layout, the config and the caller give, the last before the others."""
+    layout, given, problems = asked.layout, asked.options, []
+    options = dict(layout.constants)
+    problems += _unsupported(layout, context.config)
+    for name, read in layout.settings.items():
+        if name in given:
+            continue
+        if asked.config is None and name in layout.needs:
+            problems.append(f"{name}: needed and given nowhere, wanted config= or {name}=")
+        elif {"heads", "head_dim"} <= context.sizes.keys():
+            try:
+                options[name] = read(context)
+            except (TypeError, ValueError, OverflowError, MemoryError) as error:
+                problems.append(f"{name}: {error}; or give {name}=")
+    return {**options, **given}, problems
+
+
+def _unsupported(layout: Layout, config: Mapping[str, Any]) -> list[str]:
+    """What a config asks for that mha has not, and models of another layout."""
+    problems = []
+    for key, cure in layout.unsupported.items():
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value:
+            problems.append(f"config: {key} is {value!r}, which is not supported, wanted {cure}")
+    model = config.get("model_type")
+    owners = [other.name for other in LAYOUTS.values() if model in other.model_types]
+    if owners and layout.name not in owners:
+        problems.append(f"config: model_type is {model!r}: try layout={owners[0]!r}")
+    return problems
+
+
+def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: Context,
+               options: dict[str, Any]) -> LayerState:
+    """The state of a layer whose arrays fit."""
+    sizes = dict(context.sizes)
+    parameters: dict[str, Array] = {}
+    for name, array in arrays.items():
+        parameters |= _parameters(form[name], array, context)
+    letters = "".join(name[-1] for name in BIASES if name in parameters)
+    norms = [len(parameters[name]) for name in NORMS if name in parameters]
+    per_head = "head_dim" in {axis for stored in form.values() for axis in stored.axes
+                              if stored.holds[0] in NORMS}
+    relative_bias = parameters.get("relative_bias")
+    settings = layer_state.checked_settings(
+        sizes["query_dim"], sizes["heads"], num_kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"], value_head_dim=sizes["value_head_dim"],
+        query_dim=None, key_dim=sizes["key_dim"], value_dim=sizes["value_dim"],
+        output_dim=sizes["output_dim"], use_bias=letters, sinks="sinks" in parameters,
+        relative_bias=None if relative_bias is None else relative_bias.shape[1] // 2,
+        qk_norm=("head" if per_head else "width") if norms else None,
+        dtype=_common_dtype(parameters) if asked.dtype is None else asked.dtype, **options)
+    return layer_state.new_state(settings, {
+        name: layer_state.checked_parameter(settings, name, parameters[name])
+        for name in settings.shapes()})
+
+
+def _parameters(stored: Stored, array: Array, context: Context) -> dict[str, Array]:
+    if stored.read is not None:
+        try:
+            return {stored.holds[0]: stored.read(array, context)}
+        except (TypeError, MemoryError) as error:  # what the config says is as wrong as a value
+            raise ValueError(str(error)) from error
+    return taken_out(stored, array, context.sizes)
+
+
+def _common_dtype(parameters: Mapping[str, Array]) -> Any:
+    """That of the arrays; of several, one that holds the numbers of all."""
+    types = {layer_dtype(_native(array)) for array in parameters.values()}
+    if len(types) == 1:
+        return types.pop()
+    return np.float64 if any(not is_half(dtype) and dtype == np.float64 for dtype in types
+                             ) else np.float32

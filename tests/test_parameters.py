@@ -1,0 +1,404 @@
+"""Layers from and to everyone's layouts: where each number goes, what comes back, what is wrong."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from half_types import BFLOAT16
+from layouts import GROUPED, HEADS, LAYERS, WIDTH, bits, error_of, flat, layer_of, read
+
+import mha
+
+from_state = mha.MultiHeadAttention.from_state
+every_layout = pytest.mark.parametrize("layout", mha.parameters.layouts())
+
+
+def by_head(columns, heads=HEADS):
+    """(heads, width of a head, in) of a weight x @ W, (heads, width of a head) of a bias."""
+    return np.swapaxes(columns, 0, -1).reshape(heads, -1, *columns.shape[:-1])
+
+
+def test_the_tests_have_every_layout():
+    assert sorted(LAYERS) == mha.parameters.layouts()
+
+
+# By name, what the layer's parameters are there: written out, not by the tables.
+def separate(q, k, v, o):
+    def wanted(layer):
+        for letter, name in zip("qkvo", (q, k, v, o)):
+            yield f"{name}.weight", getattr(layer, "W_" + letter).T
+            if getattr(layer, "b_" + letter) is not None:
+                yield f"{name}.bias", getattr(layer, "b_" + letter)
+        for name in ("q_norm", "k_norm"):
+            if getattr(layer, name) is not None:
+                yield f"{name}.weight", getattr(layer, name)
+        if layer.sinks is not None:
+            yield "sinks", layer.sinks
+    return wanted
+
+
+def of_heads(layer):
+    """q0 k0 v0 q1 k1 v1 ..., a head each."""
+    for kind in "Wb":
+        parts = [by_head(getattr(layer, f"{kind}_{letter}")) for letter in "qkv"]
+        rows = [part[head] for head in range(HEADS) for part in parts]
+        yield f"query_key_value.{'weight' if kind == 'W' else 'bias'}", np.concatenate(rows)
+    yield "dense.weight", layer.W_o.T
+    yield "dense.bias", layer.b_o
+
+
+def beside(layer, kind="W"):
+    return np.concatenate([getattr(layer, f"{kind}_{letter}") for letter in "qkv"], axis=-1)
+
+
+def gpt2(layer):
+    yield "c_attn.weight", beside(layer)
+    yield "c_attn.bias", beside(layer, "b")
+    yield "c_proj.weight", layer.W_o
+    yield "c_proj.bias", layer.b_o
+
+
+def mpt(layer):
+    yield "Wqkv.weight", beside(layer).T
+    yield "out_proj.weight", layer.W_o.T
+
+
+def pytorch(layer):
+    yield "in_proj_weight", beside(layer).T
+    yield "in_proj_bias", beside(layer, "b")
+    yield "out_proj.weight", layer.W_o.T
+    yield "out_proj.bias", layer.b_o
+
+
+def onnx(layer):
+    yield "weights", beside(layer)
+    yield "bias", beside(layer, "b")
+    yield "output_weights", layer.W_o
+    yield "output_bias", layer.b_o
+
+
+def kernels(separator, output):
+    def wanted(layer):
+        for letter, name in zip("qkv", ("query", "key", "value")):
+            heads = layer.num_heads if letter == "q" else layer.num_kv_heads
+            weight, bias = (getattr(layer, f"{kind}_{letter}") for kind in "Wb")
+            yield f"{name}{separator}kernel", weight.reshape(len(weight), heads, -1)
+            if bias is not None:
+                yield f"{name}{separator}bias", bias.reshape(heads, -1)
+        yield f"{output}{separator}kernel", layer.W_o.reshape(HEADS, -1, layer.output_dim)
+        if layer.b_o is not None:
+            yield f"{output}{separator}bias", layer.b_o
+    return wanted
+
+
+def t5(layer):
+    yield from separate("q", "k", "v", "o")(layer)
+    table = np.zeros((8, HEADS), np.float32)
+    # Of 8 buckets 4 are for keys behind: distances 0, 1, then 2 to 6, then the rest.
+    for bucket, distance in ((0, 0), (1, -1), (2, -2), (3, -20), (5, 1), (6, 2), (7, 20)):
+        table[bucket] = layer.relative_bias[:, 20 + distance]
+    yield "relative_attention_bias.weight", table
+
+
+PROJECTIONS = separate("q_proj", "k_proj", "v_proj", "o_proj")
+OF_BART = separate("q_proj", "k_proj", "v_proj", "out_proj")
+WANTED = {
+    "bart": OF_BART, "whisper": OF_BART,
+    "bert": separate("self.query", "self.key", "self.value", "output.dense"),
+    "vit": separate("attention.query", "attention.key", "attention.value", "output.dense"),
+    **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt_oss"), PROJECTIONS),
+    "bloom": of_heads, "gpt_neox": of_heads, "gpt2": gpt2, "mpt": mpt, "t5": t5,
+    "pytorch": pytorch, "onnx": onnx, "keras": kernels("/", "attention_output"),
+    "flax": kernels(".", "out")}
+
+
+@every_layout
+def test_every_number_stands_where_the_framework_has_it(layout):
+    layer = layer_of(layout)
+    state = flat(layer.to_state(layout))
+    wanted = dict(WANTED[layout](layer))
+    assert state.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(state[name], array, err_msg=name)
+        assert not any(np.shares_memory(state[name], own) for own in layer.parameters().values())
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16], ids=str)
+def test_round_trip_to_the_bits(layout, dtype):
+    layer = layer_of(layout, dtype)
+    state = layer.to_state(layout, prefix="a.b.")
+    again = read(layout, state, prefix="a.b.")
+    assert repr(again) == repr(layer)
+    assert again.parameters().keys() == layer.parameters().keys()
+    for name, parameter in layer.parameters().items():
+        assert bits(again.parameters()[name]) == bits(parameter), name
+    back = flat(again.to_state(layout, prefix="a.b."))
+    assert {name: bits(array) for name, array in back.items()} == {
+        name: bits(array) for name, array in flat(state).items()}
+
+
+@every_layout
+def test_nothing_is_shared_with_the_state(layout):
+    state = layer_of(layout).to_state(layout)
+    layer = read(layout, state)
+    for parameter in layer.parameters().values():
+        assert parameter.flags.writeable and parameter.flags.c_contiguous
+        assert not any(np.shares_memory(parameter, array) for array in flat(state).values())
+
+
+@every_layout
+def test_a_prefix_with_layer_reads_them_all(layout):
+    layers = [layer_of(layout, seed=seed) for seed in range(2)]
+    state = {}
+    for index, layer in enumerate(layers):
+        state |= flat(layer.to_state(layout, prefix=f"h.{index}.attention."))
+    read_back = from_state(state, layout, prefix="h.{layer}.attention.", config=LAYERS[layout][1])
+    assert len(read_back) == 2
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.parameters().items():
+            np.testing.assert_array_equal(getattr(read_back[index], name), parameter)
+    one = from_state(state, layout, prefix="h.{layer}.attention.", config=LAYERS[layout][1],
+                     layer_index=1)
+    np.testing.assert_array_equal(one.W_q, layers[1].W_q)
+
+
+def test_pytorchs_weights_are_apart_where_their_widths_differ():
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, key_dim=5, value_dim=7, rng=0)
+    state = layer.to_state("pytorch")
+    assert {name: array.shape for name, array in state.items()} == {
+        "q_proj_weight": (24, 24), "k_proj_weight": (24, 5), "v_proj_weight": (24, 7),
+        "in_proj_bias": (72,), "out_proj.weight": (24, 24), "out_proj.bias": (24,)}
+    again = from_state(state, "pytorch", num_heads=HEADS)
+    assert repr(again) == repr(layer)
+    ours = mha.compat.pytorch.MultiheadAttention(WIDTH, HEADS, kdim=5, vdim=7)
+    ours.load_state_dict(state)
+
+
+def test_vit_is_read_by_the_names_of_modules_too():
+    state = layer_of("vit").to_state("vit")
+    renamed = {name.replace("attention.query", "q_proj").replace("attention.key", "k_proj")
+               .replace("attention.value", "v_proj").replace("output.dense", "o_proj"): array
+               for name, array in state.items()}
+    np.testing.assert_array_equal(read("vit", renamed).W_o, layer_of("vit").W_o)
+
+
+def test_a_fused_bias_has_zeros_where_the_layer_has_none():
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, use_bias="qv", rng=0)
+    state = layer.to_state("gpt2")
+    assert not state["c_attn.bias"].any() and not state["c_proj.bias"].any()
+    assert state["c_attn.bias"].shape == (72,)
+    assert not mha.MultiHeadAttention(WIDTH, HEADS, use_bias=False).to_state("bert")[
+        "self.key.bias"].any()
+
+
+def test_t5_layers_share_the_table_of_the_first():
+    layers = [layer_of("t5", seed=seed) for seed in range(2)]
+    prefix = "encoder.block.{layer}.layer.0.SelfAttention."
+    state = {}
+    for index, layer in enumerate(layers):
+        state |= layer.to_state("t5", prefix=prefix.replace("{layer}", str(index)))
+    del state["encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"]
+    config = {**LAYERS["t5"][1], "is_decoder": True}  # the prefix says better
+    for one, other in (from_state(state, "t5", prefix=prefix, config=config),
+                       [from_state(state, "t5", prefix=prefix.replace("{layer}", str(index)),
+                                   config=config) for index in range(2)]):
+        np.testing.assert_array_equal(one.relative_bias, layers[0].relative_bias)
+        np.testing.assert_array_equal(other.relative_bias, layers[0].relative_bias)
+    cross = {name.replace("layer.0.SelfAttention", "layer.1.EncDecAttention"): array
+             for name, array in state.items() if "bias" not in name}
+    layer = from_state(cross, "t5", prefix="encoder.block.1.layer.1.EncDecAttention.",
+                       config=config)
+    assert layer.relative_bias is None and layer.scale == 1.0
+    with pytest.raises(ValueError, match="missing relative_attention_bias"):
+        from_state({name: array for name, array in state.items() if "bias" not in name}, "t5",
+                   prefix=prefix, config=config)
+
+
+@pytest.mark.parametrize(("buckets", "bidirectional", "distance"), [
+    (32, True, 128), (32, False, 128), (8, False, 20), (4, True, 5)])
+def test_t5s_table_comes_back_but_for_what_no_distance_has(buckets, bidirectional, distance):
+    table = np.random.default_rng(0).standard_normal((buckets, HEADS)).astype(np.float32)
+    side = "encoder" if bidirectional else "decoder"
+    state = layer_of("t5").to_state("t5", prefix=side + ".")
+    state[side + ".relative_attention_bias.weight"] = table
+    config = {**LAYERS["t5"][1], "relative_attention_max_distance": distance}
+    layer = from_state(state, "t5", prefix=side + ".", config=config)
+    np.testing.assert_array_equal(layer.relative_bias, mha.t5_relative_bias(
+        table, bidirectional=bidirectional, max_distance=distance))
+    back = layer.to_state("t5")["relative_attention_bias.weight"]
+    if bidirectional:
+        table[buckets // 2] = 0  # distance 0 behind the query
+    np.testing.assert_array_equal(back, table)
+
+
+def test_all_that_is_wrong_is_one_error():
+    state = layer_of("qwen3").to_state("qwen3", prefix="a.")
+    del state["a.v_proj.weight"]
+    state["a.k_proj.weight"] = state["a.k_proj.weight"][:, 1:]
+    state["a.extra.weight"] = np.zeros(3)
+    message = error_of(from_state, state, "qwen3", prefix="a.", num_heads=HEADS)
+    for part in ("layout 'qwen3' under prefix 'a.'", "missing v_proj.weight",
+                 "left over extra.weight", "needed and given nowhere, wanted config= or rotary=",
+                 "norm_eps: needed and given nowhere", "found q_proj.weight (40, 24)",
+                 "a.k_proj.weight: got shape (20, 23), wanted (kv_heads 2 * head_dim 10, key_dim"):
+        assert part in message, message
+    assert "looks like" not in error_of(from_state, layer_of("llama").to_state("llama"), "llama",
+                                        num_heads=HEADS)
+
+
+OTHERS = [  # read as, what it is, what is advised
+    ("bert", "llama", "looks like llama or gemma2"), ("llama", "bert", "try layout='bert'"),
+    ("llama", "qwen3", "looks like qwen3"), ("bart", "whisper", "try layout='whisper'"),
+    ("whisper", "bart", "try layout='bart'"), ("gpt2", "gpt_neox", "looks like gpt_neox or bloom"),
+    ("keras", "flax", "try layout='flax'"), ("bert", "pytorch", "try layout='pytorch'"),
+    ("llama", "gpt_oss", "try layout='gpt_oss'"), ("t5", "mpt", "try layout='mpt'"),
+    ("llama", "t5", "try layout='t5'"), ("bert", "vit", "try layout='vit'"),
+    ("vit", "gpt2", "try layout='gpt2'"), ("gpt2", "onnx", "try layout='onnx'")]
+
+
+@pytest.mark.parametrize(("layout", "other", "advice"), OTHERS)
+def test_a_wrong_layout_is_told_the_right_one(layout, other, advice):
+    state = flat(layer_of(other).to_state(other, prefix="a."))
+    assert advice in error_of(read, layout, state, prefix="a.")
+
+
+@every_layout
+def test_a_wrong_prefix_is_told_the_right_one(layout):
+    state = flat(layer_of(layout).to_state(layout, prefix="model.layers.7.attention."))
+    for prefix in ("", "model.", "nowhere."):
+        message = error_of(read, layout, state, prefix=prefix)
+        assert re.search(r"elsewhere: try.* prefix='model\.layers\.\{layer\}\.attention\.'",
+                         message), message
+
+
+@pytest.mark.parametrize(("layout", "names", "config", "message"), [
+    ("pytorch", ["bias_k", "bias_v"], {}, "wanted mha.compat.pytorch.MultiheadAttention"),
+    ("flax", ["query_ln.scale"], {}, "wanted a layer without normalize_qk"),
+    ("mpt", [], {"attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv is 6"),
+    ("gemma3", [], {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("llama", [], {"rope_theta": -1}, "rope_theta: got -1"),
+    ("llama", [], {"num_attention_heads": 0}, "'num_attention_heads': got 0"),
+    ("llama", [], {"num_attention_heads": "four"}, "'num_attention_heads': got str"),
+    ("llama", [], {"head_dim": 7}, "got shape (40, 24), wanted (heads 4 * head_dim 7, query_dim"),
+    ("llama", [], {"num_key_value_heads": 3}, "wanted (kv_heads 3 * head_dim 10, key_dim 24)"),
+    ("qwen3", [], {"rms_norm_eps": None}, "got none for 'rms_norm_eps'"),
+    ("t5", [], {"is_decoder": None}, "got none for 'is_decoder'"),
+    ("gpt2", [], {"n_head": 5}, "got shape (24, 72), wanted (query_dim 24, 3 * heads 5 * head_dim"),
+])
+def test_what_cannot_be_is_an_error_that_says_why(layout, names, config, message):
+    state = flat(layer_of(layout).to_state(layout))
+    state |= {name: np.ones(3, np.float32) for name in names}
+    got = error_of(from_state, state, layout, config={**LAYERS[layout][1], **config},
+                   layer_index=0)
+    assert message in got, got
+
+
+@pytest.mark.parametrize(("layout", "options", "message"), [
+    ("bert", {"scale": 0.5}, "scale is 0.5, wanted None"),
+    ("bert", {"rotary": mha.Rotary(6)}, "rotary is Rotary(6"),
+    ("t5", {"use_bias": False}, "scale is None, wanted 1.0"),
+    ("gpt2", {"num_kv_heads": 2}, "kv_heads is 2, wanted 4 as heads"),
+    ("mpt", {"value_head_dim": 3}, "value_head_dim is 3, wanted 6 as head_dim"),
+    ("llama", {"sinks": True}, "no place for sinks"),
+    ("gpt_oss", {}, "the layer has no sinks"),
+    ("qwen3", {"qk_norm": "width"}, "q_norm has shape (24,), wanted (6,)"),
+    ("gemma3", {"qk_norm": "head"}, "norm_offset is None, wanted 1.0"),
+    ("bert", {"relative_bias": 3}, "no place for relative_bias"),
+])
+def test_what_a_layout_cannot_hold_is_an_error(layout, options, message):
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, **options)
+    got = error_of(layer.to_state, layout)
+    assert f"layout {layout!r} cannot hold" in got and message in got, got
+
+
+def test_a_bias_by_distance_that_is_no_table_is_an_error():
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, use_bias=False, scale=1.0, relative_bias=1000)
+    layer.relative_bias = np.random.default_rng(0).standard_normal(layer.relative_bias.shape)
+    assert "no table of T5's buckets" in error_of(layer.to_state, "t5")
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), [
+    (([], "bert"), TypeError, "state: got list"),
+    (({3: 1}, "bert"), TypeError, "state: got the name 3"),
+    (({}, "brt"), ValueError, "layout: got 'brt', wanted one of bart, bert"),
+    (({}, 3), TypeError, "layout: got int"),
+    (({}, "bert"), ValueError, "missing self.query.weight"),
+])
+def test_other_arguments(arguments, kind, message):
+    assert message in error_of(from_state, *arguments, kind=kind)
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "message"), [
+    ("prefix", 3, TypeError, "prefix: got int"), ("config", 3, TypeError, "config: got int"),
+    ("layer_index", 1.5, TypeError, "layer_index: got float"),
+    ("layer_index", -1, ValueError, "layer_index: got -1"),
+    ("num_heads", 0, ValueError, "num_heads: got 0"),
+    ("dtype", "int8", TypeError, "dtype: got 'int8'"),
+    ("window", 3, TypeError, "window: got int"),
+])
+def test_other_options(name, value, kind, message):
+    state = layer_of("bert").to_state("bert")
+    assert message in error_of(from_state, state, "bert", kind=kind,
+                               **{"num_heads": HEADS, name: value})
+
+
+@pytest.mark.parametrize("array", [np.zeros((24, 24), int), np.zeros((24, 24), complex), "text",
+                                   np.zeros((24, 0), np.float32), np.zeros((), np.float32),
+                                   np.zeros((24, 24), np.longdouble),
+                                   np.zeros((24, 24), ml_dtypes.float8_e4m3fn)])
+def test_arrays_that_are_no_weights(array):
+    state = layer_of("bert").to_state("bert", prefix="a.")
+    state["a.self.key.weight"] = array
+    assert "a.self.key.weight: got" in error_of(from_state, state, "bert", prefix="a.",
+                                                num_heads=HEADS)
+
+
+def test_layers_that_are_missing():
+    state = {}
+    for index in (0, 2):
+        state |= layer_of("bert").to_state("bert", prefix=f"layer.{index}.")
+    message = error_of(from_state, state, "bert", prefix="layer.{layer}.", num_heads=HEADS)
+    assert "got layers 0, 2 under prefix 'layer.{layer}.', wanted 1 too" in message
+    message = error_of(from_state, state, "bert", prefix="block.{layer}.", num_heads=HEADS)
+    assert "prefix='layer.{layer}.'" in message
+
+
+def test_types_that_differ_meet_in_one_that_holds_both():
+    state = layer_of("bert", np.float16).to_state("bert")
+    for dtype, wanted in ((np.float64, np.float64), (BFLOAT16, np.float32),
+                          (np.float32, np.float32)):
+        mixed = {**state, "self.key.bias": state["self.key.bias"].astype(dtype)}
+        assert from_state(mixed, "bert", num_heads=HEADS).W_q.dtype == wanted
+
+
+def test_the_other_order_of_bytes():
+    state = layer_of("bert").to_state("bert")
+    layer = from_state({name: array.astype(">f4") for name, array in state.items()}, "bert",
+                       num_heads=HEADS)
+    assert bits(layer.W_q) == bits(layer_of("bert").W_q)
+
+
+def test_buffers_and_the_blocks_norm_are_passed_over():
+    state = layer_of("bert").to_state("bert") | {"output.LayerNorm.weight": np.ones(WIDTH)}
+    from_state(state, "bert", num_heads=HEADS)
+    state = layer_of("gpt2").to_state("gpt2") | {"bias": np.ones((1, 1, 9, 9), bool)}
+    from_state(state, "gpt2", num_heads=HEADS)
+
+
+def test_a_subclass_stays_one():
+    class Mine(mha.MultiHeadAttention):
+        pass
+
+    state = layer_of("bert").to_state("bert")
+    assert type(Mine.from_state(state, "bert", num_heads=HEADS)) is Mine
+
+
+def test_a_layer_that_was_read_computes_what_it_did():
+    layer = layer_of("llama")
+    x = np.random.default_rng(1).standard_normal((2, 5, WIDTH)).astype(np.float32)
+    again = read("llama", layer.to_state("llama"))
+    assert GROUPED["head_dim"] == again.head_dim
+    np.testing.assert_array_equal(again(x, causal=True), layer(x, causal=True))
+    np.testing.assert_array_equal(again.freeze()(x, causal=True), layer(x, causal=True))

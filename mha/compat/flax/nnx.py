@@ -1,7 +1,7 @@
 """NNX' attention: a layer that owns its parameters and its cache.
 
     layer = MultiHeadAttention(num_heads=8, in_features=512, rngs=0, decode=False)
-    update(layer, flax.nnx.state(flax_layer, flax.nnx.Param).to_pure_dict())
+    update(layer, flax.nnx.to_pure_dict(flax.nnx.state(flax_layer, flax.nnx.Param)))
     output = layer(x)
 """
 
@@ -219,7 +219,7 @@ class MultiHeadAttention:
 
 
 def state(layer: MultiHeadAttention) -> dict[str, dict[str, Array]]:
-    """Copies of a layer's parameters, as flax.nnx.state(layer, nnx.Param).to_pure_dict() has them.
+    """Copies of a layer's parameters, as flax.nnx.to_pure_dict of its state has them.
 
     >>> sorted(state(MultiHeadAttention(2, 8, rngs=0)))
     ['key', 'out', 'query', 'value']

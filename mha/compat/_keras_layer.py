@@ -271,7 +271,7 @@ class Layer:
         if self._resolved_axes(query.ndim) != self._attention_axes:
             raise ValueError(f"query: got shape {query.shape}, wanted as many axes as the layer was"
                              " built for")
-        for name, array in (("query", query), ("key", key), ("value", value)):
+        for name, array in (("query", query), ("value", value), ("key", key)):
             width = self._projections[name].kernel.shape[0]
             if array.ndim != query.ndim or array.shape[-1] != width:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {query.ndim} dimensions"
@@ -307,16 +307,17 @@ class Layer:
                 raise ValueError(f"attention_mask: got shape {array.shape}, wanted {own} to {most}"
                                  " axes, the last of them those of queries and keys")
             leading = array.ndim - own
-            masks.append(("attention_mask", array.reshape(
-                *array.shape[:leading], *(1,) * (most - array.ndim), *array.shape[leading:])))
+            apart = array.reshape(*array.shape[:leading], *(1,) * (most - array.ndim),
+                                  *array.shape[leading:])
+            masks.append(over_scores(apart, "attention_mask", scores, array.shape))
         for name, mask, lengths in padding:
             array = _nonzero(mask, name)
             if array.shape != (batch[0], math.prod(lengths)):
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" {(batch[0], math.prod(lengths))}")
-            masks.append((name, array.reshape(batch[0], *(1,) * len(batch), *lengths)))
-        found = [over_scores(array, name, scores) for name, array in masks]
-        return functools.reduce(np.logical_and, found) if found else None
+            masks.append(over_scores(array.reshape(batch[0], *(1,) * len(batch), *lengths), name,
+                                     scores))
+        return functools.reduce(np.logical_and, masks) if masks else None
 
 
 def _checked_key_shape(value_shape: Shape, key_shape: Shape | None) -> Shape:

@@ -57,18 +57,18 @@ def project_and_attend(projections: Sequence[Projection], query: NDArray[Any], k
         num_heads=num_heads, num_kv_heads=num_kv_heads, return_weights=return_weights, **options)
 
 
-def over_scores(mask: NDArray[Any], name: str,
-                groups: Sequence[tuple[int, ...]]) -> NDArray[Any]:
+def over_scores(mask: NDArray[Any], name: str, groups: Sequence[tuple[int, ...]],
+                given: tuple[int, ...] | None = None) -> NDArray[Any]:
     """The mask with one axis for each group of axes of the scores, such as all batch axes; an axis
-    that has size 1 throughout its group stays 1."""
+    that has size 1 throughout its group stays 1. Errors show the shape that was given."""
     scores = tuple(size for group in groups for size in group)
     try:
         fits = np.broadcast_shapes(mask.shape, scores) == scores
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"{name}: got shape {mask.shape}, wanted one that broadcasts to the"
-                         f" scores {scores}")
+        raise ValueError(f"{name}: got shape {given or mask.shape}, wanted one that broadcasts to"
+                         f" the scores {scores}")
     sizes = iter((1,) * (len(scores) - mask.ndim) + mask.shape)
     kept = []
     for group in groups:

@@ -203,8 +203,8 @@ def test_nnx_decoding_is_flax_step_by_step(seed):
     for index in range(length):
         rows = [rng.normal(size=(batch, 1, width)).astype(np.float32)
                 for width in (query_dim, key_dim)]
-        assert_agrees(ours(*rows), np.asarray(called(theirs, *rows)), exact(*as_type(np.float64, rows)),
-                      settings)
+        assert_agrees(ours(*rows), np.asarray(called(theirs, *rows)),
+                      exact(*as_type(np.float64, rows)), settings)
         assert ours.cache_index == theirs.cache_index[...] == index + 1
         assert_agrees(ours.cached_key, np.asarray(theirs.cached_key[...]), exact.cached_key,
                       settings)

@@ -327,16 +327,6 @@ def test_nnx_state_is_a_copy():
     assert (layer.query.kernel == 7).all()
 
 
-@pytest.mark.parametrize(("layer", "wanted"), [
-    (linen.MultiHeadDotProductAttention(8, qkv_features=16, decode=True),
-     "MultiHeadDotProductAttention(num_heads=8, qkv_features=16, decode=True)"),
-    (nnx.MultiHeadAttention(8, 16, rngs=0, num_kv_heads=2),
-     "MultiHeadAttention(num_heads=8, in_features=16, num_kv_heads=2)"),
-    (nnx.MultiHeadAttention(2, 4, rngs=0).query, "Part(kernel=(4, 2, 2), bias=(2, 2))")])
-def test_repr(layer, wanted):
-    assert repr(layer) == wanted
-
-
 def test_flax_and_jax_are_not_imported():
     assert compat.MultiHeadDotProductAttention is linen.MultiHeadDotProductAttention
     code = ("import sys, numpy as np; from mha.compat import flax; flax.nnx;"

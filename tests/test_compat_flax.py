@@ -60,6 +60,14 @@ def test_apply_is_the_figure():
     assert_close(layer.bind(variables)(X, key, value, mask=mask), expected)
 
 
+def test_a_query_without_keys_gets_the_mean():
+    layer = linen.MultiHeadDotProductAttention(num_heads=3)
+    variables = variables_of(layer, X)
+    nothing = np.zeros((1, 1, 1, 1))
+    expected = figure(variables["params"], X, X, X, mask=nothing != 0, empty_rows="uniform")[0]
+    assert_close(layer.apply(variables, X, mask=nothing), expected)
+
+
 def test_key_and_value_default():
     layer = linen.MultiHeadAttention(num_heads=3)
     variables = variables_of(layer, X)
@@ -315,6 +323,20 @@ def test_nnx_decodes_step_by_step(normalize_qk):
     assert layer.cache_index == 0
     with pytest.raises(ValueError, match="is_causal: got True with decode"):
         layer(X[:, :1], is_causal=True)
+
+
+def test_nnx_shares_dropout_among_grouped_heads():
+    grouped = nnx.MultiHeadAttention(6, 12, num_kv_heads=2, rngs=0, decode=False,
+                                     dropout_rate=0.5, deterministic=False)
+    plain = nnx.MultiHeadAttention(6, 12, rngs=0, decode=False, dropout_rate=0.5,
+                                   deterministic=False)
+    tree = nnx.state(grouped)
+    for part in ("key", "value"):
+        tree[part] = {"kernel": tree[part]["kernel"].repeat(3, axis=1),
+                      "bias": tree[part]["bias"].repeat(3, axis=0)}
+    nnx.update(plain, tree)
+    assert_close(grouped(X, rngs=5), plain(X, rngs=5))
+    assert (grouped(X, rngs=5) != grouped(X, deterministic=True)).any()
 
 
 def test_nnx_state_is_a_copy():

@@ -162,10 +162,10 @@ def test_gate_multiplies_before_the_output():
     layer = built(LAYERS[0], x.shape, x.shape, use_gate=True)
     weights = layer.get_weights()
     weights[4][:] = 0
-    weights[5][:] = [[40, 40, 40], [-40, -40, -40]]  # the second head is shut
+    weights[5][:] = [[np.log(3.0)] * 3, [-1000] * 3]  # a gate of 3/4; the second head is shut
     layer.set_weights(weights)
     output = layer(x, x)
-    weights[8][1] = 0
+    weights[8][:] *= np.array([0.75, 0])[:, None, None]
     plain = built(LAYERS[0], x.shape, x.shape)
     plain.set_weights([*weights[:4], *weights[6:]])
     assert_close(output, plain(x, x))
@@ -189,6 +189,16 @@ def test_attention_axes_choose_what_is_attended_over():
     flat = rows(x.reshape(2, 12, 6), x.reshape(2, 12, 6))
     assert_close(output, flat.reshape(output.shape))
     assert everything.attention_axes == (1, 2)
+
+
+def test_axes_go_back_to_their_places():
+    x = random(2, 3, 4, 5, 6)
+    layer = built(LAYERS[0], x.shape, x.shape, attention_axes=(1, 2))
+    rows = built(LAYERS[0], (2, 12, 6), (2, 12, 6))
+    output = layer(x, x)
+    for column in range(5):
+        one = x[:, :, :, column].reshape(2, 12, 6)
+        assert_close(output[:, :, :, column], rows(one, one).reshape(2, 3, 4, 6))
 
 
 @pytest.mark.parametrize(("given", "ends"), [(None, (6,)), (5, (5,)), ((2, 4), (2, 4))])

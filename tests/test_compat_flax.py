@@ -136,9 +136,9 @@ def test_decoding_wants_a_cache_that_may_change_and_one_position():
     variables = layer.init(0, X)
     with pytest.raises(ValueError, match=r"mutable: got no 'cache'.*wanted mutable=\['cache'\]"):
         layer.apply(variables, X[:, :1])
-    with pytest.raises(ValueError, match="inputs_q: .*wanted one position a call"):
+    with pytest.raises(ValueError, match=r"inputs_q: .*wanted one position a call"):
         layer.apply(variables, X[:, :2], mutable=["cache"])
-    with pytest.raises(ValueError, match="cache: got .*cached_value"):
+    with pytest.raises(ValueError, match=r"cache: got .*cached_value"):
         layer.apply({**variables, "cache": {"cached_key": 1}}, X[:, :1], mutable=["cache"])
     _, made = layer.apply({"params": variables["params"]}, X, mutable=["cache"])
     assert made["cache"]["cached_key"].shape == (2, 5, 3, 4)

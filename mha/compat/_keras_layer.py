@@ -13,7 +13,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind
 from mha.compat._layers import checked_dropout, detached_array
-from mha.compat._projections import Projection, over_scores, project_and_attend
+from mha.compat._projections import (
+    Projection,
+    as_visible,
+    over_scores,
+    project_and_attend,
+)
 from mha.half_precision import widened
 from mha.keywords import names_its_keywords, unknown_keyword
 
@@ -216,33 +221,37 @@ class Layer:
             (query, "query"), (key, "key"), (value, "value")))
         if not self.built:
             self.build(query.shape, value.shape, key.shape)
+        uniform = not (self.dropout or return_attention_scores or query.ndim > 3)
+        window = None if self.sliding_window is None else (self.sliding_window - 1,) * 2
+        return self._attend_over_axes(
+            query, key, value, (query_mask, value_mask, key_mask, attention_mask),
+            return_weights=return_attention_scores, causal=use_causal_mask, window=window,
+            query_offset=0, empty_rows="uniform" if uniform else "zeros",
+            dropout=self.dropout if training else 0.0, rng=self._generator)
+
+    call = __call__
+
+    def _attend_over_axes(self, query: Array, key: Array, value: Array,
+                          masks: tuple[ArrayLike | None, ...], *, return_weights: bool,
+                          **options: Any) -> Any:
+        """The axes between batch and features laid out as one batch and one length, and back."""
         batch_axes = self._checked_batch_axes(query, key, value)
         order = [*batch_axes, *self._attention_axes]
         batch = tuple(query.shape[axis] for axis in batch_axes)
         query_shape, key_shape = (tuple(array.shape[axis] for axis in self._attention_axes)
                                   for array in (query, key))
         scores = batch, (self._sizes[0],), query_shape, key_shape
-        mask = self._visible(scores, query_mask, value_mask, key_mask, attention_mask,
-                             use_causal_mask)
-        window = None if self.sliding_window is None else (self.sliding_window - 1,) * 2
-        uniform = not (self.dropout or return_attention_scores or query.ndim > 3)
+        mask = self._visible(scores, masks, options["causal"] or options["window"] is not None)
         found = self._attend(
             *(array.transpose(*order, -1).reshape(math.prod(batch), math.prod(lengths),
                                                   array.shape[-1])
               for array, lengths in ((query, query_shape), (key, key_shape), (value, key_shape))),
-            return_weights=return_attention_scores, mask=mask, causal=use_causal_mask,
-            window=window, query_offset=0, empty_rows="uniform" if uniform else "zeros",
-            dropout=self.dropout if training else 0.0, rng=self._generator)
-        output, *weights = found if return_attention_scores else (found,)
+            return_weights=return_weights, mask=mask, **options)
+        output, *weights = found if return_weights else (found,)
         ends = self._projections["attention_output"].kernel.shape[2:]
         output = output.reshape(*batch, *query_shape, *ends)
-        back = np.argsort(order)
-        output = output.transpose(*back, *range(len(order), output.ndim))
-        if return_attention_scores:
-            return output, weights[0].reshape(sum(scores, ()))
-        return output
-
-    call = __call__
+        output = output.transpose(*np.argsort(order), *range(len(order), output.ndim))
+        return (output, weights[0].reshape(sum(scores, ()))) if return_weights else output
 
     def _attend(self, query: Array, key: Array, value: Array, *, return_weights: bool,
                 **options: Any) -> Any:
@@ -285,23 +294,23 @@ class Layer:
                              f" {axes}, which are not attended over")
         return axes
 
-    def _visible(self, scores: tuple[tuple[int, ...], ...], query_mask: ArrayLike | None,
-                 value_mask: ArrayLike | None, key_mask: ArrayLike | None,
-                 attention_mask: ArrayLike | None, use_causal_mask: bool) -> Array | None:
-        """All masks as one over the scores (batch, heads, query_len, key_len)."""
+    def _visible(self, scores: tuple[tuple[int, ...], ...], given: tuple[ArrayLike | None, ...],
+                 by_position: bool) -> Array | None:
+        """The masks of queries, values, keys and attention as one over the scores (batch, heads,
+        query_len, key_len)."""
         batch, _, query_shape, key_shape = scores
+        query_mask, value_mask, key_mask, attention_mask = given
         padding = [(name, mask, lengths) for name, mask, lengths in (
             ("query_mask", query_mask, (*query_shape, 1)),
             ("value_mask", value_mask, (1, *key_shape)),
             ("key_mask", key_mask, (1, *key_shape))) if mask is not None]
-        by_position = bool(padding) or use_causal_mask or self.sliding_window is not None
-        if by_position and self._attention_axes != (1,):
+        if (by_position or padding) and self._attention_axes != (1,):
             raise ValueError(f"attention_axes: got {self._attention_axes} together with a causal"
                              " mask, a window or a mask of padding, which are about axis 1; wanted"
                              " attention_axes=(1,), or attention_mask alone")
         masks = []
         if attention_mask is not None:
-            array = _nonzero(attention_mask, "attention_mask")
+            array = as_visible(attention_mask, "attention_mask")
             own, most = 2 * len(query_shape), sum(map(len, scores))
             if not own <= array.ndim <= most:
                 raise ValueError(f"attention_mask: got shape {array.shape}, wanted {own} to {most}"
@@ -311,7 +320,7 @@ class Layer:
                                   *array.shape[leading:])
             masks.append(over_scores(apart, "attention_mask", scores, array.shape))
         for name, mask, lengths in padding:
-            array = _nonzero(mask, name)
+            array = as_visible(mask, name)
             if array.shape != (batch[0], math.prod(lengths)):
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" {(batch[0], math.prod(lengths))}")
@@ -328,13 +337,6 @@ def _checked_key_shape(value_shape: Shape, key_shape: Shape | None) -> Shape:
         raise ValueError(f"key_shape: got {tuple(key_shape)}, wanted value's {tuple(value_shape)}"
                          " but for the last axis")
     return key_shape
-
-
-def _nonzero(mask: ArrayLike | None, name: str) -> Array:
-    """A mask of any numbers as bool: what is not 0 attends."""
-    array = widened(detached_array(mask, name))
-    check_kind(array, name, "biuf", "bool, True = attend")
-    return array != 0
 
 
 def _sigmoid(x: Array) -> Array:

@@ -1,4 +1,5 @@
-"""Projections whose kernels keep the heads apart, as Keras and Flax store them."""
+"""What the adapters for Keras, JAX and Flax share: projections whose kernels keep the heads apart,
+and masks over scores of any axes."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 import mha
+from mha.arguments import check_kind
+from mha.compat._layers import detached_array
+from mha.half_precision import widened
 from mha.options import AttentionKeywords
 
 
@@ -55,6 +59,13 @@ def project_and_attend(projections: Sequence[Projection], query: NDArray[Any], k
         query, key, value, of_query.matrix, of_key.matrix, of_value.matrix, of_output.matrix,
         b_q=of_query.offset, b_k=of_key.offset, b_v=of_value.offset, b_o=of_output.offset,
         num_heads=num_heads, num_kv_heads=num_kv_heads, return_weights=return_weights, **options)
+
+
+def as_visible(mask: ArrayLike, name: str) -> NDArray[np.bool_]:
+    """A mask of any numbers as bool: what is not 0 attends."""
+    array = widened(detached_array(mask, name))
+    check_kind(array, name, "biuf", "bool, True = attend")
+    return array != 0
 
 
 def over_scores(mask: NDArray[Any], name: str, groups: Sequence[tuple[int, ...]],

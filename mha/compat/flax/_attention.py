@@ -12,7 +12,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 import mha
 from mha.arguments import as_real_dtype, check_kind
 from mha.compat._layers import detached_array
-from mha.compat._projections import Projection, over_scores, project_and_attend
+from mha.compat._projections import (
+    Projection,
+    as_visible,
+    over_scores,
+    project_and_attend,
+)
 from mha.half_precision import widened
 
 Array = NDArray[Any]
@@ -193,41 +198,40 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
     key_len = key.shape[1] if cache is None else cache.key.shape[-3]
     scores = batch, (heads,), (query_len,), (key_len,)
     options: dict[str, Any] = {
-        "mask": None if mask is None else over_scores(_nonzero(mask), "mask", scores),
+        "mask": None if mask is None else over_scores(as_visible(mask, "mask"), "mask", scores),
         "causal": causal, "query_offset": 0, "empty_rows": "uniform", "dropout": dropout,
-        "rng": int(generator.integers(2**64, dtype=np.uint64)) if generator else None,
+        "rng": int(generator.integers(2**64, dtype=np.uint64)) if generator and dropout else None,
         "return_weights": return_weights}
-    in_steps = cache is not None or "query_ln" in parts or (dropout and shared_dropout)
-    if not in_steps:
+    shared = bool(dropout) and shared_dropout
+    if cache is None and "query_ln" not in parts and not shared:
         found = project_and_attend(projections, query, key, value, num_heads=heads,
                                    num_kv_heads=kv_heads, **options)
-        output, *weights = found if return_weights else (found,)
     else:
         apart = [projection(array).reshape(*array.shape[:2], *projection.kernel.shape[1:])
                  for projection, array in zip(projections, (query, key, value))]
-        if "query_ln" in parts:
-            apart[0] = _layer_norm(apart[0], parts["query_ln"]["scale"])
-            apart[1] = _layer_norm(apart[1], parts["key_ln"]["scale"])
+        for index, name in ((0, "query_ln"), (1, "key_ln")):
+            if name in parts:
+                apart[index] = _layer_norm(apart[index], parts[name]["scale"])
         if cache is not None:
             cache = _appended(cache, batch, *apart)
             apart[1:] = (array.reshape(math.prod(batch), *array.shape[-3:]).astype(
                 computing, copy=False) for array in cache[:2])
             options["key_lengths"] = [cache.length] * math.prod(batch)
-        function = _with_shared_dropout if dropout and shared_dropout else (
-            mha.scaled_dot_product_attention)
-        found = function(*(array.swapaxes(1, 2) for array in apart), **options)
-        attended, *weights = found if return_weights else (found,)
-        output = projections[3](mha.merge_heads(attended))
+        found = _attend_apart(projections[3], apart, shared, options)
+    output, *weights = found if return_weights else (found,)
     return Attended(
         output.reshape(*batch, query_len, output.shape[-1]),
         weights[0].reshape(*batch, *weights[0].shape[1:]) if return_weights else None, cache)
 
 
-def _nonzero(mask: ArrayLike) -> Array:
-    """A mask of any numbers as bool: what is not 0 attends."""
-    array = widened(detached_array(mask, "mask"))
-    check_kind(array, "mask", "biuf", "bool, True = attend")
-    return array != 0
+def _attend_apart(of_output: Projection, apart: list[Array], shared_dropout: bool,
+                  options: dict[str, Any]) -> Any:
+    """The figure from the heads on: query, key and value (batch, len, heads, head_dim)."""
+    function = _with_shared_dropout if shared_dropout else mha.scaled_dot_product_attention
+    found = function(*(array.swapaxes(1, 2) for array in apart), **options)
+    attended, *weights = found if options["return_weights"] else (found,)
+    output = of_output(mha.merge_heads(attended))
+    return (output, *weights) if weights else output
 
 
 def _layer_norm(x: Array, scale: Array) -> Array:

@@ -279,6 +279,15 @@ def test_masks_are_flax():
     assert compat.combine_masks(None) is flax.linen.combine_masks(None) is None
 
 
+def test_initializers_of_jax_that_draw_nothing_fit():
+    settings = {"num_heads": 2, "kernel_init": jax.nn.initializers.constant(0.5),
+                "bias_init": jax.nn.initializers.ones}
+    x = np.ones((3, 8), np.float32)
+    ours = compat.MultiHeadDotProductAttention(**settings).init(0, x)
+    theirs = flax.linen.MultiHeadDotProductAttention(**settings).init(jax.random.PRNGKey(0), x)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
 def test_arrays_and_keys_of_jax_are_taken():
     x = jax.numpy.ones((2, 3, 8))
     layer = compat.MultiHeadDotProductAttention(num_heads=2)

@@ -5,8 +5,10 @@ import pydoc
 
 import pytest
 
-from mha.compat import numpy_tutorial, pytorch, pytorch_notebook
+from mha.compat import jax as jax_nn
+from mha.compat import keras, numpy_tutorial, pytorch, pytorch_notebook
 from mha.compat.d2l import jax, mxnet, tensorflow, torch
+from mha.compat.flax import linen, nnx
 
 D2L = [torch, tensorflow, jax, mxnet]
 each_form = pytest.mark.parametrize("form", D2L, ids=[form.__name__ for form in D2L])
@@ -20,6 +22,15 @@ each_form = pytest.mark.parametrize("form", D2L, ids=[form.__name__ for form in 
     (pytorch.MultiheadAttention(64, 4, 0.1, False, True, True, 32, 16, batch_first=True),
      "MultiheadAttention(64, 4, dropout=0.1, bias=False, add_bias_kv=True, add_zero_attn=True,"
      " kdim=32, vdim=16, batch_first=True)"),
+    (keras.MultiHeadAttention(8, 64), "MultiHeadAttention(num_heads=8, key_dim=64, value_dim=64)"),
+    (keras.GroupQueryAttention(64, 8, 2, 0.1, sliding_window=4, use_gate=True),
+     "GroupQueryAttention(head_dim=64, num_query_heads=8, num_key_value_heads=2, dropout=0.1,"
+     " sliding_window=4, use_gate=True)"),
+    (linen.MultiHeadDotProductAttention(8, qkv_features=16, decode=True),
+     "MultiHeadDotProductAttention(num_heads=8, qkv_features=16, decode=True)"),
+    (nnx.MultiHeadAttention(8, 16, rngs=0, num_kv_heads=2),
+     "MultiHeadAttention(num_heads=8, in_features=16, num_kv_heads=2)"),
+    (nnx.MultiHeadAttention(2, 4, rngs=0).query, "Part(kernel=(4, 2, 2), bias=(2, 2))"),
 ])
 def test_repr(layer, wanted):
     assert repr(layer) == wanted
@@ -37,12 +48,19 @@ def test_repr_of_the_books_layers(form):
     assert repr(additive) == "AdditiveAttention(num_hiddens=8, dropout=0.1)"
 
 
-@pytest.mark.parametrize("module", [numpy_tutorial, pytorch, pytorch_notebook, *D2L],
-                         ids=lambda module: module.__name__)
+WITH_LAYERS = [keras, linen, nnx, numpy_tutorial, pytorch, pytorch_notebook, *D2L]
+
+
+@pytest.mark.parametrize("module", [jax_nn, *WITH_LAYERS], ids=lambda module: module.__name__)
 def test_help_shows_annotations_as_they_are_written(module):
     for name in module.__all__:
         text = pydoc.plain(pydoc.render_doc(getattr(module, name)))
         assert "_SupportsArray" not in text, name
+        assert "**unknown" not in text, name
+
+
+@pytest.mark.parametrize("module", WITH_LAYERS, ids=lambda module: module.__name__)
+def test_calls_of_layers_say_what_they_take(module):
     layer = next(value for name, value in vars(module).items()
                  if name.lower() == "multiheadattention")
     call = next(getattr(layer, name) for name in ("forward", "call", "__call__")

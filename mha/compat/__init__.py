@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-_ADAPTERS = ("d2l", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook")
+_ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook")
 
 
 def __getattr__(name: str) -> ModuleType:

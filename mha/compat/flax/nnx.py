@@ -1,0 +1,238 @@
+"""NNX' attention: a layer that owns its parameters and its cache.
+
+    layer = MultiHeadAttention(num_heads=8, in_features=512, rngs=0, decode=False)
+    update(layer, flax.nnx.to_pure_dict(flax.nnx.state(flax_layer, flax.nnx.Param)))
+    output = layer(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Never
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mha.arguments import as_real_dtype, as_size
+from mha.compat._layers import checked_dropout
+from mha.compat.flax import _attention
+from mha.compat.flax._attention import Cache, Initializer
+from mha.compat.flax.linen import combine_masks, make_attention_mask, make_causal_mask
+from mha.keywords import names_its_keywords, unknown_keyword
+
+__all__ = ["MultiHeadAttention", "combine_masks", "make_attention_mask", "make_causal_mask",
+           "state", "update"]
+
+Array = NDArray[Any]
+
+
+class Part:
+    """A linear layer or a norm of a layer: kernel and bias, or scale."""
+
+    def __init__(self, **arrays: Array) -> None:
+        vars(self).update(arrays)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("kernel", "bias", "scale"):  # in Flax, too, what is absent is None
+            return None
+        raise AttributeError(f"Part has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"Part({', '.join(f'{name}={array.shape}' for name, array in vars(self).items())})"
+
+
+class MultiHeadAttention:
+    """flax.nnx.MultiHeadAttention.
+
+    Parameters
+    ----------
+    num_heads, in_features : int
+        The heads, and the width of inputs_q.
+    qkv_features, out_features, in_kv_features : int, by default in_features
+        All heads of query together, the output, and the width of inputs_k and inputs_v.
+    num_kv_heads : int, by default num_heads
+        Key and value heads, each serving several of query's.
+    rngs : a key
+        An int, an array of ints or a generator: draws the parameters, and the dropout of calls
+        without one of their own.
+    decode : bool, optional
+        Whether calls go on behind the positions of the cache that `init_cache` makes; wanted, here
+        or in the call.
+    The rest : as in `mha.compat.flax.linen.MultiHeadDotProductAttention`
+
+    Attributes
+    ----------
+    query, key, value, out: each with kernel and bias, shaped as in Linen's tree, key and value
+    (in_kv_features, num_kv_heads, head_dim); query_ln, key_ln with scale, or None; cached_key,
+    cached_value (batch..., max_length, num_kv_heads, head_dim), cache_index, or None.
+
+    Raises
+    ------
+    ValueError: sizes that do not divide, dropout_rate outside [0, 1). TypeError: sizes that are no
+    ints, another dtype.
+
+    Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
+
+    >>> layer = MultiHeadAttention(8, 512, num_kv_heads=2, rngs=0, decode=False)
+    >>> layer(np.ones((2, 10, 512), np.float32)).shape
+    (2, 10, 512)
+    """
+
+    query_ln: Part | None
+    key_ln: Part | None
+
+    @names_its_keywords
+    def __init__(self, num_heads: int, in_features: int, qkv_features: int | None = None,
+                 out_features: int | None = None, num_kv_heads: int | None = None,
+                 in_kv_features: int | None = None, *, dtype: DTypeLike | None = None,
+                 param_dtype: DTypeLike = np.float32, broadcast_dropout: bool = True,
+                 dropout_rate: float = 0.0, deterministic: bool | None = None,
+                 precision: object = None, kernel_init: Initializer | None = None,
+                 out_kernel_init: Initializer | None = None, bias_init: Initializer | None = None,
+                 out_bias_init: Initializer | None = None, use_bias: bool = True,
+                 attention_fn: object = None, decode: bool | None = None,
+                 normalize_qk: bool = False, rngs: Any, **unknown: Never) -> None:
+        if unknown:
+            raise unknown_keyword(MultiHeadAttention.__init__, unknown)
+        if attention_fn is not None:
+            raise ValueError(f"attention_fn: got {attention_fn!r}, wanted None: the attention is"
+                             " mha's")
+        self.num_heads = as_size(num_heads, "num_heads")
+        self.in_features = as_size(in_features, "in_features")
+        self.qkv_features = as_size(qkv_features, "qkv_features", self.in_features)
+        self.out_features = as_size(out_features, "out_features", self.in_features)
+        self.in_kv_features = as_size(in_kv_features, "in_kv_features", self.in_features)
+        self.num_kv_heads = as_size(num_kv_heads, "num_kv_heads", self.num_heads)
+        for name, size, divisor in (("qkv_features", self.qkv_features, self.num_heads),
+                                    ("num_heads", self.num_heads, self.num_kv_heads)):
+            if size % divisor:
+                raise ValueError(f"{name}: got {size}, wanted a multiple of {divisor} heads")
+        self.head_dim = self.qkv_features // self.num_heads
+        self.dtype = None if dtype is None else as_real_dtype(dtype)
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = checked_dropout(dropout_rate)
+        self.deterministic = deterministic
+        self.use_bias = use_bias
+        self.decode = decode
+        self.normalize_qk = normalize_qk
+        self.cached_key: Array | None = None
+        self.cached_value: Array | None = None
+        self.cache_index: Array | None = None
+        self._generator = _attention.generator_of(rngs, "rngs")
+        self.query_ln = self.key_ln = None
+        self._place(_attention.drawn_parameters(
+            self._shapes(), self._generator, as_real_dtype(param_dtype), {
+                ("", "kernel"): kernel_init, ("", "bias"): bias_init,
+                ("out", "kernel"): out_kernel_init or kernel_init,
+                ("out", "bias"): out_bias_init or bias_init}))
+
+    def _shapes(self) -> _attention.Shapes:
+        return _attention.parameter_shapes(
+            (self.in_features, self.in_kv_features, self.in_kv_features),
+            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
+            out_features=self.out_features, use_bias=self.use_bias,
+            normalize_qk=self.normalize_qk)
+
+    def _place(self, parameters: _attention.Parameters) -> None:
+        for name, arrays in parameters.items():
+            setattr(self, name, Part(**arrays))
+
+    def _parameters(self) -> dict[str, dict[str, Array]]:
+        return {name: vars(getattr(self, name)) for name in self._shapes()}
+
+    def __repr__(self) -> str:
+        others = {"qkv_features": self.in_features, "out_features": self.in_features,
+                  "num_kv_heads": self.num_heads, "in_kv_features": self.in_features,
+                  "dropout_rate": 0.0, "use_bias": True, "decode": None, "normalize_qk": False}
+        shown = [f"{name}={getattr(self, name)}" for name, default in others.items()
+                 if getattr(self, name) != default]
+        sizes = [f"num_heads={self.num_heads}", f"in_features={self.in_features}"]
+        return f"MultiHeadAttention({', '.join([*sizes, *shown])})"
+
+    @names_its_keywords
+    def __call__(self, inputs_q: ArrayLike, inputs_k: ArrayLike | None = None,
+                 inputs_v: ArrayLike | None = None, *, mask: ArrayLike | None = None,
+                 deterministic: bool | None = None, rngs: Any = None, decode: bool | None = None,
+                 is_causal: bool = False, **unknown: Never) -> Array:
+        """Attend.
+
+        Parameters
+        ----------
+        inputs_q : array (batch..., query_len, in_features)
+        inputs_k, inputs_v : arrays (batch..., key_len, in_kv_features)
+            inputs_k defaults to inputs_q, inputs_v to inputs_k.
+        mask : array, True or not 0 = attend, optional
+            Broadcast to (batch..., num_heads, query_len, key_len); with a cache, key_len is its
+            length.
+        deterministic, decode : bool, by default the layer's
+        rngs : a key, by default the layer's
+            Draws the dropout.
+        is_causal : bool
+            Query i sees keys 0 to i; not for calls with decode.
+
+        Returns
+        -------
+        output (batch..., query_len, out_features); a query that sees no key has the mean of all
+        values.
+
+        Raises
+        ------
+        ValueError: shapes that do not fit, decode without a cache, or a full one; deterministic or
+        decode that nobody says. TypeError: arrays that hold no numbers.
+        """
+        if unknown:
+            raise unknown_keyword(MultiHeadAttention.__call__, unknown)
+        inputs = _attention.checked_inputs(inputs_q, inputs_k, inputs_v)
+        parameters = _attention.checked_parameters(self._parameters(), self._shapes())
+        for array, name, width in zip(inputs, ("inputs_q", "inputs_k", "inputs_v"), (
+                self.in_features, self.in_kv_features, self.in_kv_features)):
+            if array.shape[-1] != width:
+                raise ValueError(f"{name}: got shape {array.shape}, wanted {width} as last axis")
+        cache = None
+        if _attention.merged("decode", self.decode, decode):
+            if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+                raise ValueError("decode: got True without a cache, wanted a call of init_cache"
+                                 " before")
+            if is_causal:
+                raise ValueError("is_causal: got True with decode, wanted False: a query sees the"
+                                 " positions so far as it is")
+            cache = Cache(self.cached_key, self.cached_value, int(self.cache_index))
+        dropping = self.dropout_rate > 0 and not _attention.merged(
+            "deterministic", self.deterministic, deterministic)
+        attended = _attention.attend(
+            parameters, inputs, dtype=self.dtype, mask=mask, causal=is_causal,
+            dropout=self.dropout_rate if dropping else 0.0, shared_dropout=self.broadcast_dropout,
+            generator=self._generator if rngs is None else _attention.generator_of(rngs, "rngs"),
+            cache=cache)
+        if attended.cache is not None:
+            self._place_cache(attended.cache)
+        return attended.output
+
+    def _place_cache(self, cache: Cache) -> None:
+        self.cached_key, self.cached_value = cache.key, cache.value
+        self.cache_index = np.array(cache.length, np.int32)
+
+    def init_cache(self, input_shape: Sequence[int], dtype: DTypeLike = np.float32) -> None:
+        """An empty cache, for inputs of shape (batch..., max_length, in_features)."""
+        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        self._place_cache(_attention.empty_cache(shape, as_real_dtype(dtype)))
+
+
+def state(layer: MultiHeadAttention) -> dict[str, dict[str, Array]]:
+    """Copies of a layer's parameters, as flax.nnx.to_pure_dict of its state has them.
+
+    >>> sorted(state(MultiHeadAttention(2, 8, rngs=0)))
+    ['key', 'out', 'query', 'value']
+    """
+    return {name: {key: array.copy() for key, array in arrays.items()}
+            for name, arrays in layer._parameters().items()}
+
+
+def update(layer: MultiHeadAttention, state: Mapping[str, Any]) -> None:
+    """Copies parameters in: a tree of names and arrays. ValueError for other names or shapes, and
+    nothing changes then.
+
+    >>> update(MultiHeadAttention(2, 8, rngs=0), state(MultiHeadAttention(2, 8, rngs=1)))
+    """
+    layer._place({name: {key: array.copy() for key, array in arrays.items()} for name, arrays
+                  in _attention.checked_parameters(state, layer._shapes()).items()})

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-_ADAPTERS = ("d2l", "numpy_tutorial", "pytorch", "pytorch_notebook")
+_ADAPTERS = ("d2l", "numpy_tutorial", "pytorch", "pytorch_notebook", "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from mha import _core
 from mha.arguments import as_int, as_seed
-from mha.half_precision import is_bfloat16
 from mha.options import AttentionOptions, Window
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi", "relative_bias", "sinks")
@@ -77,24 +76,19 @@ def attention_weights(*tensors: Tensor | None, causal: bool, query_offset: int |
     """The weights (batch, heads, query_len, key_len) before dropout, without gradients."""
     with torch.no_grad():
         settings = Settings(causal, query_offset, window, scale, softcap, 0.0, None, False)
-        arrays, options = _arrays(tensors, settings)
-        return tensor_of(_core.scaled_dot_product_attention(
-            *arrays, options, return_weights=True)[1])
+        return tensor_of(_attend(tensors, settings, return_weights=True)[1])
 
 
-def array_of(tensor: Tensor, name: str) -> NDArray[Any]:
+def array_of(tensor: Tensor) -> NDArray[Any]:
     """The tensor's memory as an array."""
-    try:
-        if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.uint16).numpy().view(_bfloat16())
-        return tensor.numpy()
-    except (TypeError, RuntimeError) as error:
-        raise type(error)(f"{name}: got a tensor that NumPy cannot share: {error}") from None
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(_bfloat16())
+    return tensor.numpy()
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
     """The array's memory as a tensor."""
-    if is_bfloat16(array.dtype):
+    if array.dtype.kind != "f":  # bfloat16, which is no type of NumPy's own
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -138,43 +132,48 @@ def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:
     return torch.tensor(seed - 2**64 * (seed >= 2**63)) if traced else seed
 
 
-def _arrays(tensors: Tensors, settings: Settings) -> tuple[tuple[Any, Any, Any], AttentionOptions]:
-    query, key, value, *rest = (None if tensor is None else array_of(tensor, name)
-                                for name, tensor in zip(NAMES, tensors, strict=True))
-    bias, alibi, relative_bias, sinks, mask, key_lengths = rest
-    return (query, key, value), AttentionOptions(
-        mask, bias, alibi, relative_bias, sinks, key_lengths, settings.causal,
-        settings.query_offset, settings.window, settings.scale, settings.softcap, "zeros",
-        settings.dropout, settings.seed)
+def _arrays(tensors: Tensors) -> list[Any]:
+    try:
+        return [None if tensor is None else array_of(tensor) for tensor in tensors]
+    except (TypeError, RuntimeError):  # which of them it was
+        for name, tensor in zip(NAMES, tensors, strict=True):
+            try:
+                if tensor is not None:
+                    array_of(tensor)
+            except (TypeError, RuntimeError) as error:
+                raise type(error)(f"{name}: got a tensor that NumPy cannot read: {error}") from None
+        raise
 
 
-def _attend(tensors: Tensors, settings: Settings, keep: bool) -> Any:
-    """The output's array, or with keep (it, what the way back needs)."""
-    (query, key, value), options = _arrays(tensors, settings)
-    if not settings.by_token:
-        return _core.scaled_dot_product_attention(query, key, value, options, keep=keep)
-    if query.ndim != 4:
-        raise ValueError(f"query: got shape {query.shape}, wanted 4 dimensions")
+def _attend(tensors: Tensors, settings: Settings, **asked_for: Any) -> Any:
+    """What the core returns, with the output in the layout that is wanted."""
+    query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths = _arrays(tensors)
+    causal, query_offset, window, scale, softcap, dropout, seed, by_token = settings
+    options = AttentionOptions(
+        mask, bias, alibi, relative_bias, sinks, key_lengths, causal, query_offset, window, scale,
+        softcap, "zeros", dropout, seed)
+    if not by_token or query.ndim != 4:
+        return _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
+    dtype = np.result_type(query, key, value)
     batch, heads, query_len, _ = query.shape
-    shape = (batch, query_len, heads, value.shape[-1])
-    if query_len == 1:  # both layouts are the same memory
-        result = _core.scaled_dot_product_attention(query, key, value, options, keep=keep)
-        if keep:
-            return result[0].reshape(shape), result[1]
-        return result.reshape(shape)
-    output = np.empty(shape, np.result_type(query, key, value))
-    result = _core.scaled_dot_product_attention(
-        query, key, value, options, keep=keep, out=output.swapaxes(1, 2))
-    return (output, result[1]) if keep else output
+    # Of one query both layouts are the same memory. Halves that are kept are rounded from float32
+    # at the end, into an array of the core's own.
+    if query_len > 1 and not (asked_for and dtype.itemsize == 2):
+        output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
+        asked_for["out"] = output.swapaxes(1, 2)
+    result = _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
+    if isinstance(result, tuple):
+        return result[0].swapaxes(1, 2), *result[1:]
+    return result.swapaxes(1, 2)
 
 
 def _forward(tensors: Tensors, settings: Settings) -> Tensor:
-    return tensor_of(_attend(tensors, settings, False))
+    return tensor_of(_attend(tensors, settings))
 
 
 def _gradients(kept: object, grad_output: Tensor, wanted: set[str],
                settings: Settings) -> dict[str, Tensor | None]:
-    grad = array_of(grad_output, "grad_output")
+    grad = array_of(grad_output)
     if settings.by_token:
         grad = grad.swapaxes(1, 2)
     found = _core.scaled_dot_product_attention_backward(kept, grad, None, wanted)
@@ -188,7 +187,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, settings = arguments
-        output, kept = _attend(tuple(tensors), settings, True)
+        output, kept = _attend(tuple(tensors), settings, keep=True)
         carrier = torch.empty(0)
         setattr(carrier, KEPT, kept)
         ctx.save_for_backward(*tensors, carrier)
@@ -201,7 +200,7 @@ class _Attention(torch.autograd.Function):
         *tensors, carrier = ctx.saved_tensors
         kept = getattr(carrier, KEPT, None)
         if kept is None:
-            _, kept = _attend(tuple(tensors), ctx.settings, True)
+            _, kept = _attend(tuple(tensors), ctx.settings, keep=True)
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
         found = _gradients(kept, grad_output, wanted, ctx.settings)
         return (*(found.get(name) for name in NAMES), None)
@@ -240,7 +239,7 @@ def _operate(*arguments: Any) -> Tensor:
 
 def _operate_backward(grad_output: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
     tensors, settings = _parted(arguments)
-    _, kept = _attend(tensors, settings, True)
+    _, kept = _attend(tensors, settings, keep=True)
     names = [name for name, needed in zip(DIFFERENTIABLE, wanted, strict=True) if needed]
     found = _gradients(kept, grad_output, set(names), settings)
     return [gradient for name in names if (gradient := found[name]) is not None]

@@ -240,9 +240,12 @@ def _operate(*arguments: Any) -> Tensor:
 def _operate_backward(grad_output: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
     tensors, settings = _parted(arguments)
     _, kept = _attend(tensors, settings, keep=True)
-    names = [name for name, needed in zip(DIFFERENTIABLE, wanted, strict=True) if needed]
-    found = _gradients(kept, grad_output, set(names), settings)
-    return [gradient for name in names if (gradient := found[name]) is not None]
+    arguments_by_name = {name: tensor for name, tensor, needed in zip(
+        DIFFERENTIABLE, tensors, wanted, strict=False) if needed and tensor is not None}
+    found = _gradients(kept, grad_output, set(arguments_by_name), settings)
+    # Those of biases and sinks are float32, whatever halves the arguments are.
+    return [gradient.to(tensor.dtype) for name, tensor in arguments_by_name.items()
+            if (gradient := found[name]) is not None]
 
 
 def _shaped(*arguments: Any) -> Tensor:

@@ -1,13 +1,13 @@
 """How fast a model of the transformers package is under "sdpa", "eager" and mha's attention.
 
-    python examples/transformers_speed.py                 # GPT-2 small with random weights, 1024 tokens
-    python examples/transformers_speed.py --rounds 3 --length 256
+    python examples/transformers_speed.py [--rounds 7] [--length 1024] [--threads 1 2]
 
-Needs torch and transformers. Three tasks: prefill, a training step with dropout, and generation
-token by token. Each implementation runs in a process of its own, pinned to the first cores and
-stopped while others are timed; rounds are interleaved, and medians are shown. Beside the whole
-model the attention is timed by itself, backwards too: its share s of the model under "sdpa", and
-how many times as fast r it is under "mha". A model gains 1 / (1 - s + s / r) by that at most.
+Needs torch and transformers. The model is GPT-2 small with random weights. Three tasks: prefill, a
+training step with dropout, and generation token by token. Each implementation runs in a process of
+its own, pinned to the first cores and stopped while others are timed; rounds are interleaved, and
+medians are shown. Beside the whole model the attention is timed by itself, backwards too: its
+share s of the model under "sdpa", and how many times as fast r it is under "mha". By that a model
+gains 1 / (1 - s + s / r).
 """
 
 from __future__ import annotations

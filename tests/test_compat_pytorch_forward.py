@@ -87,7 +87,7 @@ def test_the_type_is_that_of_the_widest():
     ({"bias_k": np.zeros((1, 1, WIDTH)), "bias_v": np.zeros((1, 1, WIDTH)),
       "static_k": np.zeros((6, 7, 4))}, "bias_k: got an array beside static_k"),
     ({"static_k": np.zeros((5, 7, 4))}, r"static_k: got shape \(5, 7, 4\), wanted \(6, \*, 4\)"),
-    ({"static_v": np.zeros((6, 3, 4))}, "value: got shape"),
+    ({"static_v": np.zeros((6, 3, 4))}, "value: got length 3, wanted 7 as key has"),
     ({"is_causal": True}, "attn_mask: got None with is_causal=True"),
     ({"out_proj_bias": np.zeros(3)}, r"out_proj_bias: got shape \(3,\), wanted \(12,\)"),
 ])

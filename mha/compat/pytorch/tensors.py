@@ -154,13 +154,14 @@ def _attend(tensors: Tensors, settings: Settings, **asked_for: Any) -> Any:
         softcap, "zeros", dropout, seed)
     if not by_token or query.ndim != 4:
         return _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
-    dtype = np.result_type(query, key, value)
     batch, heads, query_len, _ = query.shape
     # Of one query both layouts are the same memory. Halves that are kept are rounded from float32
     # at the end, into an array of the core's own.
-    if query_len > 1 and not (asked_for and dtype.itemsize == 2):
-        output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
-        asked_for["out"] = output.swapaxes(1, 2)
+    if query_len > 1:
+        dtype = np.result_type(query, key, value)
+        if not asked_for or dtype.itemsize > 2:
+            output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
+            asked_for["out"] = output.swapaxes(1, 2)
     result = _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
     if isinstance(result, tuple):
         return result[0].swapaxes(1, 2), *result[1:]

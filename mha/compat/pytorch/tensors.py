@@ -56,7 +56,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
     for tensor in tensors:
         if tensor is not None:
             if type(tensor) not in PLAIN or not tensor.is_cpu:
-                traced = _is_traced(tensors) or traced
+                _check_tensors(tensors)
+                traced = True
             elif tensor.requires_grad:
                 wants_gradients = True
     if query_offset is not None and not traced:
@@ -109,8 +110,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
                  for tensor in tensors)
 
 
-def _is_traced(tensors: Tensors) -> bool:
-    """Whether a tensor stands for another; TypeError or ValueError for what mha cannot take."""
+def _check_tensors(tensors: Tensors) -> None:
+    """TypeError or ValueError for what is no tensor, or holds its numbers elsewhere."""
     for name, tensor in zip(NAMES, tensors, strict=True):
         if tensor is None:
             continue
@@ -118,7 +119,6 @@ def _is_traced(tensors: Tensors) -> bool:
             raise TypeError(f"{name}: got {type(tensor).__name__}, wanted a tensor")
         if tensor.device.type not in ("cpu", "meta"):
             raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted one on the CPU")
-    return True
 
 
 def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:

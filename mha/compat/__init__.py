@@ -3,7 +3,8 @@
 import importlib
 from types import ModuleType
 
-_ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook")
+_ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook",
+             "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:

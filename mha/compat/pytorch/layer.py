@@ -1,19 +1,9 @@
-"""PyTorch's attention by its own names, on NumPy arrays: nn.MultiheadAttention and the functional.
-
-Arguments, mask meanings, layouts and returned values are those of PyTorch 2.13; the attention is
-`mha`'s. Mind that PyTorch itself has two mask meanings: True blocks in `MultiheadAttention` and
-attends in `scaled_dot_product_attention`. Tensors on the CPU are accepted wherever arrays are.
-
-Where this differs from PyTorch on purpose: arrays of another type are cast instead of refused,
-errors are ValueError and TypeError, NaN or infinity behind a mask never reaches the output,
-dropout draws from `rng` and must be below 1, and is_causal without attn_mask is always an error
-(PyTorch's inference fast path forgets to check, and then attends to everything).
-"""
+"""torch.nn.MultiheadAttention on NumPy arrays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
@@ -22,77 +12,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind
-from mha.compat._broadcast import broadcast_leading
 from mha.compat._layers import checked_dropout, checked_heads, detached_array
-from mha.half_precision import is_bfloat16, widened
+from mha.compat.pytorch.functional import is_bool
+from mha.half_precision import widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource
 
-__all__ = ["IncompatibleKeys", "MultiheadAttention", "scaled_dot_product_attention"]
-
-
-def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike,
-                                 attn_mask: ArrayLike | None = None, dropout_p: float = 0.0,
-                                 is_causal: bool = False, scale: float | None = None,
-                                 enable_gqa: bool = False, *,
-                                 rng: RandomSource = None) -> NDArray[Any]:
-    """torch.nn.functional.scaled_dot_product_attention.
-
-    Parameters
-    ----------
-    query : array (..., query_len, head_dim)
-    key : array (..., key_len, head_dim)
-    value : array (..., key_len, value_head_dim)
-        The leading axes broadcast against each other.
-    attn_mask : bool (True = attend) or float (added to the scores), optional
-        Broadcast to the scores (..., query_len, key_len).
-    dropout_p : float in [0, 1)
-        Always acts: the function knows no evaluation mode.
-    is_causal : bool
-        The upper-left triangle: query i sees keys 0 to i. Not together with attn_mask.
-    scale : float, by default 1 / sqrt(head_dim)
-    enable_gqa : bool
-        Axis -3 is the heads, and each head of key and value serves several of query's.
-    rng : None, int or numpy.random.Generator
-        Draws the dropout; PyTorch has no such argument.
-
-    Returns
-    -------
-    array (..., query_len, value_head_dim), of halves too; zeros for a query whose every key is
-    masked.
-
-    Raises
-    ------
-    ValueError: shapes that do not fit, attn_mask together with is_causal. TypeError: attn_mask of
-    a type other than bool and float.
-
-    Source: Vaswani et al. 2017, section 3.2.1.
-
-    >>> q = np.ones((2, 8, 4, 64), np.float32)
-    >>> scaled_dot_product_attention(q, q, q, is_causal=True).shape
-    (2, 8, 4, 64)
-    """
-    if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
-    query, key, value = (detached_array(array, name) for array, name in (
-        (query, "query"), (key, "key"), (value, "value")))
-    if enable_gqa:
-        key, value = _with_equal_heads(query, key, value)
-    query, key, value = broadcast_leading(query, key, value, own_axes=3 if enable_gqa else 2)
-    only_heads = enable_gqa and query.ndim == 3
-    if only_heads:  # in 3-D `mha` takes the first axis for the batch
-        query, key, value = query[None], key[None], value[None]
-    mask, bias = None, None
-    if attn_mask is not None:
-        attn_mask = detached_array(attn_mask, "attn_mask")
-        _check_broadcasts(attn_mask, (*query.shape[:-1], key.shape[-2]))
-        if _is_bool(attn_mask, "attn_mask"):
-            mask = attn_mask
-        else:
-            bias = attn_mask
-    output = mha.scaled_dot_product_attention(
-        query, key, value, mask=mask, bias=bias, causal=is_causal,
-        query_offset=0 if is_causal else None, scale=scale, dropout=dropout_p, rng=rng)
-    return output[0] if only_heads else output
+_PARAMETERS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
+               "bias_k", "bias_v", "out_proj.weight", "out_proj.bias")
 
 
 class IncompatibleKeys(NamedTuple):
@@ -220,19 +146,53 @@ class MultiheadAttention:
         """Switch dropout off. Returns the layer."""
         return self.train(False)
 
+    def double(self) -> MultiheadAttention:
+        """Make parameters and results float64. Returns the layer."""
+        return self.to(np.float64)
+
+    def to(self, device: object = None, dtype: DTypeLike | Any = None) -> MultiheadAttention:
+        """Make parameters and results of a dtype, NumPy's or PyTorch's; a device is ignored, as
+        everything is on the CPU. Returns the layer."""
+        if dtype is None and not isinstance(device, str) and type(device).__name__ != "device":
+            dtype = device
+        if dtype is not None:
+            self.dtype = _parameter_dtype(dtype)
+            for name, parameter in self.named_parameters():
+                self._set_parameter(name, self._own(parameter))
+        return self
+
+    def named_parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """(name, array) of each parameter, in PyTorch's order: the arrays that the layer computes
+        with.
+
+        >>> dict(layer.named_parameters())["out_proj.bias"][:] = 0
+        """
+        for name in _PARAMETERS:
+            owner = self.out_proj if name.startswith("out_proj.") else self
+            parameter = getattr(owner, name.removeprefix("out_proj."))
+            if parameter is not None:
+                yield name, parameter
+
+    def parameters(self) -> Iterator[NDArray[Any]]:
+        """The arrays of `named_parameters`.
+
+        >>> sum(parameter.size for parameter in MultiheadAttention(64, 4).parameters())
+        16640
+        """
+        return (parameter for _, parameter in self.named_parameters())
+
+    def _set_parameter(self, name: str, parameter: NDArray[Any]) -> None:
+        owner = self.out_proj if name.startswith("out_proj.") else self
+        setattr(owner, name.removeprefix("out_proj."), parameter)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Copies of the parameters by the names and in the layouts that PyTorch saves.
 
         >>> sorted(MultiheadAttention(64, 4).state_dict())
         ['in_proj_bias', 'in_proj_weight', 'out_proj.bias', 'out_proj.weight']
         """
-        parameters = {name: getattr(self, name) for name in (
-            "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
-            "bias_k", "bias_v")}
-        parameters["out_proj.weight"] = self.out_proj.weight
-        parameters["out_proj.bias"] = self.out_proj.bias
         return {name: np.array(parameter, order="C")
-                for name, parameter in parameters.items() if parameter is not None}
+                for name, parameter in self.named_parameters()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any],
                         strict: bool = True) -> IncompatibleKeys:
@@ -258,8 +218,7 @@ class MultiheadAttention:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
             loaded[name] = self._own(array)
         for name, array in loaded.items():
-            owner = self.out_proj if name.startswith("out_proj.") else self
-            setattr(owner, name.removeprefix("out_proj."), array)
+            self._set_parameter(name, array)
         return IncompatibleKeys(missing, unexpected)
 
     def __call__(self, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -305,6 +264,16 @@ class MultiheadAttention:
         ValueError: shapes that do not fit, is_causal without attn_mask. TypeError: masks of a
         type other than bool and float.
         """
+        return self._forward(query, key, value, attn_mask, key_padding_mask, need_weights,
+                             average_attn_weights, is_causal)
+
+    def _forward(self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                 attn_mask: ArrayLike | None, key_padding_mask: ArrayLike | None,
+                 need_weights: bool, average_attn_weights: bool, is_causal: bool,
+                 static_k: NDArray[Any] | None = None, static_v: NDArray[Any] | None = None,
+                 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """`forward`, or with static heads (batch, num_heads, key_len, head_dim) in the place of
+        what key or value are projected to."""
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
                              " is_causal is only a hint about it")
@@ -315,23 +284,25 @@ class MultiheadAttention:
                   for array, name in ((query, "query"), (key, "key"), (value, "value"))]
         batched = self._check_shapes(*arrays)
         query, key, value = (self._batch_first(array) for array in arrays)
+        key_len = key.shape[1] if static_k is None else static_k.shape[2]
 
         hint_is_enough = (is_causal and key_padding_mask is None and not need_weights
                           and not fast_path)
         if hint_is_enough:
             visibility: LayerKeywords = {"causal": True, "query_offset": 0}
         else:
-            visibility = self._visibility(masks[0], masks[1], query.shape[:2], key.shape[1],
+            visibility = self._visibility(masks[0], masks[1], query.shape[:2], key_len,
                                           batched)
         dropout = self.dropout if self.training else 0.0
         seed = int(self._generator.integers(2**64, dtype=np.uint64)) if dropout else 0
         output, *asked_for, lse = self._attend(
-            query, key, value, need_weights, **visibility, dropout=dropout, rng=seed)
+            query, key, value, static_k, static_v, need_weights, **visibility, dropout=dropout,
+            rng=seed)
 
         weights = asked_for[0] if need_weights else None
         if dropout and weights is not None:
             weights = _after_dropout(weights, dropout, seed)
-        if (weights is not None or fast_path) and key.shape[1]:
+        if (weights is not None or fast_path) and key_len:
             empty = lse == -np.inf
             output[empty.any(axis=1)] = np.nan
             if weights is not None:
@@ -343,26 +314,28 @@ class MultiheadAttention:
         return output if self.batch_first else output.swapaxes(0, 1), weights
 
     def _attend(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any],
+                static_k: NDArray[Any] | None, static_v: NDArray[Any] | None,
                 need_weights: bool, **options: Unpack[AttentionKeywords]
                 ) -> tuple[NDArray[Any], ...]:
         """Output, weights if needed, and lse (batch, num_heads, query_len): the figure; step by
-        step where keys are appended, which comes after the projections."""
+        step where keys are appended or static, which comes after the projections."""
         W_q, W_k, W_v = self._projection_weights()
         biases: Sequence[NDArray[Any] | None] = (
             [None] * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3))
         b_q, b_k, b_v = biases
         W_o, b_o = self.out_proj.weight.T, self.out_proj.bias
-        if not self._appended_keys:
+        if static_k is None and static_v is None and not self._appended_keys:
             return mha.multi_head_attention(
                 query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
                 num_heads=self.num_heads, return_weights=need_weights, return_lse=True, **options)
-        projected_query = mha.linear(query, W_q, b_q)
-        projected_key = self._append(mha.linear(key, W_k, b_k), self.bias_k)
-        projected_value = self._append(mha.linear(value, W_v, b_v), self.bias_v)
+        heads = [mha.split_heads(mha.linear(query, W_q, b_q), self.num_heads)]
+        for array, weight, bias, appended, static in (
+                (key, W_k, b_k, self.bias_k, static_k), (value, W_v, b_v, self.bias_v, static_v)):
+            if static is None:
+                static = mha.split_heads(mha.linear(array, weight, bias), self.num_heads)
+            heads.append(self._append(static, appended))
         attended, *extra = mha.scaled_dot_product_attention(
-            *(mha.split_heads(projected, self.num_heads)
-              for projected in (projected_query, projected_key, projected_value)),
-            return_weights=need_weights, return_lse=True, **options)
+            *heads, return_weights=need_weights, return_lse=True, **options)
         return (mha.linear(mha.merge_heads(attended), W_o, b_o), *extra)
 
     def _projection_weights(self) -> list[NDArray[Any]]:
@@ -376,15 +349,15 @@ class MultiheadAttention:
     def _appended_keys(self) -> int:
         return (self.bias_k is not None) + bool(self.add_zero_attn)
 
-    def _append(self, projected: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any]:
-        """Append bias_k or bias_v, then zeros, to the keys or values (batch, key_len, dim)."""
-        batch, _, width = projected.shape
-        parts = [projected]
+    def _append(self, heads: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any]:
+        """Append bias_k or bias_v, then zeros, to keys or values (batch, heads, key_len, dim)."""
+        shape = (*heads.shape[:2], 1, heads.shape[3])
+        parts = [heads]
         if bias is not None:
-            parts.append(np.broadcast_to(bias, (batch, 1, width)))
+            parts.append(np.broadcast_to(mha.split_heads(bias, self.num_heads), shape))
         if self.add_zero_attn:
-            parts.append(np.zeros((batch, 1, width)))
-        return np.concatenate(parts, axis=1, dtype=self.dtype)
+            parts.append(np.zeros(shape))
+        return np.concatenate(parts, axis=2, dtype=self.dtype)
 
     def _visibility(self, attn_mask: NDArray[Any] | None, key_padding_mask: NDArray[Any] | None,
                     query_shape: tuple[int, int], key_len: int, batched: bool) -> LayerKeywords:
@@ -404,7 +377,7 @@ class MultiheadAttention:
         bias: NDArray[Any] | None = None
         for name, given in over_scores:
             padded = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
-            if _is_bool(padded, name):
+            if is_bool(padded, name):
                 mask = ~padded if mask is None else mask & ~padded
             else:
                 bias = padded if bias is None else bias + padded
@@ -454,44 +427,10 @@ def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
     return as_real_dtype(np.float32 if dtype is None else dtype)
 
 
-def _is_bool(mask: NDArray[Any], name: str) -> bool:
-    """True for a bool mask, False for an additive one."""
-    if not is_bfloat16(mask.dtype):
-        check_kind(mask, name, "bf", "bool or float")
-    return mask.dtype.kind == "b"
-
-
 def _check_shape(array: NDArray[Any], name: str, *wanted: tuple[int, ...]) -> None:
     if array.shape not in wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted"
                          f" {' or '.join(str(shape) for shape in wanted)}")
-
-
-def _check_broadcasts(attn_mask: NDArray[Any], scores_shape: tuple[int, ...]) -> None:
-    try:
-        fits = np.broadcast_shapes(attn_mask.shape, scores_shape) == scores_shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"attn_mask: got shape {attn_mask.shape}, wanted one that broadcasts to"
-                         f" the scores {scores_shape}")
-
-
-def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],
-                      value: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Key and value with as many heads (axis -3) each, which `mha` wants and PyTorch does not."""
-    if min(query.ndim, key.ndim, value.ndim) < 3:
-        raise ValueError(f"enable_gqa: got query, key and value of shapes {query.shape},"
-                         f" {key.shape}, {value.shape}, wanted heads in axis -3")
-    heads = query.shape[-3]
-    for name, array in (("key", key), ("value", value)):
-        if heads % max(array.shape[-3], 1):
-            raise ValueError(f"{name}: got {array.shape[-3]} heads, wanted a divisor of query's"
-                             f" {heads}")
-    if key.shape[-3] != value.shape[-3]:
-        key, value = (np.repeat(array, heads // max(array.shape[-3], 1), axis=-3)
-                      for array in (key, value))
-    return key, value
 
 
 def _after_dropout(weights: NDArray[Any], p: float, seed: int) -> NDArray[Any]:

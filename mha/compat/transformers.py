@@ -1,0 +1,121 @@
+"""mha among the attention implementations of the transformers package (5.23).
+
+    from mha.compat import transformers as mha_transformers
+    mha_transformers.register()
+    model = AutoModel.from_pretrained(name, attn_implementation="mha")
+
+All models whose attention goes through the package's AttentionInterface then compute it here, on
+the CPU: tensors are read where they lie, gradients come from mha's way back. Masks are those of
+"sdpa"; where the package tells what they follow from, keys that no query of a block sees are
+skipped. torch and transformers are imported by this module alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from mha.compat.pytorch.tensors import attention, attention_weights
+
+__all__ = ["attention_forward", "attention_mask", "register"]
+
+_BOUNDS = "mha_bounds"  # an attribute of masks
+
+
+def register(name: str = "mha") -> None:
+    """Put `attention_forward` and `attention_mask` among the package's, under this name.
+
+    >>> register()
+    >>> model = AutoModel.from_config(config, attn_implementation="mha")
+    """
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0,
+                   kv_offset: int = 0, mask_function: Any = causal_mask_function,
+                   attention_mask: Tensor | None = None, local_size: int | None = None,
+                   allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
+    """The mask of transformers' "sdpa": bool (batch, 1, query_len, key_len), or None where that of
+    the upper-left triangle, or none, is the same.
+
+    The package allows None for masks that hide all that the causal mask, or the window of
+    local_size, hides. What they hide is told to `attention_forward` beside the mask.
+    """
+    mask = sdpa_mask(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+        kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+        local_size=local_size, allow_is_causal_skip=allow_is_causal_skip, **options)
+    if (mask is not None and allow_is_causal_skip and q_length > 1
+            and not torch.compiler.is_compiling()):
+        window = None if local_size is None else (local_size - 1, None)
+        setattr(mask, _BOUNDS, (int(q_offset) - kv_offset, window))
+    return mask
+
+
+def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                      attention_mask: Tensor | None, dropout: float = 0.0,
+                      scaling: float | None = None, is_causal: bool | None = None,
+                      sliding_window: int | None = None, softcap: float | None = None,
+                      s_aux: Tensor | None = None, position_bias: Tensor | None = None,
+                      cache: object = None, output_attentions: bool | None = False,
+                      **others: Any) -> tuple[Tensor, Tensor | None]:
+    """Attention as the package's modules ask for it.
+
+    Parameters
+    ----------
+    module : whose is_causal counts where the argument is None
+    query, key, value : tensors (batch, heads, len, head_dim), key and value with kv_heads
+    attention_mask : bool (True = attend) or float (added to the scores), optional
+        Without it, and with more queries than one, a causal module's query i sees keys 0 to i.
+    s_aux : sinks, a number a head
+    position_bias : added to the scores
+    sliding_window : int
+        How many keys a query sees, itself the last, where attention_mask does not say it.
+    output_attentions : bool
+        Return the weights too, before dropout and without gradients.
+
+    Returns
+    -------
+    output (batch, query_len, heads, value_head_dim), and the weights
+    (batch, heads, query_len, key_len) or None.
+
+    Raises
+    ------
+    ValueError, TypeError: as `mha.compat.pytorch.functional_attention`. NotImplementedError: a
+    paged cache, or sinks of each query.
+    """
+    if cache is not None or others.get("sinks") is not None:
+        raise NotImplementedError(
+            f"{'sinks' if cache is None else 'cache'}: got what mha does not take here, wanted"
+            ' None: such a model needs attn_implementation="eager"')
+    query_len = query.shape[2]
+    mask, bias = attention_mask, position_bias
+    causal, query_offset, window = False, None, None
+    if mask is None:
+        if query_len > 1:
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if sliding_window is not None and sliding_window < key.shape[2]:
+            query_offset = 0 if query_len > 1 else key.shape[2] - 1
+            window = (sliding_window - 1, None if causal else sliding_window - 1)
+        elif causal:
+            query_offset = 0
+    else:
+        bounds = getattr(mask, _BOUNDS, None)
+        if mask.dtype is not torch.bool:
+            mask, bias = None, mask if bias is None else bias + mask
+        if bounds is not None:
+            causal, (query_offset, window) = True, bounds
+    output = attention(
+        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
+        query_offset=query_offset, window=window, scale=scaling, softcap=softcap, dropout=dropout,
+        by_token=True)
+    if not output_attentions:
+        return output, None
+    return output, attention_weights(
+        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
+        query_offset=query_offset, window=window, scale=scaling, softcap=softcap)

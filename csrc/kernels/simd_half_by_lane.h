@@ -1,6 +1,7 @@
 /* float16 and bfloat16 in plain integers, for instruction sets without conversions: a lane after
  * the other, to the nearest, ties to even; NaN stays NaN, a quiet one, beyond the largest number is
  * infinity. */
+#define HALVES_BY_LANE
 
 #include <stdbool.h>
 

@@ -37,7 +37,7 @@ import mha
 
 TOPICS = Path(__file__).parent / "data" / "topics.tsv"
 WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")  # punctuation by itself: heads like to rest on it
-LONGEST_SHOWN = 60  # characters of a sentence in the picture
+LOOKED_INTO = 60  # test sentences at most: each is encoded once more for each of its words
 COLOURS = "YlOrRd"  # as in mha.plot
 
 
@@ -154,8 +154,8 @@ def main():
     predicted = classifier.predict(test)
     print("\n" + classification_report(test_topics, predicted, zero_division=0))
 
-    looked = looked_at(test)
-    losses = losses_without(classifier, test, looked)
+    looked = looked_at(test[:LOOKED_INTO])
+    losses = losses_without(classifier, test[:LOOKED_INTO], looked)
     print_whether_attention_counts(looked, losses)
     save_picture(test_topics, predicted, looked, losses, options.output)
 
@@ -248,9 +248,10 @@ def save_picture(topics, predicted, looked, losses, folder):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    shown = shown_sentences(topics, predicted)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.4), width_ratios=[1, 1.5],
+    shown = shown_sentences(topics[:len(looked)], predicted)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.6), width_ratios=[1, 1.3], dpi=120,
                                          layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)
     ConfusionMatrixDisplay.from_predictions(topics, predicted, ax=left, cmap="Blues",
                                             colorbar=False)
     share = np.mean(np.array(topics) == predicted)
@@ -263,19 +264,19 @@ def save_picture(topics, predicted, looked, losses, folder):
     right.set(xlim=(0, 1), ylim=(len(shown), 0))
     right.set_axis_off()
     right.set_title("Where the last layer's heads look", pad=12)
-    figure.colorbar(colours, ax=right, orientation="horizontal", aspect=50, shrink=0.8,
-                    pad=0.02, label="share of the attention, percent; underlined: the word without"
-                                    " which the prediction loses most")
+    figure.colorbar(colours, ax=right, orientation="horizontal", aspect=50, shrink=0.8, pad=0,
+                    label="percent of all heads' and tokens' attention\nunderlined: the word that"
+                          " the prediction needs most")
     figure.canvas.draw()  # settles where the panels lie, and with it how wide words are in them
     for row, index in enumerate(shown):
         wrong = predicted[index] != topics[index]
-        label = predicted[index] + (f", really {topics[index]}" if wrong else "")
-        right.text(0, row + 0.2, label, fontsize=9, color="#b00020" if wrong else "#666666",
+        label = predicted[index] + (f", labelled {topics[index]}" if wrong else "")
+        right.text(0.01, row + 0.14, label, fontsize=9.5, color="#b00020" if wrong else "#555555",
                    va="center")
-        draw_words(right, row + 0.6, looked[index], losses[index], colours)
+        draw_words(right, row + 0.56, looked[index], losses[index], colours)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "classify.png"
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
     print(f"\npicture: {path}")
 
 
@@ -288,22 +289,22 @@ def shown_sentences(topics, predicted, wrong=3):
 
 
 def draw_words(ax, y, looked, loss, colours):
-    """The words side by side, in boxes coloured by what attention they get."""
-    x, last, renderer = 0.008, 0, ax.figure.canvas.get_renderer()
+    """The words side by side, in boxes coloured by what attention they get, while there is room."""
+    x, last, renderer = 0, 0, ax.figure.canvas.get_renderer()
     counts_most = None if np.isnan(loss).all() else np.nanargmax(loss)
     for index, ((start, end), word) in enumerate(zip(looked.spans, looked.words())):
-        if end > LONGEST_SHOWN:
-            ax.text(x + 0.01, y, "...", fontsize=12, va="center")
-            return
-        x += 0.012 if start > last else 0.002
         colour = colours.to_rgba(100 * looked.shares[index])
         dark = np.dot(colour[:3], (0.299, 0.587, 0.114)) < 0.5
-        text = ax.text(x, y, word, fontsize=12, va="center_baseline",
-                       color="white" if dark else "black",
+        text = ax.text(x + (0.016 if start > last or not index else 0.009), y, word, fontsize=12.5,
+                       va="center_baseline", color="white" if dark else "black",
                        bbox={"boxstyle": "square,pad=0.15", "facecolor": colour, "linewidth": 0})
         box = text.get_window_extent(renderer).transformed(ax.transData.inverted())
+        if box.x1 > 0.97:
+            text.set(text="...", color="black", bbox=None)
+            return
         if index == counts_most:
-            ax.plot([box.x0, box.x1], [y + 0.29] * 2, color="black", linewidth=2)
+            below = box.y0 + 0.28 * (box.y0 - box.y1)
+            ax.plot([box.x0, box.x1], [below, below], color="black", linewidth=2)
         x, last = box.x1, end
 
 

@@ -17,7 +17,7 @@ PYTEST := -m pytest -n auto
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
-NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples train_language_model generate plot diagnose \
+NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot diagnose \
 	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 CORES := $(shell getconf _NPROCESSORS_ONLN)
@@ -119,7 +119,7 @@ test-oldest-numpy: dist/.built
 	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' $$($(EXTRA) test)
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
-	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py -k "not long_sequences and not keys_in_chunks"
+	.venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks"
 
 # Memory that runs out at every allocation, and arrays between forbidden pages.
 test-memory: $(VENV)/.test

@@ -1,4 +1,5 @@
-"""Attention whose batch axes broadcast as np.matmul and torch.matmul broadcast them."""
+"""Attention whose batch axes broadcast as np.matmul and torch.matmul broadcast them, and what
+broadcasts to its scores."""
 
 from __future__ import annotations
 
@@ -46,3 +47,15 @@ def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]
         raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
                          f" {own_axes} that broadcast") from None
     return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]
+
+
+def check_over_scores(array: NDArray[Any], name: str, scores_shape: tuple[int, ...],
+                      given: tuple[int, ...] | None = None) -> None:
+    """Raise a ValueError unless the array broadcasts to the scores; it shows the given shape."""
+    try:
+        fits = np.broadcast_shapes(array.shape, scores_shape) == scores_shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}: got shape {given or array.shape}, wanted one that broadcasts to"
+                         f" the scores {scores_shape}")

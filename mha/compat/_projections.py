@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import check_kind
+from mha.compat._broadcast import check_over_scores
 from mha.compat._layers import detached_array
 from mha.half_precision import widened
 from mha.options import AttentionKeywords
@@ -73,13 +74,7 @@ def over_scores(mask: NDArray[Any], name: str, groups: Sequence[tuple[int, ...]]
     """The mask with one axis for each group of axes of the scores, such as all batch axes; an axis
     that has size 1 throughout its group stays 1. Errors show the shape that was given."""
     scores = tuple(size for group in groups for size in group)
-    try:
-        fits = np.broadcast_shapes(mask.shape, scores) == scores
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name}: got shape {given or mask.shape}, wanted one that broadcasts to"
-                         f" the scores {scores}")
+    check_over_scores(mask, name, scores, given)
     sizes = iter((1,) * (len(scores) - mask.ndim) + mask.shape)
     kept = []
     for group in groups:

@@ -201,11 +201,10 @@ def test_halves_are_as_near_as_eagers(name, dtype):
         assert error <= 1.25 * eager_error
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 def test_a_cache_in_pieces_gives_the_logits_of_one_call(name):
-    """Prefill, a piece of several tokens, single tokens: with the dynamic cache of generation."""
-    if name == "bert":
-        pytest.skip("an encoder has no cache")
+    """Prefill, a piece of several tokens, single tokens: with the dynamic cache of generation; an
+    encoder has none."""
     rng = np.random.default_rng(3)
     model = build(name, rng).double()
     model.set_attn_implementation("mha")

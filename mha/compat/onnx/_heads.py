@@ -70,16 +70,6 @@ def check_pair(first: Any, second: Any, names: str) -> None:
         raise ValueError(f"{names}: got one of them, wanted both or neither")
 
 
-def check_over_scores(array: NDArray[Any], name: str, scores_shape: tuple[int, ...]) -> None:
-    try:
-        fits = np.broadcast_shapes(array.shape, scores_shape) == scores_shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name}: got shape {array.shape}, wanted one that broadcasts to the"
-                         f" scores {scores_shape}")
-
-
 def by_head(array: NDArray[Any], name: str, num_heads: int | None) -> NDArray[Any]:
     """(batch, num_heads, len, size), from that or (batch, len, num_heads * size)."""
     if array.ndim == 3:

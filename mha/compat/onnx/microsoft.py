@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import as_array, as_int_array, as_size
+from mha.compat._broadcast import check_over_scores
 from mha.compat.onnx._heads import (
     MASKED,
     as_computed,
     attend,
     by_head,
-    check_over_scores,
     check_pair,
     floats,
     in_type,

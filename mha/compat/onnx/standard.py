@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import as_array, as_lengths, check_kind, checked_lengths
+from mha.compat._broadcast import check_over_scores
 from mha.compat.onnx._heads import (
     attend,
     by_head,
-    check_over_scores,
     check_pair,
     floats,
     in_type,

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import check_kind
-from mha.compat._broadcast import broadcast_leading
+from mha.compat._broadcast import broadcast_leading, check_over_scores
 from mha.compat._layers import detached_array
 from mha.half_precision import is_bfloat16
 from mha.options import RandomSource, Window
@@ -72,7 +72,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     mask, bias = None, None
     if attn_mask is not None:
         attn_mask = detached_array(attn_mask, "attn_mask")
-        _check_broadcasts(attn_mask, (*query.shape[:-1], key.shape[-2]))
+        check_over_scores(attn_mask, "attn_mask", (*query.shape[:-1], key.shape[-2]))
         if is_bool(attn_mask, "attn_mask"):
             mask = attn_mask
         else:
@@ -134,16 +134,6 @@ def is_bool(mask: NDArray[Any], name: str) -> bool:
     if not is_bfloat16(mask.dtype):
         check_kind(mask, name, "bf", "bool or float")
     return mask.dtype.kind == "b"
-
-
-def _check_broadcasts(attn_mask: NDArray[Any], scores_shape: tuple[int, ...]) -> None:
-    try:
-        fits = np.broadcast_shapes(attn_mask.shape, scores_shape) == scores_shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"attn_mask: got shape {attn_mask.shape}, wanted one that broadcasts to"
-                         f" the scores {scores_shape}")
 
 
 def _with_equal_heads(query: NDArray[Any], key: NDArray[Any],

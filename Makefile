@@ -18,7 +18,8 @@ EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyp
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
 NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot diagnose \
-	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads) \
+	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads \
+	parameters parameter_configs parameter_files) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)

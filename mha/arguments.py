@@ -114,29 +114,30 @@ def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
 def as_finite(value: Any, name: str, *, above: float = -math.inf,
               least: float = -math.inf) -> float:
     """A finite number, over `above` and at least `least`."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number")
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond all floats
-        number = math.inf
+    wanted = "a finite number" + f" above {above:g}" * (above > -math.inf)
+    wanted += f" of at least {least:g}" * (least > -math.inf)
+    number = as_float(value, name, "a number", in_range=wanted)
     if not math.isfinite(number) or number <= above or number < least:
-        wanted = "a finite number" + f" above {above:g}" * (above > -math.inf)
-        wanted += f" of at least {least:g}" * (least > -math.inf)
         raise ValueError(f"{name}: got {value}, wanted {wanted}")
     return number
 
 
 def as_probability(value: Any, name: str) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted a number in [0, 1)")
-    try:
-        probability = float(value)
-    except OverflowError:  # an int beyond all floats
-        probability = math.inf
+    wanted = "a number in [0, 1)"
+    probability = as_float(value, name, wanted)
     if not 0 <= probability < 1:
-        raise ValueError(f"{name}: got {value}, wanted a number in [0, 1)")
+        raise ValueError(f"{name}: got {value}, wanted {wanted}")
     return probability
+
+
+def as_float(value: Any, name: str, wanted: str, in_range: str | None = None) -> float:
+    """A real number; errors say what is wanted, of a number too large for floats in_range."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted {wanted}")
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond all floats
+        raise ValueError(f"{name}: got {value}, wanted {in_range or wanted}") from None
 
 
 def as_real_dtype(dtype: DTypeLike) -> np.dtype[Any]:

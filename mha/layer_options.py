@@ -4,14 +4,13 @@ parameters sinks and relative_bias. A call's value takes the place of the layer'
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_int, check_kind
+from mha.arguments import as_array, as_bool, as_float, as_int, check_kind
 from mha.half_precision import computing_dtype
 from mha.options import (
     DEFAULTS,
@@ -77,7 +76,7 @@ def biased_projections(use_bias: bool | str) -> str:
 def as_scale(scale: Any) -> float | None:
     if scale is None:
         return None
-    number = _as_float(scale, "scale", "a finite number")
+    number = as_float(scale, "scale", "a finite number")
     if not math.isfinite(number):
         raise ValueError(f"scale: got {scale}, wanted a finite number")
     return number
@@ -87,7 +86,7 @@ def as_softcap(softcap: Any) -> float | None:
     """None for infinity, which caps nothing."""
     if softcap is None:
         return None
-    number = _as_float(softcap, "softcap", "a number above 0")
+    number = as_float(softcap, "softcap", "a number above 0")
     if not number > 0:
         raise ValueError(f"softcap: got {softcap}, wanted a number above 0")
     return None if number == math.inf else number
@@ -127,12 +126,3 @@ def as_farthest(relative_bias: Any) -> int | None:
         raise ValueError(f"relative_bias: got {farthest}, wanted at least 0: the distance at which"
                          " the table ends")
     return farthest
-
-
-def _as_float(value: Any, name: str, wanted: str) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted {wanted}")
-    try:
-        return float(value)
-    except OverflowError:  # an int beyond all floats
-        raise ValueError(f"{name}: got {value}, wanted {wanted}") from None

@@ -128,6 +128,12 @@ def widened(stored: Array) -> Array:
     return bits.view(np.float32)
 
 
+def halves_as_float32(array: Array) -> Array:
+    """float16 and bfloat16 as float32; other arrays as they are."""
+    array = widened(array)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
 def returned(numbers: Array, dtype: np.dtype[Any]) -> Array:
     """float32 numbers as a layer of this type returns them: rounded once, and still float32 where
     there is no type for arrays of bfloat16."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.half_precision import widened
+from mha.half_precision import halves_as_float32
 from mha.rotary import Layout, Rotary
 
 
@@ -151,7 +151,5 @@ def _factors(weight: ArrayLike, x: NDArray[Any], offset: float) -> NDArray[Any]:
 
 def _floating(x: ArrayLike) -> NDArray[Any]:
     """Numbers to compute with: halves become float32, integers float64."""
-    x = widened(np.asarray(x))
-    if x.dtype == np.float16:
-        return x.astype(np.float32)
+    x = halves_as_float32(np.asarray(x))
     return x if x.dtype.kind in "fc" else x.astype(np.float64)

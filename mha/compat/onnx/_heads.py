@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import mha
 from mha.arguments import as_array, check_kind
-from mha.half_precision import rounded, widened
+from mha.half_precision import halves_as_float32, rounded, widened
 from mha.options import AttentionKeywords
 from mha.rotary import Layout
 
@@ -34,15 +34,9 @@ def _scores(query: NDArray[Any], key: NDArray[Any], stage: int,
     visibility: dict[str, Any] = dict(options)
     scale, softcap = visibility.pop("scale"), visibility.pop("softcap")
     key = np.repeat(key, query.shape[1] // max(key.shape[1], 1), axis=1)
-    scores = dot_product_scores(as_computed(query), as_computed(key), scale=scale,
+    scores = dot_product_scores(halves_as_float32(query), halves_as_float32(key), scale=scale,
                                 softcap=None if stage == RAW else softcap)
     return mask_scores(scores, **visibility)[0] if stage == MASKED else scores
-
-
-def as_computed(array: NDArray[Any]) -> NDArray[Any]:
-    """Halves as float32."""
-    array = widened(array)
-    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def floats(*named: tuple[str, Any]) -> list[NDArray[Any]]:
@@ -107,8 +101,8 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
         positions = _checked_positions(position_ids, (batch, length), len(cos_cache))
         cos_cache, sin_cache = cos_cache[positions], sin_cache[positions]
     layout: Layout = "interleaved" if interleaved else "half"
-    turned = turned_pairs(as_computed(heads), as_computed(cos_cache)[:, None],
-                          as_computed(sin_cache)[:, None], layout)
+    turned = turned_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
+                          halves_as_float32(sin_cache)[:, None], layout)
     turned = in_type(turned, x.dtype)
     return turned if x.ndim == 4 else mha.merge_heads(turned)
 

@@ -12,7 +12,6 @@ from mha.arguments import as_array, as_int_array, as_size
 from mha.compat._broadcast import check_over_scores
 from mha.compat.onnx._heads import (
     MASKED,
-    as_computed,
     attend,
     by_head,
     check_pair,
@@ -21,6 +20,7 @@ from mha.compat.onnx._heads import (
     joined,
     rotated,
 )
+from mha.half_precision import halves_as_float32
 from mha.options import AttentionKeywords
 
 __all__ = ["MultiHeadAttentionOutputs", "multi_head_attention", "rotary_embedding"]
@@ -164,7 +164,7 @@ def _bias(key_padding_mask: Any, attention_bias: Any, mask_filter_value: float,
     if attention_bias is not None:
         array = as_array(attention_bias, "attention_bias")
         check_over_scores(array, "attention_bias", scores_shape)
-        added.append(as_computed(array))
+        added.append(halves_as_float32(array))
     return sum(added[1:], added[0]) if added else None
 
 

@@ -101,6 +101,11 @@ def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray
     return np.full(batch, array)
 
 
+def detached_array(array: Any, name: str) -> NDArray[Any]:
+    """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
+    return as_array(array.detach() if hasattr(array, "detach") else array, name)
+
+
 def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
     array = as_array(ints, name)
     if not array.size:

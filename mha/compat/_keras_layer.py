@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_real_dtype, as_size, check_kind
-from mha.compat._layers import checked_dropout, detached_array
+from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
+from mha.compat._layers import checked_dropout
 from mha.compat._projections import (
     Projection,
     as_visible,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import as_array, as_probability, as_size, check_kind
+from mha.arguments import as_probability, as_size, check_kind
 from mha.options import RandomSource
 
 
@@ -145,8 +145,3 @@ def checked_mask(mask: ArrayLike) -> NDArray[Any]:
     array = np.atleast_1d(mask)
     check_kind(array, "mask", "biuf", "bool, integers or floats")
     return array
-
-
-def detached_array(array: Any, name: str) -> NDArray[Any]:
-    """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
-    return as_array(array.detach() if hasattr(array, "detach") else array, name)

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import check_kind
+from mha.arguments import check_kind, detached_array
 from mha.compat._broadcast import check_over_scores
-from mha.compat._layers import detached_array
 from mha.half_precision import widened
 from mha.options import AttentionKeywords
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import as_int_array
-from mha.compat._layers import detached_array
+from mha.arguments import as_int_array, detached_array
 from mha.compat._projections import over_scores
 from mha.keywords import names_its_keywords, other_names, unknown_keyword
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mha import layer_state
-from mha.arguments import as_size
-from mha.compat._layers import detached_array
+from mha.arguments import as_size, detached_array
 from mha.half_precision import is_half, layer_dtype
 from mha.layer_state import BIASES, LayerState
 from mha.parameters import config as configs

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_real_dtype, check_kind
-from mha.compat._layers import detached_array
+from mha.arguments import as_real_dtype, check_kind, detached_array
 from mha.compat._projections import (
     Projection,
     as_visible,

@@ -14,8 +14,8 @@ from typing import Any, Never, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha.arguments import as_real_dtype, as_size
-from mha.compat._layers import checked_dropout, detached_array
+from mha.arguments import as_real_dtype, as_size, detached_array
+from mha.compat._layers import checked_dropout
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
 from mha.keywords import names_its_keywords, other_names, unknown_keyword

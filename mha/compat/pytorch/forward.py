@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import check_kind
-from mha.compat._layers import checked_dropout, checked_heads, detached_array
+from mha.arguments import check_kind, detached_array
+from mha.compat._layers import checked_dropout, checked_heads
 from mha.compat.pytorch.layer import MultiheadAttention, OutputProjection
 from mha.half_precision import widened
 from mha.options import RandomSource

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import check_kind
+from mha.arguments import check_kind, detached_array
 from mha.compat._broadcast import broadcast_leading, check_over_scores
-from mha.compat._layers import detached_array
 from mha.half_precision import is_bfloat16
 from mha.options import RandomSource, Window
 

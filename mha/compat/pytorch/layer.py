@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_real_dtype, as_size, check_kind
-from mha.compat._layers import checked_dropout, checked_heads, detached_array
+from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
+from mha.compat._layers import checked_dropout, checked_heads
 from mha.compat.pytorch.functional import is_bool
 from mha.half_precision import widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource

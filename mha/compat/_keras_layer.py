@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha.compat._layers import checked_dropout
+from mha.compat._layers import checked_dropout, described
 from mha.compat._projections import (
     Projection,
     as_visible,
@@ -54,11 +54,8 @@ class Layer:
         self._attention_axes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        shown = [f"{name}={getattr(self, name)}" for name in self._shown]
         others = {"dropout": 0.0, "use_bias": True, "sliding_window": None, "use_gate": False}
-        shown += [f"{name}={getattr(self, name)}" for name, default in others.items()
-                  if getattr(self, name) != default]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return described(self, self._shown, others)
 
     _shown: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,11 @@ def checked_mask(mask: ArrayLike) -> NDArray[Any]:
     array = np.atleast_1d(mask)
     check_kind(array, "mask", "biuf", "bool, integers or floats")
     return array
+
+
+def described(layer: object, shown: Sequence[str], others: Mapping[str, Any]) -> str:
+    """The layer's name with these attributes, and with the others that differ from their
+    defaults."""
+    names = [*shown, *(name for name, default in others.items() if getattr(layer, name) != default)]
+    values = ", ".join(f"{name}={getattr(layer, name)}" for name in names)
+    return f"{type(layer).__name__}({values})"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha.arguments import as_real_dtype, as_size, detached_array
-from mha.compat._layers import checked_dropout
+from mha.compat._layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
 from mha.keywords import names_its_keywords, other_names, unknown_keyword
@@ -150,9 +150,7 @@ class MultiHeadDotProductAttention:
     def __repr__(self) -> str:
         others = {"qkv_features": None, "out_features": None, "dropout_rate": 0.0,
                   "use_bias": True, "decode": False, "normalize_qk": False}
-        shown = [f"{name}={getattr(self, name)}" for name, default in others.items()
-                 if getattr(self, name) != default]
-        return f"{type(self).__name__}({', '.join([f'num_heads={self.num_heads}', *shown])})"
+        return described(self, ("num_heads",), others)
 
     def bind(self, variables: Variables, *, rngs: Any = None,
              mutable: bool | str | Collection[str] = False) -> Self:

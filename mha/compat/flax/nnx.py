@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha.arguments import as_real_dtype, as_size
-from mha.compat._layers import checked_dropout
+from mha.compat._layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
 from mha.compat.flax.linen import combine_masks, make_attention_mask, make_causal_mask
@@ -144,10 +144,7 @@ class MultiHeadAttention:
         others = {"qkv_features": self.in_features, "out_features": self.in_features,
                   "num_kv_heads": self.num_heads, "in_kv_features": self.in_features,
                   "dropout_rate": 0.0, "use_bias": True, "decode": None, "normalize_qk": False}
-        shown = [f"{name}={getattr(self, name)}" for name, default in others.items()
-                 if getattr(self, name) != default]
-        sizes = [f"num_heads={self.num_heads}", f"in_features={self.in_features}"]
-        return f"MultiHeadAttention({', '.join([*sizes, *shown])})"
+        return described(self, ("num_heads", "in_features"), others)
 
     @names_its_keywords
     def __call__(self, inputs_q: ArrayLike, inputs_k: ArrayLike | None = None,

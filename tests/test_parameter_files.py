@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 import mha
 
-safetensors = pytest.importorskip("safetensors")
-
 NAMES = {np.dtype(dtype): name for name, dtype in (
     ("F64", "f8"), ("F32", "f4"), ("F16", "f2"), ("BF16", BFLOAT16), ("I64", "i8"), ("U8", "u1"),
     ("BOOL", "?"))}

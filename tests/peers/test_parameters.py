@@ -324,7 +324,8 @@ def test_of_torch(family, seed):
 def keras():
     import os
     os.environ.setdefault("KERAS_BACKEND", "torch")
-    return pytest.importorskip("keras")
+    import keras
+    return keras
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
@@ -358,7 +359,7 @@ def flat(tree, before=""):
 @pytest.mark.parametrize("seed", range(COUNT))
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_flax(kind, seed):
-    jax = pytest.importorskip("jax")
+    import jax
     from flax import linen, nnx
     case = Case(seed)
     case.batch, case.length = 2, 5  # few shapes, since JAX compiles for each
@@ -392,7 +393,8 @@ def test_flax(kind, seed):
 
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_onnx(seed):
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    import onnx
+    import onnxruntime as runtime
     from onnx import TensorProto, helper, numpy_helper
     case = Case(seed)
     x, width = case.x(case.free_width), case.width

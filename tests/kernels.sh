@@ -16,23 +16,21 @@ run() { # VARIABLE=VALUE ... PYTHON ARGUMENT ...
     fi
 }
 
-# The peers' names for a machine of SSE, of AVX2 and of AVX-512; a set that this machine lacks would
-# be an illegal instruction.
+# The names of a machine of SSE, of AVX2 and of AVX-512, ours and the peers'; a set that this machine
+# lacks would be an illegal instruction.
 levels=(1)
 if grep -qsw avx2 /proc/cpuinfo; then levels+=(2); fi
 if grep -qsw avx512dq /proc/cpuinfo; then levels+=(3); fi
+ours=(- baseline avx2 avx512)
 pytorch=(- default avx2 avx512) mkl=(- SSE4_2 AVX2 AVX512) openblas=(- Nehalem Haswell SkylakeX)
 
-for set in $(.venv/bin/python -c 'from mha import _core; print(*_core.instruction_sets())'); do
-    run MHA_ISA="$set" .venv/bin/python -m pytest -q -n auto "$@"
-    run MHA_ISA="$set" .venv-peers/bin/python -m pytest -q -n auto tests/peers
-done
 for level in "${levels[@]}"; do
-    run ATEN_CPU_CAPABILITY="${pytorch[$level]}" MKL_ENABLE_INSTRUCTIONS="${mkl[$level]}" \
-        .venv-peers/bin/python -m pytest -q -n auto tests/peers
-    run OPENBLAS_CORETYPE="${openblas[$level]}" \
-        .venv-peers/bin/python -m pytest -q -n auto tests/peers
+    run MHA_ISA="${ours[$level]}" .venv/bin/python -m pytest -q -n auto "$@"
     # Plain NumPy is what the gates of accuracy compare with.
     run OPENBLAS_CORETYPE="${openblas[$level]}" .venv/bin/python -m pytest -q -n auto "$@"
+    # The peers as they are on a machine of this level.
+    run MHA_ISA="${ours[$level]}" OPENBLAS_CORETYPE="${openblas[$level]}" \
+        ATEN_CPU_CAPABILITY="${pytorch[$level]}" MKL_ENABLE_INSTRUCTIONS="${mkl[$level]}" \
+        .venv-peers/bin/python -m pytest -q -n auto tests/peers
 done
 [ $failed = 0 ] && echo "kernels: passed"

@@ -48,6 +48,7 @@ PyObject *mha_py_bfloat16_from_dlpack(PyObject *module, PyObject *const *args, P
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
 PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);
+PyObject *mha_py_use_team(PyObject *module, PyObject *address);
 PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads);
 PyObject *mha_py_instruction_set(PyObject *module, PyObject *unused);
 PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused);

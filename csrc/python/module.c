@@ -31,6 +31,7 @@ static PyMethodDef methods[] = {
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},
+    {"use_team", mha_py_use_team, METH_O, NULL},
     {"checked_num_threads", mha_py_checked_num_threads, METH_O, NULL},
     {"instruction_set", mha_py_instruction_set, METH_NOARGS, NULL},
     {"instruction_sets", mha_py_instruction_sets, METH_NOARGS, NULL},

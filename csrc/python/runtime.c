@@ -45,6 +45,19 @@ PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads) {
     Py_RETURN_NONE;
 }
 
+/* The address of an mha_team, 0 for none. */
+PyObject *mha_py_use_team(PyObject *module, PyObject *address) {
+    (void)module;
+    void *team = PyLong_AsVoidPtr(address);
+    if (team == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    mha_use_team((mha_team)(uintptr_t)team);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads) {
     (void)module;
     const int number = checked_num_threads(num_threads);

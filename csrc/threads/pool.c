@@ -6,6 +6,7 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -27,7 +28,8 @@ static struct pool {
     int num_workers;        /* what follows, up to the atomics, is written under in_use, and
                                constant while a job runs */
     bool fork_handler_set;
-    unsigned forks; /* of the processes between the first and this one */
+    unsigned forks;         /* of the processes between the first and this one */
+    _Atomic(mha_team) team; /* NULL: workers of its own */
     mha_task_function function;
     void *context;
     int64_t num_tasks;
@@ -62,6 +64,7 @@ static void start_over_in_child(void) {
     (void)pthread_cond_init(&pool.job_done, NULL);
     pool.forks++;
     pool.num_workers = 0;
+    atomic_store(&pool.team, NULL);
     atomic_store(&pool.state, 0);
     atomic_store(&pool.finished, 0);
     atomic_store(&pool.stopped, false);
@@ -173,6 +176,12 @@ static void create_workers(int wanted, const pthread_attr_t *detached) {
     }
 }
 
+static void set_fork_handler(void) {
+    if (!pool.fork_handler_set) {
+        pool.fork_handler_set = pthread_atfork(NULL, NULL, start_over_in_child) == 0;
+    }
+}
+
 /* Starts workers until there are `wanted`, or the system gives no more. Signals are left to the
  * threads of the program; but blocked, a fault of a worker's own would be undefined. */
 static void start_workers(int wanted) {
@@ -181,9 +190,7 @@ static void start_workers(int wanted) {
     if (pool.num_workers >= wanted || pthread_attr_init(&detached) != 0) {
         return;
     }
-    if (!pool.fork_handler_set) {
-        pool.fork_handler_set = pthread_atfork(NULL, NULL, start_over_in_child) == 0;
-    }
+    set_fork_handler();
     sigfillset(&all);
     sigdelset(&all, SIGSEGV);
     sigdelset(&all, SIGBUS);
@@ -205,6 +212,8 @@ typedef struct caller {
     unsigned forks; /* at the start: after a fork this is the child, and the job is gone */
     bool cancelled;
     bool of_pool; /* else it runs its tasks alone */
+    pthread_t thread;
+    jmp_buf out_of_team;
 } caller;
 
 static bool was_forked(const caller *c) { return c->of_pool && pool.forks != c->forks; }
@@ -258,7 +267,6 @@ static void publish_job(int helpers) {
     atomic_store(&pool.stopped, false);
     atomic_store(&pool.next_task, 0);
     atomic_store(&pool.state, generation << 32 | (uint64_t)helpers << 16);
-    wake(&pool.parked_workers, &pool.new_job);
 }
 
 /* Parks for as long as a signal may wait. */
@@ -294,19 +302,65 @@ static void wait_for_workers(caller *c) {
     }
 }
 
+/* The caller's part of a job: its tasks, and waiting for the others'. */
+static void lead_job(caller *c) {
+    run_as_caller(c);
+    if (!was_forked(c)) {
+        wait_for_workers(c);
+    }
+}
+
+/* What each thread of a team runs. In the child of a signal handler that forked, the others are
+ * gone and the team would wait for them forever: the caller leaves it by a jump. */
+static void work_in_team(void *context) {
+    caller *c = context;
+    uint32_t seen;
+    int worker;
+    if (pthread_equal(pthread_self(), c->thread)) {
+        lead_job(c);
+        if (was_forked(c)) {
+            longjmp(c->out_of_team, 1);
+        }
+    } else if (join_job(&seen, &worker)) {
+        const uint64_t float_mode = mha_enter_float_mode();
+        run_tasks(worker);
+        mha_leave_float_mode(float_mode);
+        leave_job();
+    }
+}
+
+static void lead_team(mha_team team, caller *c) {
+    c->thread = pthread_self();
+    if (setjmp(c->out_of_team) == 0) {
+        team(work_in_team, c, 0, 0);
+    }
+}
+
+void mha_use_team(mha_team team) {
+    pthread_mutex_lock(&pool.in_use);
+    set_fork_handler();
+    atomic_store(&pool.team, pool.fork_handler_set ? team : NULL);
+    pthread_mutex_unlock(&pool.in_use);
+}
+
 /* Tasks for more threads than one, with the pool in use by this caller. */
 static void run_pooled(int64_t num_tasks, int helpers, mha_task_function function, void *context,
                        caller *c) {
-    start_workers(helpers);
+    const mha_team team = atomic_load(&pool.team);
+    if (team == NULL) {
+        start_workers(helpers);
+    }
     pool.function = function;
     pool.context = context;
     pool.num_tasks = num_tasks;
     c->forks = pool.forks;
     c->of_pool = true;
     publish_job(helpers);
-    run_as_caller(c);
-    if (!was_forked(c)) {
-        wait_for_workers(c);
+    if (team != NULL) {
+        lead_team(team, c);
+    } else {
+        wake(&pool.parked_workers, &pool.new_job);
+        lead_job(c);
     }
     if (!was_forked(c)) {
         pthread_mutex_unlock(&pool.in_use);

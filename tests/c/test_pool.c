@@ -1,6 +1,7 @@
 /* The pool: every task once, whoever calls, cancelled or forked. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 #include "../../csrc/threads/partition.h"
 #include "../../csrc/threads/pool.h"
 #include "check.h"
+#include "mha/runtime.h"
 
 enum { TASKS = 1000, THREADS = 4 };
 
@@ -172,6 +174,84 @@ static void test_fork(void) {
     check_one_run(TASKS);
 }
 
+/* Forks once, as a signal handler may. */
+static int fork_in_poll(void *context) {
+    pid_t *child = context;
+    if (*child < 0) {
+        *child = fork();
+        alarm(*child == 0 ? 20 : 0);
+    }
+    return 0;
+}
+
+static void test_fork_within_a_call(void) {
+    static counts c;
+    pid_t child = -1;
+    const pid_t parent = getpid();
+    const mha_cancel cancel = {fork_in_poll, &child};
+    memset(&c, 0, sizeof c);
+    CHECK_OK(mha_pool_run(TASKS, THREADS, count_task_slowly, &c, &cancel));
+    for (int64_t task = 0; task < TASKS; task++) { /* the child begins again */
+        CHECK(atomic_load(&c.runs[task]) >= 1);
+        CHECK(getpid() != parent || atomic_load(&c.runs[task]) == 1);
+    }
+    check_one_run(TASKS);
+    if (child == 0) {
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+typedef struct team {
+    void (*work)(void *);
+    void *data;
+    atomic_int finished;
+} team;
+
+static void *join_team(void *context) {
+    team *t = context;
+    t->work(t->data);
+    atomic_fetch_add(&t->finished, 1);
+    return NULL;
+}
+
+/* Threads made for each job, fewer than are wanted, which meet at its end. */
+static void run_team(void (*work)(void *), void *data, unsigned num_threads, unsigned flags) {
+    pthread_t others[2];
+    team t = {.work = work, .data = data};
+    CHECK(num_threads == 0 && flags == 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&others[i], NULL, join_team, &t) == 0);
+    }
+    work(data);
+    while (atomic_load(&t.finished) < 2) {
+        sched_yield();
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(others[i], NULL);
+    }
+}
+
+static void test_all(void) {
+    test_every_task_once();
+    test_many_callers();
+    test_nested_calls();
+    test_cancel();
+    test_cancel_within_a_task();
+    test_fork();
+    test_fork_within_a_call();
+}
+
+static void test_team(void) {
+    mha_use_team(run_team);
+    test_float_mode();
+    test_all();
+    mha_use_team(NULL);
+    check_one_run(TASKS);
+}
+
 static void test_partition(void) {
     CHECK(mha_threads_for(100, 1e3, 8) == 1);
     CHECK(mha_threads_for(100, 1e9, 8) == 8);
@@ -183,12 +263,8 @@ static void test_partition(void) {
 int main(void) {
     test_float_mode();
     test_partition();
-    test_every_task_once();
-    test_many_callers();
-    test_nested_calls();
-    test_cancel();
-    test_cancel_within_a_task();
-    test_fork();
+    test_all();
+    test_team();
     puts("test_pool: passed");
     return 0;
 }

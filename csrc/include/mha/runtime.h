@@ -29,6 +29,16 @@ enum { MHA_MAX_THREADS = 256 };
 int mha_get_num_threads(void);
 void mha_set_num_threads(int num_threads);
 
+/* Threads of another library: runs work(data) on each that it has, the caller's among them, and
+ * returns when all of them have. This is OpenMP's GOMP_parallel; num_threads 0 is as many as it
+ * likes. */
+typedef void (*mha_team)(void (*work)(void *), void *data, unsigned num_threads, unsigned flags);
+
+/* From now on the threads of a team help with calls instead of workers of our own; NULL: these
+ * again. Threads that spin while they wait, as OpenMP's do for milliseconds, hold the cores that
+ * others would need. The child of a fork has no team. */
+void mha_use_team(mha_team team);
+
 /* The CPUs that the process may use: its affinity, and the quota of the container's cgroup. */
 int mha_usable_cpus(void);
 

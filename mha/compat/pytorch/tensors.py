@@ -2,7 +2,8 @@
 
 Plain tensors go straight to the core, with a torch.autograd.Function where gradients are wanted.
 What stands for a tensor while PyTorch traces (torch.compile, torch.export, fake tensors, other
-subclasses) meets the operator torch.ops.mha.attention instead, which is the same call.
+subclasses) meets the operator torch.ops.mha.attention instead, which is the same call. PyTorch's
+threads do the work.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from mha import _core
 from mha.arguments import as_int, as_seed
+from mha.compat.pytorch.team import share_threads
 from mha.options import AttentionOptions, Window
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi", "relative_bias", "sinks")
@@ -288,3 +290,5 @@ torch.library.impl(_BACKWARD, "cpu")(_operate_backward)
 torch.library.register_fake(_OPERATOR)(_shaped)
 torch.library.register_fake(_BACKWARD)(_shaped_backward)
 torch.library.register_autograd(_OPERATOR, _pull_back, setup_context=_remember)
+
+share_threads()

@@ -315,10 +315,26 @@ def test_autograd_refuses_what_it_must():
     key.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
-    output = functional_attention(query, query, query)
-    first = torch.autograd.grad(output.square().sum(), query, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="twice"):
-        first.sum().backward()
+
+
+SECOND_GRADIENTS = {
+    "penalty": lambda loss, x: torch.autograd.grad(
+        loss(x), x, create_graph=True)[0].square().sum().backward(),
+    "of a constant's": lambda loss, x: torch.autograd.grad(torch.autograd.grad(
+        (loss(x) * torch.ones(())).sum(), x, create_graph=True)[0].sum(), x),
+    "hessian": torch.autograd.functional.hessian,
+    "hvp": lambda loss, x: torch.autograd.functional.hvp(loss, x, torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("which", SECOND_GRADIENTS)
+@pytest.mark.parametrize("attend", [functional_attention, lambda *heads: torch.ops.mha.attention(
+    *heads, *[None] * 6, False, *[None] * 5, 0.0, None, False)], ids=["function", "operator"])
+def test_gradients_of_gradients_are_an_error(attend, which, power):
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="no gradients of gradients"):
+        SECOND_GRADIENTS[which](lambda x: (attend(x, x, x)**power).sum(), x)
 
 
 def test_what_the_way_back_needs_is_freed_with_the_saved_tensors():

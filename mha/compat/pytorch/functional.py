@@ -108,13 +108,14 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
     Returns
     -------
     tensor (..., heads, query_len, value_head_dim). query, key, value, bias, alibi, relative_bias
-    and sinks get their gradients, once: those of gradients are an error. torch.compile and
-    torch.export see one operator, torch.ops.mha.attention.
+    and sinks get their gradients. torch.compile and torch.export see one operator,
+    torch.ops.mha.attention.
 
     Raises
     ------
     ValueError, TypeError: as `mha.scaled_dot_product_attention`; tensors that are not on the CPU.
-    ImportError: bfloat16 without the package ml_dtypes.
+    ImportError: bfloat16 without the package ml_dtypes. NotImplementedError: gradients of
+    gradients, by the backward pass that needs them.
 
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
 

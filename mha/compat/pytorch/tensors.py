@@ -8,13 +8,12 @@ threads do the work.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mha import _core
 from mha.arguments import as_int, as_seed
@@ -198,15 +197,39 @@ class _Attention(torch.autograd.Function):
         return tensor_of(output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, carrier = ctx.saved_tensors
-        kept = getattr(carrier, KEPT, None)
-        if kept is None:
-            _, kept = _attend(tuple(tensors), ctx.settings, keep=True)
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
-        found = _gradients(kept, grad_output, wanted, ctx.settings)
-        return (*(found.get(name) for name in NAMES), None)
+        kept = getattr(carrier, KEPT, None)
+        way_back = _WayBack.apply if torch.is_grad_enabled() else _way_back  # create_graph
+        return *way_back(grad_output, *tensors, kept, wanted, ctx.settings), None
+
+
+def _way_back(grad_output: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    *tensors, kept, wanted, settings = arguments
+    if kept is None:
+        _, kept = _attend(tuple(tensors), settings, keep=True)
+    found = _gradients(kept, grad_output, wanted, settings)
+    return tuple(found.get(name) for name in NAMES)
+
+
+class _WayBack(torch.autograd.Function):
+    """The gradients, which depend on all of the call, and have none of their own: whoever asks for
+    these is refused, instead of given zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        return _way_back(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor | None) -> Never:
+        _refuse_second_gradients(ctx)
+
+
+def _refuse_second_gradients(ctx: Any, *unused: Any) -> Never:
+    raise NotImplementedError(
+        "mha's attention has no gradients of gradients; wanted one backward pass without"
+        ' create_graph, or PyTorch\'s own attention ("eager" in transformers)')
 
 
 # The operator: the same call, for what traces.
@@ -290,5 +313,6 @@ torch.library.impl(_BACKWARD, "cpu")(_operate_backward)
 torch.library.register_fake(_OPERATOR)(_shaped)
 torch.library.register_fake(_BACKWARD)(_shaped_backward)
 torch.library.register_autograd(_OPERATOR, _pull_back, setup_context=_remember)
+torch.library.register_autograd(_BACKWARD, _refuse_second_gradients)
 
 share_threads()

@@ -151,3 +151,21 @@ def test_any_shapes_give_a_layer_or_one_value_error(data, layout, shapes, known)
     again = flat(layer.to_state(layout))
     assert {name: array.shape for name, array in again.items() if array.ndim > 1} == {
         name: array.shape for name, array in state.items() if array.ndim > 1}
+
+
+@pytest.mark.parametrize(("types", "message"), [
+    (["chunked_attention"] * 2, "got 'chunked_attention' for layer 1, wanted 'sliding_attention'"),
+    ("sliding_attention", "'layer_types': got str, wanted a list")])
+def test_types_of_layers_that_are_not_known(types, message):
+    state = mha.MultiHeadAttention(8, 2, rng=0, use_bias=False).to_state("llama")
+    with pytest.raises(ValueError, match=message):
+        mha.MultiHeadAttention.from_state(
+            state, "llama", num_heads=2, layer_index=1,
+            config={"rope_theta": 1e4, "sliding_window": 4, "layer_types": types})
+
+
+def test_a_size_that_only_the_config_has_is_not_computed_with():
+    state = mha.MultiHeadAttention(8, 2, rng=0, use_bias=False).to_state("llama")
+    with pytest.raises(ValueError, match=r"q_proj\.weight: got shape"):
+        mha.MultiHeadAttention.from_state(
+            state, "llama", num_heads=2, config={"rope_theta": 1e4, "head_dim": 10**9})

@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections import ChainMap
 
@@ -226,12 +228,47 @@ def test_a_type_that_numpy_does_not_know_is_an_error_when_it_is_read(tmp_path):
         read["a"]
 
 
-def test_a_file_that_was_cut_since_is_an_error(tmp_path):
+@pytest.mark.parametrize("change", ["cut", "replaced", "written over"])
+def test_a_file_that_changed_since_is_an_error(tmp_path, change):
     path = write(tmp_path / "a.safetensors", arrays_of([np.float32, np.float32]))
     read = mha.parameters.open(path)
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"layer\.1\.weight of 5 numbers, wanted 6"):
+    content = path.read_bytes()
+    other = {"cut": content[:-4], "replaced": content, "written over": content[:-4] + b"1234"}
+    if change == "replaced":
+        (tmp_path / "b").write_bytes(content)
+        (tmp_path / "b").replace(path)
+    else:
+        path.write_bytes(other[change])
+        os.utime(path, ns=(0, 0))  # as if clocks were that fine
+    with pytest.raises(ValueError, match=r"wanted mha\.parameters\.open once more"):
         read["layer.1.weight"]
+
+
+def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
+    arrays = arrays_of([np.float32])
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "a.safetensors", arrays)
+        arrays = {name: array + 1 for name, array in arrays.items()}
+    monkeypatch.chdir(tmp_path / "one")
+    read = mha.parameters.open("a.safetensors")
+    wanted = dict(read)
+    monkeypatch.chdir(tmp_path / "two")
+    assert all(np.array_equal(read[name], array) for name, array in wanted.items())
+
+
+def test_a_members_size_is_compared_before_it_is_read(tmp_path):
+    large = npy_bytes(np.zeros(50_000_000, np.float32)).replace(b"(50000000,)", b"(2,)       ")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", large)
+    del large
+    with mha.parameters.open(tmp_path / "a.npz") as read:
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"200000000 bytes for shape \(2,\) of float32"):
+            read["a"]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 def npy_bytes(array, **options):

@@ -193,6 +193,34 @@ def test_a_fused_bias_has_zeros_where_the_layer_has_none():
         "self.key.bias"].any()
 
 
+@pytest.mark.parametrize(("layout", "lost", "config", "missing"), [
+    ("llama", "q_proj.bias", {}, "missing q_proj.bias;"),
+    ("llama", "o_proj.bias", {"attention_bias": True}, "missing o_proj.bias;"),
+    ("llama", "[qkvo]_proj.bias", {"model_type": "qwen2"},
+     "missing k_proj.bias, q_proj.bias, v_proj.bias;"),
+    ("qwen3", "o_proj.bias", {}, "missing o_proj.bias;"),
+    ("pytorch", "in_proj_bias", {}, "missing in_proj_bias;"),
+    ("keras", "value/bias", {}, "missing value/bias;"),
+    ("vit", "attention.key.bias", {}, "missing attention.key.bias;")])
+def test_a_lost_bias_is_missed(layout, lost, config, missing):
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, rng=0, **(
+        {"qk_norm": "head", "rotary": mha.Rotary(4)} if layout == "qwen3" else
+        {"rotary": mha.Rotary(4)} if layout == "llama" else {}))
+    state = {name: array for name, array in layer.to_state(layout).items()
+             if not re.fullmatch(lost, name)}
+    config = {"num_attention_heads": HEADS, "rope_theta": 1e4, "rms_norm_eps": 1e-6, **config}
+    assert missing in error_of(from_state, state, layout, config=config) + ";"
+
+
+def test_biases_that_models_have_together_are_written_together():
+    layer = mha.MultiHeadAttention(WIDTH, HEADS, use_bias="kv", rng=0, rotary=mha.Rotary(4))
+    state = layer.to_state("llama")
+    assert not state["q_proj.bias"].any() and "o_proj.bias" not in state
+    read = from_state(state, "llama", num_heads=HEADS, rotary=mha.Rotary(4))
+    np.testing.assert_array_equal(read(np.ones((1, 3, WIDTH), np.float32)),
+                                  layer(np.ones((1, 3, WIDTH), np.float32)))
+
+
 def test_t5_layers_share_the_table_of_the_first():
     layers = [layer_of("t5", seed=seed) for seed in range(2)]
     prefix = "encoder.block.{layer}.layer.0.SelfAttention."

@@ -85,10 +85,15 @@ def _layer_type(context: Context) -> str:
     if index is None:
         raise ValueError("layer_index: got none, wanted the layer's number, since the config's"
                          " layers differ")
-    if isinstance(types, (list, tuple)):
+    if types is not None:
+        if not isinstance(types, (list, tuple)):
+            raise TypeError(f"config 'layer_types': got {type(types).__name__}, wanted a list")
         if not 0 <= index < len(types):
             raise ValueError(f"layer_index: got {index}, wanted one of the {len(types)} layers of"
                              " the config's layer_types")
+        if types[index] not in (SLIDING, FULL):
+            raise ValueError(f"config 'layer_types': got {types[index]!r} for layer {index}, wanted"
+                             f" {SLIDING!r} or {FULL!r}")
         return str(types[index])
     if pattern is not None:
         every = as_size(pattern, "config 'sliding_window_pattern'")

@@ -21,7 +21,7 @@ BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows l
 
 LAYOUTS = (
     Layout("llama", (PLAIN,), ROTARY, needs=("rotary",), passed_over=BUFFERS,
-           model_types=("llama", "mistral", "qwen2")),
+           model_types=("llama", "mistral", "qwen2"), partial_biases=("qkv",)),
     Layout("qwen3", ({**PLAIN, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
            constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
     Layout("gemma2", (PLAIN,), GEMMA, needs=("rotary", "scale", "softcap", "window"),

@@ -10,7 +10,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,6 +25,7 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", 
          "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
          "BOOL": "?", "C64": "<c8"}
 MOST_BY_DEFLATE = 1032  # bytes that a compressed one can stand for
+PIECE = 1 << 20  # bytes of a member that are read at once
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -89,7 +90,9 @@ class Safetensors(Arrays):
                 pass
         except SafetensorError as error:
             raise wrong(path, error) from error
+        self._absolute = os.path.abspath(path)
         with builtins.open(path, "rb") as file:
+            self._identity = _identity(file)
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length)
         try:
@@ -105,13 +108,23 @@ class Safetensors(Arrays):
         if where.dtype not in TYPES:
             raise wrong(self._path, f"{name} of type {where.dtype}", f"one of {', '.join(TYPES)}")
         count = math.prod(where.shape)
-        array: Array = np.fromfile(self._path, TYPES[where.dtype], count, offset=where.start)
+        with builtins.open(self._absolute, "rb") as file:
+            if _identity(file) != self._identity:
+                raise wrong(self._path, "another file, or other bytes, than were opened",
+                            "mha.parameters.open once more")
+            array: Array = np.fromfile(file, TYPES[where.dtype], count, offset=where.start)
         if len(array) != count:
             raise wrong(self._path, f"{name} of {len(array)} numbers", f"{count}")
         if where.dtype == "BF16":
             known = shown_dtype(RAW_BFLOAT16)
             array = array.view(RAW_BFLOAT16 if isinstance(known, str) else known)
         return array.reshape(where.shape)
+
+
+def _identity(file: BinaryIO) -> tuple[int, ...]:
+    """Of the file and its bytes: arrays are where the header said, in no other."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,9 +172,16 @@ class Npz(Arrays):
             if dtype.hasobject:
                 raise ValueError("pickled Python objects")
             size = dtype.itemsize * math.prod(shape)
-            data = bytearray(file.read())  # to the end, which checks the sum of all bytes
-            if len(data) != size:
-                raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
+            if member.file_size - file.tell() != size:
+                raise ValueError(f"{member.file_size - file.tell()} bytes for shape {shape} of"
+                                 f" {dtype}")
+            data = bytearray(size)
+            at = 0
+            while piece := file.read(PIECE):  # to the end, which checks the sum of all bytes
+                data[at:at + len(piece)] = piece
+                at += len(piece)
+            if at != size:
+                raise ValueError(f"{at} bytes for shape {shape} of {dtype}")
             return dtype, shape, by_columns, data
 
     def close(self) -> None:

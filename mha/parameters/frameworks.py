@@ -38,5 +38,5 @@ LAYOUTS = (
                      "bias": Stored(("b_q", "b_k", "b_v"), (BESIDE,), optional=True),
                      "output_weights": Stored(("W_o",), AXES["W_o"]),
                      "output_bias": Stored(("b_o",), AXES["b_o"], optional=True)},),
-           {"scale": config.given_only}),
+           {"scale": config.given_only}, partial_biases=("qkv", "o")),
 )

@@ -37,6 +37,7 @@ from mha.parameters.table import (
     solved,
     spelled,
     taken_out,
+    whole_biases,
 )
 from mha.preparation import NORMS
 
@@ -108,7 +109,9 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     problems, arrays = _found(asked, form, prefix, under)
     sizes, wrong_sizes = _sizes(asked, form, arrays, prefix)
     problems += wrong_sizes
-    context = Context(asked.config or {}, prefix, layer_index, sizes, layout.full_every)
+    # What a config says is computed for sizes that the arrays have, too, however large it says.
+    context = Context(asked.config or {}, prefix, layer_index, {} if wrong_sizes else sizes,
+                      layout.full_every)
     options, wrong_options = _options(asked, context)
     problems += wrong_options
     if not problems:
@@ -139,6 +142,8 @@ def _found(asked: Asked, form: Form, prefix: str,
                 problems.append(str(error))
         elif not stored.optional and not (stored.never_under and stored.never_under in prefix):
             missing.append(name)
+    there = {name for name in form if prefix + name in asked.state}
+    missing += sorted(whole_biases(layout, form, there, asked.config or {}) - there)
     others = sorted(left_over(layout, form, under))
     cures = [f"{name}: wanted {layout.unsupported[name]}" for name in others
              if name in layout.unsupported]

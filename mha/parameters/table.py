@@ -71,6 +71,7 @@ class Layout(NamedTuple):
     model_types: tuple[str, ...] = ()     # what configs call its models
     nested: bool = False                  # a tree of mappings
     full_every: int | None = None  # of sliding layers every n-th attends to all, by default
+    partial_biases: tuple[str, ...] = ()  # of "qkvo", which models have beside all or none
     equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
                     ("head_dim", "value_head_dim"))  # sizes that its models have no two of
 
@@ -98,6 +99,21 @@ def fused(name: str, columns: str, *, bias: bool | None = True,
     if bias is False:
         return weight
     return weight | {f"{name}.bias": Stored(("b_q", "b_k", "b_v"), (columns,), bias is None)}
+
+
+def whole_biases(layout: Layout, form: Form, there: set[str],
+                 config: Mapping[str, Any]) -> set[str]:
+    """Of the biases that a form may have, the fewest names with those that are there that the
+    layout's models have together, or the config's model has."""
+    biases = {name: {held[-1] for held in stored.holds} for name, stored in form.items()
+              if stored.optional and stored.holds[0].startswith("b_")}
+    known = [set(), *({name for name, letters in biases.items() if letters <= set(partial)}
+                      for partial in layout.partial_biases), set(biases)]
+    if config.get("model_type") == "qwen2":
+        there = there | {name for name, letters in biases.items() if letters <= set("qkv")}
+    elif config.get("attention_bias") is True or config.get("qkv_bias") is True:
+        there = set(biases)
+    return next(names for names in known if there & biases.keys() <= names)
 
 
 def axes_of(parameter: str, stored: Stored) -> tuple[str, ...]:

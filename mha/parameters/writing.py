@@ -10,7 +10,7 @@ import numpy as np
 from mha.half_precision import shown as shown_array
 from mha.layer_state import BIASES, LayerSettings, LayerState
 from mha.parameters.names import as_tree, layout_named, shown
-from mha.parameters.table import AXES, Array, Form, Layout, pairs, put_in, shape_of
+from mha.parameters.table import AXES, Array, Form, Layout, pairs, put_in, shape_of, whole_biases
 
 OPTIONS = ("scale", "softcap", "window", "alibi", "rotary", "norm_offset")
 
@@ -32,7 +32,7 @@ def state_of_layer(state: LayerState, layout: str, prefix: str) -> dict[str, Any
     else:
         raise ValueError(f"layer: got one that layout {known.name!r} cannot hold: "
                          + "; ".join(first))
-    flat = _stored(form, parameters, sizes, prefix)
+    flat = _stored(known, form, parameters, sizes, prefix)
     return as_tree(flat) if known.nested else flat
 
 
@@ -78,14 +78,15 @@ def _wrong_options(layout: Layout, settings: LayerSettings) -> list[str]:
     return problems
 
 
-def _stored(form: Form, parameters: dict[str, Array], sizes: dict[str, int],
+def _stored(layout: Layout, form: Form, parameters: dict[str, Array], sizes: dict[str, int],
             prefix: str) -> dict[str, Array]:
     """The form's arrays; biases that it must have and the layer has not are zeros."""
     dtype = parameters["W_q"].dtype
     flat = {}
+    there = {name for name, stored in form.items() if parameters.keys() & set(stored.holds)}
+    there |= whole_biases(layout, form, there, {})
     for name, stored in form.items():
-        there = [own for own in stored.holds if own in parameters]
-        if not there and (stored.optional or stored.never_under):
+        if name not in there and (stored.optional or stored.never_under):
             continue
         held = {own: parameters[own] if own in parameters else _zeros(own, sizes, dtype)
                 for own in stored.holds}

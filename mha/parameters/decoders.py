@@ -15,7 +15,8 @@ SINKS: Form = {"sinks": Stored(("sinks",), ("heads",))}
 
 ROTARY = {"rotary": config.rotary, "window": config.window}
 NORMED = {**ROTARY, "norm_eps": config.norm_eps}
-GEMMA = {**ROTARY, "scale": config.scale_of_scalar, "softcap": config.softcap}
+GEMMA3 = {**NORMED, "scale": config.scale_of_scalar}
+GEMMA2 = {**ROTARY, "scale": config.scale_of_scalar, "softcap": config.softcap}
 BUFFERS = ("rotary_emb.inv_freq",)
 BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows look both ways"}
 
@@ -24,9 +25,9 @@ LAYOUTS = (
            model_types=("llama", "mistral", "qwen2"), partial_biases=("qkv",)),
     Layout("qwen3", ({**PLAIN, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
            constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
-    Layout("gemma2", (PLAIN,), GEMMA, needs=("rotary", "scale", "softcap", "window"),
+    Layout("gemma2", (PLAIN,), GEMMA2, needs=("rotary", "scale", "softcap", "window"),
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma2",), full_every=2),
-    Layout("gemma3", ({**PLAIN, **HEAD_NORMS},), {**NORMED, **GEMMA},
+    Layout("gemma3", ({**PLAIN, **HEAD_NORMS},), GEMMA3,
            needs=("rotary", "norm_eps", "scale", "window"), constants={"norm_offset": 1.0},
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma3_text",), full_every=6),
     Layout("olmo2", ({**PLAIN, **WIDTH_NORMS},), NORMED, needs=("rotary", "norm_eps"),

@@ -317,6 +317,16 @@ def test_autograd_refuses_what_it_must():
         output.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_tangents_are_refused():
+    x = torch.randn(1, 2, 5, 8)
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(functional_attention(x, x, x), functional_attention(x, x, x))
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="key: got a tensor with a tangent"):
+            functional_attention(x, dual, x)
+
+
 SECOND_GRADIENTS = {
     "penalty": lambda loss, x: torch.autograd.grad(
         loss(x), x, create_graph=True)[0].square().sum().backward(),

@@ -141,7 +141,8 @@ DECODERS = {  # layout, module, name in it, what its config has, of a case
         "attn_logit_softcapping": 2.0 if case.bias else None}),
     "gemma3": ("gemma3", modeling_gemma3, "Gemma3", lambda case: {
         "query_pre_attn_scalar": 7, "sliding_window": int(case.rng.integers(1, 9)),
-        "rms_norm_eps": 1e-3, "rope_parameters": of_both(case)}),
+        "rms_norm_eps": 1e-3, "rope_parameters": of_both(case),
+        "attn_logit_softcapping": 2.0 if case.bias else None}),  # which its layers ignore
     "olmo2": ("olmo2", modeling_olmo2, "Olmo2", lambda case: {
         "attention_bias": case.bias, "rms_norm_eps": 1e-3}),
     "gpt_oss": ("gpt_oss", modeling_gpt_oss, "GptOss", lambda case: {

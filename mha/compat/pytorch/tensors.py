@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_mode
 
 from mha import _core
 from mha.arguments import as_int, as_seed
@@ -54,6 +55,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
     tensors = (query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths)
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     wants_gradients = False
+    if _forward_mode._current_level >= 0:
+        _refuse_tangents(tensors)
     for tensor in tensors:
         if tensor is not None:
             if type(tensor) not in PLAIN or not tensor.is_cpu:
@@ -109,6 +112,15 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     dtype = torch.get_autocast_dtype("cpu")
     return tuple(tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
                  for tensor in tensors)
+
+
+def _refuse_tangents(tensors: Tensors) -> None:
+    """The core computes no tangents: what has one would lose it."""
+    for name, tensor in zip(NAMES, tensors, strict=True):
+        if tensor is not None and _forward_mode.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name}: got a tensor with a tangent, which mha's attention does not carry on,"
+                ' wanted gradients backwards, or PyTorch\'s own ("eager" in transformers)')
 
 
 def _check_tensors(tensors: Tensors) -> None:

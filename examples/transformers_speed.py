@@ -13,6 +13,7 @@ gains 1 / (1 - s + s / r).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -25,6 +26,13 @@ IMPLEMENTATIONS = ("sdpa", "eager", "mha")
 TASKS = ("prefill", "training", "generation")
 
 
+def size(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}, wanted at least 1")
+    return number
+
+
 def parsed(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default, meaning in (
@@ -32,11 +40,20 @@ def parsed(arguments=None):
             ("width", 768, "of the model"), ("length", 1024, "tokens of a sequence"),
             ("new", 64, "tokens that are generated, the last of the sequence"),
             ("batch", 1, "sequences"), ("rounds", 7, "whose medians are shown")):
-        parser.add_argument("--" + name, type=int, default=default,
+        parser.add_argument("--" + name, type=size, default=default,
                             help=f"{meaning}; {default} by default")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="1 2 by default")
+    parser.add_argument("--threads", type=size, nargs="+", default=[1, 2], help="1 2 by default")
     parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    sizes = parser.parse_args(arguments)
+    if sizes.new >= sizes.length:
+        parser.error(f"--new: got {sizes.new}, wanted fewer than the {sizes.length} of --length")
+    if sizes.width % sizes.heads:
+        parser.error(f"--width: got {sizes.width}, wanted a multiple of the {sizes.heads} --heads")
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.exit(1, f"missing: {', '.join(missing)}. Install with: pip install"
+                       f" {' '.join(missing)}\n")
+    return sizes
 
 
 # One process: an implementation, which runs a task for each line that it reads.

@@ -221,6 +221,12 @@ def test_biases_that_models_have_together_are_written_together():
                                   layer(np.ones((1, 3, WIDTH), np.float32)))
 
 
+def test_a_number_that_counts_no_layers_stays_in_the_prefix():
+    state = {f"attention_6/{name}": array for name, array in
+             layer_of("keras").to_state("keras").items()}
+    assert "try prefix='attention_6/'" in error_of(from_state, state, "keras", prefix="attention/")
+
+
 def test_t5_layers_share_the_table_of_the_first():
     layers = [layer_of("t5", seed=seed) for seed in range(2)]
     prefix = "encoder.block.{layer}.layer.0.SelfAttention."

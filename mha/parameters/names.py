@@ -84,15 +84,15 @@ def required(form: Form) -> set[str]:
 def places(layout: Layout, names: Iterable[str]) -> list[str]:
     """Prefixes under which a state has all that a layout wants, layers' numbers as {layer}."""
     there = set(names)
-    found = []
+    found = set()
     for form in layout.forms:
-        first = min(required(form))
-        for name in there:
-            prefix = name.removesuffix(first)
-            if prefix != name and required(form) <= {
-                    other.removeprefix(prefix) for other in there if other.startswith(prefix)}:
-                found.append(re.sub(r"\d+", PLACE, prefix, count=1))
-    return sorted(set(found))
+        first, *others = sorted(required(form))
+        found |= {name.removesuffix(first) for name in there if name.endswith(first) and all(
+            name.removesuffix(first) + other in there for other in others)}
+    # Layers count from 0.
+    general = {prefix: re.sub(r"\d+", PLACE, prefix, count=1) for prefix in found}
+    return sorted({wide if wide.replace(PLACE, "0", 1) in found else prefix
+                   for prefix, wide in general.items()})
 
 
 def advice(layout: Layout, under: set[str], names: Iterable[str]) -> list[str]:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "transformers_speed.py"
 
 
@@ -21,3 +23,13 @@ def test_it_prints_a_line_a_task():
         assert all(float(time) > 0 for time in milliseconds)
         assert 0 < float(share.rstrip("%")) < 100
         assert min(float(ratio), float(promised), float(measured)) > 0
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--layers=0"], "--layers: got 0, wanted at least 1"),
+    (["--threads", "0"], "--threads: got 0, wanted at least 1"),
+    (["--length=64"], "--new: got 64, wanted fewer than the 64 of --length"),
+    (["--width=100"], "--width: got 100, wanted a multiple of the 12 --heads")])
+def test_sizes_that_do_not_fit(arguments, said):
+    done = subprocess.run([sys.executable, EXAMPLE, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr

@@ -300,11 +300,14 @@ def test_a_wrong_layout_is_told_the_right_one(layout, other, advice):
 
 @every_layout
 def test_a_wrong_prefix_is_told_the_right_one(layout):
-    state = flat(layer_of(layout).to_state(layout, prefix="model.layers.7.attention."))
-    for prefix in ("", "model.", "nowhere."):
-        message = error_of(read, layout, state, prefix=prefix)
-        assert re.search(r"elsewhere: try.* prefix='model\.layers\.\{layer\}\.attention\.'",
-                         message), message
+    layer = layer_of(layout)
+    one = flat(layer.to_state(layout, prefix="model.layers.7.attention."))
+    both = one | flat(layer.to_state(layout, prefix="model.layers.0.attention."))
+    for state, number in ((one, "7"), (both, "{layer}")):
+        for prefix in ("", "model.", "nowhere."):
+            message = error_of(read, layout, state, prefix=prefix)
+            assert re.search(r"elsewhere: try.* prefix='model\.layers\." + re.escape(number)
+                             + r"\.attention\.'", message), message
 
 
 @pytest.mark.parametrize(("layout", "names", "config", "message"), [

@@ -333,7 +333,9 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.panel = (const char *)p->weight.data + panel * p->weight.in * panel_row_bytes(p);
     } else if (reads_in_place(p) && columns_left >= width) {
         block.panel = (const char *)p->weight.data + first_column * weight_item(p);
-        block.panel_stride = p->weight.in_stride / weight_item(p);
+        if (p->weight.in > 1) { /* that of a single row may be any number */
+            block.panel_stride = p->weight.in_stride / weight_item(p);
+        }
     } else {
         format->pack(&p->weight, first_column, scratch, &worker->checkpoint);
         block.panel = scratch;

@@ -28,8 +28,8 @@ static struct pool {
     int num_workers;        /* what follows, up to the atomics, is written under in_use, and
                                constant while a job runs */
     bool fork_handler_set;
-    unsigned forks;         /* of the processes between the first and this one */
-    _Atomic(mha_team) team; /* NULL: workers of its own */
+    unsigned forks; /* of the processes between the first and this one */
+    mha_team team;  /* NULL: workers of its own */
     mha_task_function function;
     void *context;
     int64_t num_tasks;
@@ -64,7 +64,7 @@ static void start_over_in_child(void) {
     (void)pthread_cond_init(&pool.job_done, NULL);
     pool.forks++;
     pool.num_workers = 0;
-    atomic_store(&pool.team, NULL);
+    pool.team = NULL;
     atomic_store(&pool.state, 0);
     atomic_store(&pool.finished, 0);
     atomic_store(&pool.stopped, false);
@@ -212,8 +212,6 @@ typedef struct caller {
     unsigned forks; /* at the start: after a fork this is the child, and the job is gone */
     bool cancelled;
     bool of_pool; /* else it runs its tasks alone */
-    pthread_t thread;
-    jmp_buf out_of_team;
 } caller;
 
 static bool was_forked(const caller *c) { return c->of_pool && pool.forks != c->forks; }
@@ -310,16 +308,22 @@ static void lead_job(caller *c) {
     }
 }
 
+typedef struct team_leader {
+    caller *caller;
+    pthread_t thread;
+    jmp_buf out_of_team;
+} team_leader;
+
 /* What each thread of a team runs. In the child of a signal handler that forked, the others are
  * gone and the team would wait for them forever: the caller leaves it by a jump. */
 static void work_in_team(void *context) {
-    caller *c = context;
+    team_leader *leader = context;
     uint32_t seen;
     int worker;
-    if (pthread_equal(pthread_self(), c->thread)) {
-        lead_job(c);
-        if (was_forked(c)) {
-            longjmp(c->out_of_team, 1);
+    if (pthread_equal(pthread_self(), leader->thread)) {
+        lead_job(leader->caller);
+        if (was_forked(leader->caller)) {
+            longjmp(leader->out_of_team, 1);
         }
     } else if (join_job(&seen, &worker)) {
         const uint64_t float_mode = mha_enter_float_mode();
@@ -329,25 +333,26 @@ static void work_in_team(void *context) {
     }
 }
 
-static void lead_team(mha_team team, caller *c) {
-    c->thread = pthread_self();
-    if (setjmp(c->out_of_team) == 0) {
-        team(work_in_team, c, 0, 0);
+static void lead_team(caller *c) {
+    team_leader leader;
+    leader.caller = c;
+    leader.thread = pthread_self();
+    if (setjmp(leader.out_of_team) == 0) {
+        pool.team(work_in_team, &leader, 0, 0);
     }
 }
 
 void mha_use_team(mha_team team) {
     pthread_mutex_lock(&pool.in_use);
     set_fork_handler();
-    atomic_store(&pool.team, pool.fork_handler_set ? team : NULL);
+    pool.team = pool.fork_handler_set ? team : NULL;
     pthread_mutex_unlock(&pool.in_use);
 }
 
 /* Tasks for more threads than one, with the pool in use by this caller. */
 static void run_pooled(int64_t num_tasks, int helpers, mha_task_function function, void *context,
                        caller *c) {
-    const mha_team team = atomic_load(&pool.team);
-    if (team == NULL) {
+    if (pool.team == NULL) {
         start_workers(helpers);
     }
     pool.function = function;
@@ -356,8 +361,8 @@ static void run_pooled(int64_t num_tasks, int helpers, mha_task_function functio
     c->forks = pool.forks;
     c->of_pool = true;
     publish_job(helpers);
-    if (team != NULL) {
-        lead_team(team, c);
+    if (pool.team != NULL) {
+        lead_team(c);
     } else {
         wake(&pool.parked_workers, &pool.new_job);
         lead_job(c);

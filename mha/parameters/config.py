@@ -44,6 +44,13 @@ def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
     return found
 
 
+def biases(config: Mapping[str, Any]) -> str:
+    """Of "qkvo" the projections that have biases for sure."""
+    if config.get("model_type") == "qwen2":
+        return "qkv"
+    return "qkvo" if config.get("attention_bias") is True or config.get("qkv_bias") is True else ""
+
+
 def number(context: Context, name: str) -> float:
     if context.config.get(name) is None:
         raise ValueError(f"config: got none for {name!r}, wanted a number")

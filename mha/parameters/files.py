@@ -172,9 +172,9 @@ class Npz(Arrays):
             if dtype.hasobject:
                 raise ValueError("pickled Python objects")
             size = dtype.itemsize * math.prod(shape)
-            if member.file_size - file.tell() != size:
-                raise ValueError(f"{member.file_size - file.tell()} bytes for shape {shape} of"
-                                 f" {dtype}")
+            claimed = member.file_size - file.tell()
+            if claimed != size:
+                raise ValueError(f"{claimed} bytes for shape {shape} of {dtype}")
             data = bytearray(size)
             at = 0
             while piece := file.read(PIECE):  # to the end, which checks the sum of all bytes

@@ -87,8 +87,8 @@ def places(layout: Layout, names: Iterable[str]) -> list[str]:
     found = set()
     for form in layout.forms:
         first, *others = sorted(required(form))
-        found |= {name.removesuffix(first) for name in there if name.endswith(first) and all(
-            name.removesuffix(first) + other in there for other in others)}
+        prefixes = {name.removesuffix(first) for name in there if name.endswith(first)}
+        found |= {prefix for prefix in prefixes if all(prefix + other in there for other in others)}
     # Layers count from 0.
     general = {prefix: re.sub(r"\d+", PLACE, prefix, count=1) for prefix in found}
     return sorted({wide if wide.replace(PLACE, "0", 1) in found else prefix

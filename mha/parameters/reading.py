@@ -143,7 +143,7 @@ def _found(asked: Asked, form: Form, prefix: str,
         elif not stored.optional and not (stored.never_under and stored.never_under in prefix):
             missing.append(name)
     there = {name for name in form if prefix + name in asked.state}
-    missing += sorted(whole_biases(layout, form, there, asked.config or {}) - there)
+    missing += sorted(whole_biases(layout, form, there, configs.biases(asked.config or {})) - there)
     others = sorted(left_over(layout, form, under))
     cures = [f"{name}: wanted {layout.unsupported[name]}" for name in others
              if name in layout.unsupported]

@@ -101,19 +101,15 @@ def fused(name: str, columns: str, *, bias: bool | None = True,
     return weight | {f"{name}.bias": Stored(("b_q", "b_k", "b_v"), (columns,), bias is None)}
 
 
-def whole_biases(layout: Layout, form: Form, there: set[str],
-                 config: Mapping[str, Any]) -> set[str]:
-    """Of the biases that a form may have, the fewest names with those that are there that the
-    layout's models have together, or the config's model has."""
+def whole_biases(layout: Layout, form: Form, there: set[str], wanted: str = "") -> set[str]:
+    """Of the biases that a form may have, the fewest names that the layout's models have together
+    with those that are there and those of the letters that are wanted."""
     biases = {name: {held[-1] for held in stored.holds} for name, stored in form.items()
               if stored.optional and stored.holds[0].startswith("b_")}
     known = [set(), *({name for name, letters in biases.items() if letters <= set(partial)}
                       for partial in layout.partial_biases), set(biases)]
-    if config.get("model_type") == "qwen2":
-        there = there | {name for name, letters in biases.items() if letters <= set("qkv")}
-    elif config.get("attention_bias") is True or config.get("qkv_bias") is True:
-        there = set(biases)
-    return next(names for names in known if there & biases.keys() <= names)
+    needed = {name for name, letters in biases.items() if name in there or letters <= set(wanted)}
+    return next(names for names in known if needed <= names)
 
 
 def axes_of(parameter: str, stored: Stored) -> tuple[str, ...]:

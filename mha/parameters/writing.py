@@ -84,7 +84,7 @@ def _stored(layout: Layout, form: Form, parameters: dict[str, Array], sizes: dic
     dtype = parameters["W_q"].dtype
     flat = {}
     there = {name for name, stored in form.items() if parameters.keys() & set(stored.holds)}
-    there |= whole_biases(layout, form, there, {})
+    there |= whole_biases(layout, form, there)
     for name, stored in form.items():
         if name not in there and (stored.optional or stored.never_under):
             continue

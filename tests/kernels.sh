@@ -24,8 +24,10 @@ if grep -qsw avx512dq /proc/cpuinfo; then levels+=(3); fi
 ours=(- baseline avx2 avx512)
 pytorch=(- default avx2 avx512) mkl=(- SSE4_2 AVX2 AVX512) openblas=(- Nehalem Haswell SkylakeX)
 
+for set in $(.venv/bin/python -c 'from mha import _core; print(*_core.instruction_sets())'); do
+    run MHA_ISA="$set" .venv/bin/python -m pytest -q -n auto "$@"
+done
 for level in "${levels[@]}"; do
-    run MHA_ISA="${ours[$level]}" .venv/bin/python -m pytest -q -n auto "$@"
     # Plain NumPy is what the gates of accuracy compare with.
     run OPENBLAS_CORETYPE="${openblas[$level]}" .venv/bin/python -m pytest -q -n auto "$@"
     # The peers as they are on a machine of this level.

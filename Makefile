@@ -13,8 +13,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 INSTALL_WHEEL := $(INSTALL) --force-reinstall --no-deps dist/*.whl
 PIP := $(BIN)/python $(INSTALL)
 PYTEST := -m pytest -n auto
-# In environments with a wheel: without -P, Python would find the mha of this folder before it.
-PYTEST_OF_WHEEL := -P $(PYTEST)
+# In environments with a wheel, in processes that tests start too: else Python would find the mha of
+# this folder before it.
+OF_WHEEL := PYTHONSAFEPATH=1
 # What an extra of pyproject.toml asks for, without building mha once more.
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
@@ -107,7 +108,7 @@ test-fresh:
 	@touch $@
 
 test-peers: .venv-peers/.built
-	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) .venv-peers/bin/python $(PYTEST_OF_WHEEL) tests/peers
+	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) .venv-peers/bin/python $(PYTEST) tests/peers
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built
@@ -122,7 +123,7 @@ test-oldest-numpy: dist/.built
 	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' $$($(EXTRA) test)
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
-	.venv-oldest/bin/python $(PYTEST_OF_WHEEL) --ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks"
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks"
 
 # Memory that runs out at every allocation, and arrays between forbidden pages.
 test-memory: $(VENV)/.test

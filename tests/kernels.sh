@@ -33,6 +33,6 @@ for level in "${levels[@]}"; do
     # The peers as they are on a machine of this level.
     run MHA_ISA="${ours[$level]}" OPENBLAS_CORETYPE="${openblas[$level]}" \
         ATEN_CPU_CAPABILITY="${pytorch[$level]}" MKL_ENABLE_INSTRUCTIONS="${mkl[$level]}" \
-        .venv-peers/bin/python -P -m pytest -q -n auto tests/peers
+        PYTHONSAFEPATH=1 .venv-peers/bin/python -m pytest -q -n auto tests/peers
 done
 [ $failed = 0 ] && echo "kernels: passed"

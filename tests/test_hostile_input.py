@@ -13,6 +13,8 @@ import bad_input
 import numpy as np
 import pytest
 from bad_input import f
+from exchange_table import Lent
+from exchange_table import capsule as exchange_capsule
 from option_cases import NUMBERS
 
 import mha
@@ -171,7 +173,7 @@ def calls_of_the_core():
     starts = [np.array([0, 4, 11]), None]
     ragged, kept_ragged = _core.scaled_dot_product_attention_varlen(*rows, *starts, options,
                                                                     keep=True)
-    flags = {"return_weights": False, "keep": False}
+    flags, exchange = {"return_weights": False, "keep": False}, exchange_capsule()
     return {
         "scaled_dot_product_attention": with_options(
             _core.scaled_dot_product_attention, inputs, **flags, return_lse=False, out=None),
@@ -204,6 +206,8 @@ def calls_of_the_core():
         "scaled_dot_product_attention_varlen_backward": (
             _core.scaled_dot_product_attention_varlen_backward,
             [kept_ragged, ragged, None, {"query", "sinks"}]),
+        "arrays_of_tensors": (_core.arrays_of_tensors, [Lent, exchange, (Lent(a.x), None)]),
+        "tensor_of_array": (_core.tensor_of_array, [exchange, a.x, True]),
         "dropout_mask": (_core.dropout_mask, [(5, 6), 0.5, 1]),
         "checked_num_threads": (_core.checked_num_threads, [2]),
     }

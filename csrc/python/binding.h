@@ -45,6 +45,8 @@ MHA_PY_FUNCTION(rotary_backward);
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_bfloat16_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
 PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);

@@ -1,39 +1,12 @@
-/* Arrays of bfloat16 that other libraries hand over by DLPack, whose types NumPy does not know. The
- * structs are those of DLPack's specification (dmlc/dlpack, include/dlpack/dlpack.h). */
-#include "convert.h"
+/* Arrays of bfloat16 that other libraries hand over by DLPack, whose types NumPy does not know. */
+#include "dlpack.h"
 
-typedef struct dl_tensor {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t axes;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    const int64_t *shape, *strides; /* in elements; no strides: C-contiguous */
-    uint64_t byte_offset;
-} dl_tensor;
-
+/* What capsules held before version 1. */
 typedef struct managed {
     dl_tensor tensor;
     void *context;
     void (*deleter)(struct managed *self); /* or NULL */
 } managed;
-
-/* Since version 1. What stands before the flags stays in all versions. */
-typedef struct managed_versioned {
-    struct {
-        uint32_t major, minor;
-    } version;
-    void *context;
-    void (*deleter)(struct managed_versioned *self);
-    uint64_t flags;
-    dl_tensor tensor;
-} managed_versioned;
-
-enum { DEVICE_CPU = 1, CODE_BFLOAT16 = 4, KNOWN_VERSION = 1 };
 
 static const char PLAIN[] = "dltensor", USED_PLAIN[] = "used_dltensor";
 static const char VERSIONED[] = "dltensor_versioned", USED_VERSIONED[] = "used_dltensor_versioned";
@@ -69,7 +42,7 @@ static PyObject *take_over(PyObject *capsule, bool is_versioned) {
     return owner;
 }
 
-static int check_memory(const dl_tensor *tensor, int64_t count, const char *name) {
+static int check_memory(const dl_tensor *tensor, int64_t count, int64_t item, const char *name) {
     const uintptr_t address = (uintptr_t)tensor->data;
     if (count > 0 && tensor->data == NULL) {
         PyErr_Format(PyExc_ValueError, "%s: got %lld elements by DLPack at no address, wanted one",
@@ -77,18 +50,18 @@ static int check_memory(const dl_tensor *tensor, int64_t count, const char *name
         return -1;
     }
     if (count > 0 && (tensor->byte_offset > UINTPTR_MAX - address ||
-                      (address + tensor->byte_offset) % sizeof(uint16_t) != 0)) {
+                      (address + tensor->byte_offset) % (uint64_t)item != 0)) {
         PyErr_Format(PyExc_ValueError,
-                     "%s: got a byte_offset of %llu by DLPack, wanted an even "
-                     "address",
-                     name, (unsigned long long)tensor->byte_offset);
+                     "%s: got a byte_offset of %llu by DLPack, wanted an address that is a "
+                     "multiple of %d",
+                     name, (unsigned long long)tensor->byte_offset, (int)item);
         return -1;
     }
     return 0;
 }
 
 /* The tensor's shape and its strides in bytes, as NumPy has them; all sizes within int64. */
-static int convert_shape(const dl_tensor *tensor, npy_intp *shape, npy_intp *strides,
+static int convert_shape(const dl_tensor *tensor, int64_t item, npy_intp *shape, npy_intp *strides,
                          const char *name) {
     int64_t count = 1, reach = 0;
     bool fits = true, is_empty = false;
@@ -101,16 +74,15 @@ static int convert_shape(const dl_tensor *tensor, npy_intp *shape, npy_intp *str
         }
         is_empty |= size == 0;
         shape[axis] = (npy_intp)size;
-        strides[axis] = fits ? (npy_intp)(count * (int64_t)sizeof(uint16_t)) : 0;
+        strides[axis] = fits ? (npy_intp)(count * item) : 0;
         fits = fits && !__builtin_mul_overflow(count, size == 0 ? 1 : size, &count) &&
-               count <= NPY_MAX_INTP / (int64_t)sizeof(uint16_t);
+               count <= NPY_MAX_INTP / item;
     }
     for (int axis = 0; fits && !is_empty && tensor->strides != NULL && axis < tensor->axes;
          axis++) {
         int64_t bytes, span;
         fits =
-            !__builtin_mul_overflow(tensor->strides[axis], (int64_t)sizeof(uint16_t), &bytes) &&
-            bytes != INT64_MIN &&
+            !__builtin_mul_overflow(tensor->strides[axis], item, &bytes) && bytes != INT64_MIN &&
             !__builtin_mul_overflow(bytes < 0 ? -bytes : bytes, tensor->shape[axis] - 1, &span) &&
             !__builtin_add_overflow(reach, span, &reach);
         strides[axis] = (npy_intp)bytes;
@@ -119,7 +91,7 @@ static int convert_shape(const dl_tensor *tensor, npy_intp *shape, npy_intp *str
         PyErr_Format(PyExc_ValueError, "%s: got sizes or strides by DLPack beyond int64", name);
         return -1;
     }
-    return check_memory(tensor, is_empty ? 0 : count, name);
+    return check_memory(tensor, is_empty ? 0 : count, item, name);
 }
 
 static int check_tensor(const dl_tensor *tensor, const char *name) {
@@ -139,8 +111,7 @@ static int check_tensor(const dl_tensor *tensor, const char *name) {
     return 0;
 }
 
-/* The type of the array: that of ml_dtypes, else what half_precision.py calls RAW_BFLOAT16. */
-static PyArray_Descr *type_of_array(void) {
+PyArray_Descr *mha_type_of_bfloat16(void) {
     const int typenum = mha_bfloat16_typenum();
     PyArray_Descr *type = NULL;
     if (typenum != NPY_VOID) {
@@ -154,29 +125,35 @@ static PyArray_Descr *type_of_array(void) {
     return type;
 }
 
-/* A read-only array over the tensor of the capsule, which it takes over. */
-static PyArrayObject *array_over(PyObject *capsule, bool is_versioned, const dl_tensor *tensor,
-                                 const char *name) {
+PyArrayObject *mha_array_over_tensor(const dl_tensor *tensor, PyArray_Descr *type,
+                                     const char *name) {
     npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
-    if (check_tensor(tensor, name) < 0 || convert_shape(tensor, shape, strides, name) < 0) {
+    const int64_t item = PyDataType_ELSIZE(type);
+    if (check_tensor(tensor, name) < 0 || convert_shape(tensor, item, shape, strides, name) < 0) {
+        Py_DECREF(type);
         return NULL;
     }
-    PyArray_Descr *type = type_of_array();
-    PyObject *owner = type == NULL ? NULL : take_over(capsule, is_versioned);
-    PyObject *array = NULL;
-    if (owner != NULL) {
-        char *data = tensor->data == NULL ? NULL : (char *)tensor->data + tensor->byte_offset;
-        array = PyArray_NewFromDescr(&PyArray_Type, type, tensor->axes, shape,
-                                     data == NULL ? NULL : strides, data, 0, NULL);
-        type = NULL; /* taken over, either way */
-    }
-    if (array != NULL && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) <
-                             0) { /* takes its reference */
+    char *data = tensor->data == NULL ? NULL : (char *)tensor->data + tensor->byte_offset;
+    return (PyArrayObject *)PyArray_NewFromDescr(&PyArray_Type, type, tensor->axes, shape,
+                                                 data == NULL ? NULL : strides, data, 0, NULL);
+}
+
+PyArrayObject *mha_with_owner(PyArrayObject *array, PyObject *owner) {
+    if (array == NULL || owner == NULL) {
+        Py_XDECREF(owner);
+        Py_CLEAR(array);
+    } else if (PyArray_SetBaseObject(array, owner) < 0) {
         Py_CLEAR(array);
     }
-    Py_XDECREF(type);
-    Py_XDECREF(owner);
-    return (PyArrayObject *)array;
+    return array;
+}
+
+/* An array of bfloat16 over the tensor of the capsule, which it takes over. */
+static PyArrayObject *array_over(PyObject *capsule, bool is_versioned, const dl_tensor *tensor,
+                                 const char *name) {
+    PyArray_Descr *type = mha_type_of_bfloat16();
+    PyArrayObject *array = type == NULL ? NULL : mha_array_over_tensor(tensor, type, name);
+    return array == NULL ? NULL : mha_with_owner(array, take_over(capsule, is_versioned));
 }
 
 static bool is_bfloat16(const dl_tensor *tensor) {

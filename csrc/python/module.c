@@ -28,6 +28,8 @@ static PyMethodDef methods[] = {
     FUNCTION(dropout_mask, METH_FASTCALL),
     FUNCTION(round_numbers, METH_FASTCALL),
     FUNCTION(bfloat16_from_dlpack, METH_FASTCALL),
+    FUNCTION(arrays_of_tensors, METH_FASTCALL),
+    FUNCTION(tensor_of_array, METH_FASTCALL),
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},

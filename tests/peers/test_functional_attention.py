@@ -197,8 +197,9 @@ def operator_arguments(settings, dtype=torch.float32, extra=("bias", "sinks")):
     arrays["mask"] = torch.rand(2, 1, 3, 6) < 0.6
     leaves = [array.detach().requires_grad_() if (array := arrays.get(name)) is not None
               and name in NAMES else arrays.get(name) for name in tensors.NAMES]
-    default = tensors.Settings(False, 0, None, None, None, 0.0, None, False)
-    return [*leaves, *tensors._flat(default._replace(**settings))]
+    default = {"causal": False, "query_offset": 0, "window": None, "scale": None, "softcap": None,
+               "dropout": 0.0, "seed": None, "by_token": False}
+    return [*leaves, *tensors._flat(tuple((default | settings).values()))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -250,13 +251,39 @@ def test_halves_round_float32_once(dtype, by_token, query_len):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_memory_is_shared(dtype):
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_memory_is_shared(dtype, exchanges, monkeypatch):
+    if not exchanges:  # PyTorch before 2.10
+        monkeypatch.setattr(tensors, "EXCHANGE", None)
     tensor = torch.randn(2, 7, 3, 8).to(dtype).transpose(1, 2)[:, :, 1:]
-    array = tensors.array_of(tensor)
+    [array] = tensors._arrays((tensor,))
     assert array.ctypes.data == tensor.data_ptr()
     assert array.strides == tuple(step * tensor.element_size() for step in tensor.stride())
     assert tensors.tensor_of(array).data_ptr() == tensor.data_ptr()
     assert torch.equal(tensors.tensor_of(array), tensor)
+    by_token = tensors.tensor_of(array[None], True)
+    assert by_token.data_ptr() == tensor.data_ptr()
+    assert torch.equal(by_token, tensor[None].transpose(1, 2))
+
+
+def test_the_table_is_used(monkeypatch):
+    """A tenth of a token's time under PyTorch would be lost else, unnoticed."""
+    monkeypatch.setattr(tensors, "_arrays_one_by_one", None)
+    monkeypatch.setattr(torch, "from_numpy", None)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        query = torch.randn(1, 2, 3, 4, dtype=dtype, requires_grad=True)
+        tensors.attention(query, query, query, mask=torch.ones(3, 3, dtype=torch.bool),
+                          key_lengths=torch.tensor([2])).sum().backward()
+
+
+def test_what_memory_does_not_say():
+    """Conjugates' imaginary parts are negated when they are read; some zeros have no memory."""
+    negated = torch.randn(1, 2, 3, 4, dtype=torch.complex64).conj().imag
+    nothing = torch._efficientzerotensor((1, 2, 3, 4), dtype=torch.float32)
+    good = torch.randn(1, 2, 3, 4)
+    for strange in (negated, nothing):
+        with pytest.raises((RuntimeError, TypeError), match="key"):
+            tensors.attention(good, strange, good)
 
 
 def test_dropout_follows_pytorchs_generator():

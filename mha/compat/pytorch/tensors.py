@@ -8,7 +8,7 @@ threads do the work.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -25,21 +25,20 @@ DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi", "relative_bias", "si
 NAMES = (*DIFFERENTIABLE, "mask", "key_lengths")  # the order of tensors everywhere below
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = "mha_kept"
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since PyTorch 2.10
 
 Tensors = tuple[Tensor | None, ...]
 
 
-class Settings(NamedTuple):
-    """What is no tensor in a call: options, and how the heads of the output lie."""
+# What is no tensor in a call: causal, query_offset, window, scale, softcap, dropout, seed (a tensor
+# only where it is traced), and by_token: the output is (batch, query_len, heads, head_dim).
+Settings = tuple[bool, int | None, Window | None, float | None, float | None, float,
+                 int | Tensor | None, bool]
 
-    causal: bool
-    query_offset: int | None
-    window: Window | None
-    scale: float | None
-    softcap: float | None
-    dropout: float
-    seed: int | Tensor | None  # a tensor only where it is traced
-    by_token: bool  # the output is (batch, query_len, heads, head_dim)
+# Between the layers of a model all caches are cold, and each step from name to name takes time.
+_is_autocast_enabled = torch.is_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
+_is_tracing = torch.jit.is_tracing
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None,
@@ -50,10 +49,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
               scale: float | None = None, softcap: float | None = None, dropout: float = 0.0,
               rng: int | torch.Generator | None = None, by_token: bool = False) -> Tensor:
     """`functional_attention`; with by_token (batch, query_len, heads, head_dim) is returned."""
-    if torch.is_autocast_enabled("cpu"):
+    if _is_autocast_enabled("cpu"):
         query, key, value = _autocast(query, key, value)
     tensors = (query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths)
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traced = _is_compiling() or _is_tracing()
     wants_gradients = False
     if _forward_mode._current_level >= 0:
         _refuse_tangents(tensors)
@@ -67,7 +66,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
     if query_offset is not None and not traced:
         query_offset = as_int(query_offset, "query_offset")
     seed = _seed(rng, traced) if dropout else None
-    settings = Settings(causal, query_offset, window, scale, softcap, dropout, seed, by_token)
+    settings = (causal, query_offset, window, scale, softcap, dropout, seed, by_token)
     if traced:
         return torch.ops.mha.attention(*tensors, *_flat(settings))
     if wants_gradients and torch.is_grad_enabled():
@@ -80,7 +79,7 @@ def attention_weights(*tensors: Tensor | None, causal: bool, query_offset: int |
                       softcap: float | None) -> Tensor:
     """The weights (batch, heads, query_len, key_len) before dropout, without gradients."""
     with torch.no_grad():
-        settings = Settings(causal, query_offset, window, scale, softcap, 0.0, None, False)
+        settings = (causal, query_offset, window, scale, softcap, 0.0, None, False)
         return tensor_of(_attend(tensors, settings, return_weights=True)[1])
 
 
@@ -91,8 +90,12 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     return tensor.numpy()
 
 
-def tensor_of(array: NDArray[Any]) -> Tensor:
-    """The array's memory as a tensor."""
+def tensor_of(array: NDArray[Any], by_token: bool = False) -> Tensor:
+    """The array's memory as a tensor; by_token: axis 1, the heads, behind axis 2."""
+    if EXCHANGE is not None:
+        return _core.tensor_of_array(EXCHANGE, array, by_token)
+    if by_token:
+        array = array.swapaxes(1, 2)
     if array.dtype.kind != "f":  # bfloat16, which is no type of NumPy's own
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -146,6 +149,18 @@ def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:
 
 
 def _arrays(tensors: Tensors) -> list[Any]:
+    """The tensors' memory, by the table of C functions where it can be had."""
+    arrays = _core.arrays_of_tensors(Tensor, EXCHANGE, tensors) if EXCHANGE is not None else None
+    if arrays is not None:
+        for tensor in tensors:
+            if tensor is not None and tensor.is_neg():  # its memory has the opposite numbers
+                break
+        else:
+            return arrays
+    return _arrays_one_by_one(tensors)
+
+
+def _arrays_one_by_one(tensors: Tensors) -> list[Any]:
     try:
         return [None if tensor is None else array_of(tensor) for tensor in tensors]
     except (TypeError, RuntimeError):  # which of them it was
@@ -159,36 +174,31 @@ def _arrays(tensors: Tensors) -> list[Any]:
 
 
 def _attend(tensors: Tensors, settings: Settings, **asked_for: Any) -> Any:
-    """What the core returns, with the output in the layout that is wanted."""
+    """What the core returns; of by_token the heads of a token lie side by side."""
     query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths = _arrays(tensors)
     causal, query_offset, window, scale, softcap, dropout, seed, by_token = settings
     options = AttentionOptions(
         mask, bias, alibi, relative_bias, sinks, key_lengths, causal, query_offset, window, scale,
         softcap, "zeros", dropout, seed)
-    if not by_token or query.ndim != 4:
-        return _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
-    batch, heads, query_len, _ = query.shape
     # Of one query both layouts are the same memory. Halves that are kept are rounded from float32
     # at the end, into an array of the core's own.
-    if query_len > 1:
+    if by_token and query.shape[2] > 1:
         dtype = np.result_type(query, key, value)
         if not asked_for or dtype.itemsize > 2:
+            batch, heads, query_len, _ = query.shape
             output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
             asked_for["out"] = output.swapaxes(1, 2)
-    result = _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
-    if isinstance(result, tuple):
-        return result[0].swapaxes(1, 2), *result[1:]
-    return result.swapaxes(1, 2)
+    return _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
 
 
 def _forward(tensors: Tensors, settings: Settings) -> Tensor:
-    return tensor_of(_attend(tensors, settings))
+    return tensor_of(_attend(tensors, settings), settings[-1])
 
 
 def _gradients(kept: object, grad_output: Tensor, wanted: set[str],
                settings: Settings) -> dict[str, Tensor | None]:
     grad = array_of(grad_output)
-    if settings.by_token:
+    if settings[-1]:
         grad = grad.swapaxes(1, 2)
     found = _core.scaled_dot_product_attention_backward(kept, grad, None, wanted)
     return {name: None if array is None else tensor_of(array) for name, array in found.items()}
@@ -206,7 +216,7 @@ class _Attention(torch.autograd.Function):
         setattr(carrier, KEPT, kept)
         ctx.save_for_backward(*tensors, carrier)
         ctx.settings = settings
-        return tensor_of(output)
+        return tensor_of(output, settings[-1])
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -268,7 +278,7 @@ def _parted(arguments: tuple[Any, ...]) -> tuple[Tensors, Settings]:
     window = None if left is None and right is None else (left, right)
     if seed is not None:
         seed = int(seed) % 2**64
-    return tensors, Settings(causal, query_offset, window, scale, softcap, dropout, seed, by_token)
+    return tensors, (causal, query_offset, window, scale, softcap, dropout, seed, by_token)
 
 
 def _operate(*arguments: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """How fast a model of the transformers package is under "sdpa", "eager" and mha's attention.
 
     python examples/transformers_speed.py [--rounds 7] [--length 1024] [--threads 1 2]
+        [--tasks prefill training generation]
 
 Needs torch and transformers. The model is GPT-2 small with random weights. Three tasks: prefill, a
 training step with dropout, and generation token by token. Each implementation runs in a process of
@@ -43,6 +44,7 @@ def parsed(arguments=None):
         parser.add_argument("--" + name, type=size, default=default,
                             help=f"{meaning}; {default} by default")
     parser.add_argument("--threads", type=size, nargs="+", default=[1, 2], help="1 2 by default")
+    parser.add_argument("--tasks", choices=TASKS, nargs="+", default=TASKS, help="all by default")
     parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help=argparse.SUPPRESS)
     sizes = parser.parse_args(arguments)
     if sizes.new >= sizes.length:
@@ -209,34 +211,27 @@ class Worker:
         self.process.communicate()
 
 
-def measured(threads, sizes, arguments):
-    """{task: {implementation: (whole, attention, number)}}, medians over the rounds."""
-    workers = {name: Worker(name, threads, arguments) for name in IMPLEMENTATIONS}
-    try:
-        answers = {task: {name: [] for name in IMPLEMENTATIONS} for task in TASKS}
-        for task in TASKS:
-            for turn in range(sizes.rounds + 1):
-                for name, worker in workers.items():
-                    answer = worker.run(task)
-                    if turn:  # the first is for caches and allocators
-                        answers[task][name].append(answer)
-    finally:
-        for worker in workers.values():
-            worker.close()
-    return {task: {name: [statistics.median(column) for column in zip(*rows, strict=True)]
-                   for name, rows in by_name.items()} for task, by_name in answers.items()}
+def measured(workers, task, rounds):
+    """{implementation: (whole, attention, number)}, medians over the rounds."""
+    answers = {name: [] for name in workers}
+    for turn in range(rounds + 1):
+        for name, worker in workers.items():
+            answer = worker.run(task)
+            if turn:  # the first is for caches and allocators
+                answers[name].append(answer)
+    return {name: [statistics.median(column) for column in zip(*rows, strict=True)]
+            for name, rows in answers.items()}
 
 
-def report(threads, results):
-    for task, by_name in results.items():
-        (whole, attention, number), (eager, *_), (ours, our_attention, our_number) = (
-            by_name[name] for name in IMPLEMENTATIONS)
-        share, ratio = attention / whole, attention / our_attention
-        promised = 1 / (1 - share + share / ratio)
-        print(f"{threads:7} {task:11}{whole * 1e3:9.1f}{eager * 1e3:9.1f}{ours * 1e3:9.1f}"
-              f"{share:9.1%}{ratio:10.2f}{promised:10.3f}{whole / ours:10.3f}")
-        if abs(our_number / number - 1) > (0.1 if task == "training" else 1e-3):
-            raise SystemExit(f"{task}: mha's result {our_number} is not sdpa's {number}")
+def report(threads, task, results):
+    (whole, attention, number), (eager, *_), (ours, our_attention, our_number) = (
+        results[name] for name in IMPLEMENTATIONS)
+    share, ratio = attention / whole, attention / our_attention
+    promised = 1 / (1 - share + share / ratio)
+    print(f"{threads:7} {task:11}{whole * 1e3:9.1f}{eager * 1e3:9.1f}{ours * 1e3:9.1f}"
+          f"{share:9.1%}{ratio:10.2f}{promised:10.3f}{whole / ours:10.3f}", flush=True)
+    if abs(our_number / number - 1) > (0.1 if task == "training" else 1e-3):
+        raise SystemExit(f"{task}: mha's result {our_number} is not sdpa's {number}")
 
 
 def main(arguments=None):
@@ -245,11 +240,18 @@ def main(arguments=None):
         work(sizes)
         return
     print("threads task         sdpa ms eager ms   mha ms  share s attention  promised  measured")
-    print("                                                of sdpa sdpa/mha  sdpa/mha  sdpa/mha")
+    print("                                                of sdpa sdpa/mha  sdpa/mha  sdpa/mha",
+          flush=True)
     given = [f"--{name}={getattr(sizes, name)}" for name in (
         "layers", "heads", "width", "length", "new", "batch", "rounds")]
     for threads in sizes.threads:
-        report(threads, measured(threads, sizes, given))
+        workers = {name: Worker(name, threads, given) for name in IMPLEMENTATIONS}
+        try:
+            for task in sizes.tasks:
+                report(threads, task, measured(workers, task, sizes.rounds))
+        finally:
+            for worker in workers.values():
+                worker.close()
 
 
 if __name__ == "__main__":

@@ -4,20 +4,18 @@
         [--tasks prefill training generation]
 
 Needs torch and transformers. The model is GPT-2 small with random weights. Three tasks: prefill, a
-training step with dropout, and generation token by token. Each implementation runs in a process of
-its own, pinned to the first cores and stopped while others are timed; rounds are interleaved, and
-medians are shown. Beside the whole model the attention is timed by itself, backwards too: its
-share s of the model under "sdpa", and how many times as fast r it is under "mha". By that a model
-gains 1 / (1 - s + s / r).
+training step with dropout, and generation token by token. All implementations attend for the same
+model in one process, pinned to the first cores: where the weights of a model lie in memory makes as
+much difference as its attention. Rounds are interleaved, and medians are shown. Beside the whole
+model the attention is timed by itself, backwards too: its share s of the model under "sdpa", and
+how many times as fast r it is under "mha". By that a model gains 1 / (1 - s + s / r).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -45,7 +43,7 @@ def parsed(arguments=None):
                             help=f"{meaning}; {default} by default")
     parser.add_argument("--threads", type=size, nargs="+", default=[1, 2], help="1 2 by default")
     parser.add_argument("--tasks", choices=TASKS, nargs="+", default=TASKS, help="all by default")
-    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # not in a child
     sizes = parser.parse_args(arguments)
     if sizes.new >= sizes.length:
         parser.error(f"--new: got {sizes.new}, wanted fewer than the {sizes.length} of --length")
@@ -70,8 +68,7 @@ def build(sizes):
     mha_transformers.register()
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(
-        n_layer=sizes.layers, n_head=sizes.heads, n_embd=sizes.width, n_positions=sizes.length,
-        attn_implementation=sizes.implementation))
+        n_layer=sizes.layers, n_head=sizes.heads, n_embd=sizes.width, n_positions=sizes.length))
     return model, torch.randint(model.config.vocab_size, (sizes.batch, sizes.length))
 
 
@@ -115,17 +112,13 @@ def tasks_of(model, tokens, new):
     return {"prefill": prefill, "training": training, "generation": generation}
 
 
-def probe(model, implementation):
+def probe(model):
     """Time the attention inside the model, too: a list that gathers the seconds of each call,
     forwards and backwards, while the one that is returned beside it is not empty."""
     import torch
     from transformers import AttentionInterface
 
     seconds, switch = [], []
-    if implementation == "eager":
-        attend = vars(sys.modules[type(model).__module__])["eager_attention_forward"]
-    else:
-        attend = AttentionInterface()[implementation]
 
     class Ends(torch.autograd.Function):  # its backward: the attention's has ended
         @staticmethod
@@ -147,80 +140,54 @@ def probe(model, implementation):
             seconds.append(-time.perf_counter())
             return gradient
 
-    def probed(module, query, key, value, *others, **options):
-        if not switch:
-            return attend(module, query, key, value, *others, **options)
-        if query.requires_grad:
-            query, key, value = Ends.apply(query, key, value)
-        start = time.perf_counter()
-        output, weights = attend(module, query, key, value, *others, **options)
-        seconds.append(time.perf_counter() - start)
-        return Begins.apply(output) if output.requires_grad else output, weights
+    def probed(attend):
+        def attend_probed(module, query, key, value, *others, **options):
+            if not switch:
+                return attend(module, query, key, value, *others, **options)
+            if query.requires_grad:
+                query, key, value = Ends.apply(query, key, value)
+            start = time.perf_counter()
+            output, weights = attend(module, query, key, value, *others, **options)
+            seconds.append(time.perf_counter() - start)
+            return Begins.apply(output) if output.requires_grad else output, weights
 
-    AttentionInterface.register(implementation, probed)
+        return attend_probed
+
+    of_model = sys.modules[type(model).__module__]
+    of_model.eager_attention_forward = probed(of_model.eager_attention_forward)
+    for name in ("sdpa", "mha"):
+        AttentionInterface.register(name, probed(AttentionInterface()[name]))
     return seconds, switch
 
 
-def work(sizes):
-    """Answer each line, the name of a task, with seconds of the whole, of the attention, and a
-    number of the result."""
+def measured(sizes):
+    """Each task and {implementation: (whole, attention, number)}, medians over the rounds."""
     import torch
 
     torch.set_num_threads(sizes.threads[0])
     model, tokens = build(sizes)
-    seconds, switch = probe(model, sizes.implementation)
+    seconds, switch = probe(model)
     tasks = tasks_of(model, tokens, sizes.new)
-    for line in sys.stdin:
-        task = tasks[line.strip()]
+
+    def run(task):
         switch.clear()
-        whole, number = task()
+        whole, number = tasks[task]()
         switch.append(True)
         seconds.clear()
-        task()
-        attention = seconds[-sizes.layers * sizes.new:] if "generation" in line else seconds
-        print(json.dumps([whole, sum(attention), number]), flush=True)
+        tasks[task]()
+        calls = sizes.layers * sizes.new if task == "generation" else len(seconds)
+        return whole, sum(seconds[-calls:]), number
 
-
-# The other process, which asks them in turn.
-
-class Worker:
-    """The process of an implementation, which runs only while it is asked."""
-
-    def __init__(self, implementation, threads, arguments):
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        count = {name: str(threads) for name in ("OMP_NUM_THREADS", "MHA_NUM_THREADS")}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, *arguments, "--threads", str(threads),
-             "--implementation", implementation],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **count, "TRANSFORMERS_VERBOSITY": "error"},
-            preexec_fn=lambda: os.sched_setaffinity(0, cores))
-
-    def run(self, task):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(task + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{' '.join(self.process.args[1:])}: ended without an answer")
-        self.process.send_signal(signal.SIGSTOP)
-        return json.loads(answer)
-
-    def close(self):
-        self.process.kill()
-        self.process.communicate()
-
-
-def measured(workers, task, rounds):
-    """{implementation: (whole, attention, number)}, medians over the rounds."""
-    answers = {name: [] for name in workers}
-    for turn in range(rounds + 1):
-        for name, worker in workers.items():
-            answer = worker.run(task)
-            if turn:  # the first is for caches and allocators
-                answers[name].append(answer)
-    return {name: [statistics.median(column) for column in zip(*rows, strict=True)]
-            for name, rows in answers.items()}
+    for task in sizes.tasks:
+        answers = {name: [] for name in IMPLEMENTATIONS}
+        for turn in range(sizes.rounds + 1):
+            for name in IMPLEMENTATIONS:
+                model.set_attn_implementation(name)
+                answer = run(task)
+                if turn:  # the first is for caches and allocators
+                    answers[name].append(answer)
+        yield task, {name: [statistics.median(column) for column in zip(*rows, strict=True)]
+                     for name, rows in answers.items()}
 
 
 def report(threads, task, results):
@@ -234,10 +201,23 @@ def report(threads, task, results):
         raise SystemExit(f"{task}: mha's result {our_number} is not sdpa's {number}")
 
 
+def run_in_child(threads, arguments):
+    """The measurements with so many threads, in a process that has them from its start."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    count = {name: str(threads) for name in ("OMP_NUM_THREADS", "MHA_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments, "--threads", str(threads), "--here"],
+        env={**os.environ, **count, "TRANSFORMERS_VERBOSITY": "error"},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores))
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+
+
 def main(arguments=None):
     sizes = parsed(arguments)
-    if sizes.implementation:
-        work(sizes)
+    if sizes.here:
+        for task, results in measured(sizes):
+            report(sizes.threads[0], task, results)
         return
     print("threads task         sdpa ms eager ms   mha ms  share s attention  promised  measured")
     print("                                                of sdpa sdpa/mha  sdpa/mha  sdpa/mha",
@@ -245,13 +225,7 @@ def main(arguments=None):
     given = [f"--{name}={getattr(sizes, name)}" for name in (
         "layers", "heads", "width", "length", "new", "batch", "rounds")]
     for threads in sizes.threads:
-        workers = {name: Worker(name, threads, given) for name in IMPLEMENTATIONS}
-        try:
-            for task in sizes.tasks:
-                report(threads, task, measured(workers, task, sizes.rounds))
-        finally:
-            for worker in workers.values():
-                worker.close()
+        run_in_child(threads, [*given, "--tasks", *sizes.tasks])
 
 
 if __name__ == "__main__":

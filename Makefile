@@ -14,8 +14,8 @@ INSTALL_WHEEL := $(INSTALL) --force-reinstall --no-deps dist/*.whl
 PIP := $(BIN)/python $(INSTALL)
 PYTEST := -m pytest -n auto
 # In environments with a wheel, in processes that tests start too: else Python would find the mha of
-# this folder before it.
-OF_WHEEL := PYTHONSAFEPATH=1
+# this folder before it. Programs then need to be told where their neighbours are.
+OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests:$(CURDIR)/examples
 # What an extra of pyproject.toml asks for, without building mha once more.
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'

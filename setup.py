@@ -17,9 +17,11 @@ import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# -g0: Python's own flags ask for debug information, which would triple the wheel.
+# -g0: Python's own flags ask for debug information, which would triple the wheel. Nothing is thrown
+# through C: tables for it would be 20 KB more.
 COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off",
-                "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
+                "-fno-math-errno", "-fno-asynchronous-unwind-tables",
+                "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
 
 
 def instruction_sets():

@@ -74,6 +74,7 @@ __all__ = [
     "multi_head_attention",
     "multi_head_attention_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",
     "scaled_dot_product_attention_varlen_vjp",
     "scaled_dot_product_attention_vjp",
@@ -91,6 +92,7 @@ _SUBMODULES = ("compat", "importance", "masks", "parameters", "plot", "reference
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "alibi_slopes": "position_biases",
+    "scaled_dot_product_attention_backward": "attention_backward",
     "scaled_dot_product_attention_varlen": "varlen",
     "scaled_dot_product_attention_varlen_vjp": "varlen",
     "t5_relative_bias": "position_biases",

@@ -19,7 +19,8 @@ __all__ = ["dropout_mask"]
 
 
 @names_its_keywords
-def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) -> NDArray[np.bool_]:
+def dropout_mask(shape: Sequence[int], p: float, seed: int, *,
+                 offsets: Sequence[int] = (0, 0, 0, 0), **unknown: Never) -> NDArray[np.bool_]:
     """The mask that `dropout=p, rng=seed` applies to the attention weights: True = kept.
 
     Parameters
@@ -31,6 +32,8 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) ->
         The probability of dropping a weight, in [0, 1).
     seed : int
         The key of the generator, in [0, 2**64).
+    offsets : four ints >= 0 (batch, head, query, key)
+        Which of a larger mask the first ones here are: `dropout_offsets` of attention.
 
     Returns
     -------
@@ -38,8 +41,8 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) ->
 
     Raises
     ------
-    ValueError: p outside [0, 1), a negative or too large seed, fewer than two axes.
-    TypeError: shape is not a tuple of ints, p no number, seed no int.
+    ValueError: p outside [0, 1), a negative or too large seed, fewer than two axes, offsets that
+    are not four or negative. TypeError: shape or offsets not of ints, p no number, seed no int.
 
     Notes
     -----
@@ -56,9 +59,13 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, **unknown: Never) ->
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
         raise TypeError(f"shape: got {shape!r}, wanted a tuple of ints") from None
+    try:
+        firsts = tuple(operator.index(first) for first in offsets)
+    except TypeError:
+        raise TypeError(f"offsets: got {offsets!r}, wanted four ints") from None
     if any(size >= 2**63 for size in sizes):  # the core counts in int64
         raise no_memory("shape", sizes)
-    return _core.dropout_mask(sizes, p, as_seed(seed, "seed"))
+    return _core.dropout_mask(sizes, p, as_seed(seed, "seed"), firsts)
 
 
 class DrawnOptions:

@@ -43,6 +43,7 @@ class AttentionOptions(NamedTuple):
     empty_rows: EmptyRows = "zeros"
     dropout: float = 0.0
     rng: RandomSource = None  # an int, the seed, by the time the core sees it
+    dropout_offsets: tuple[int, int, int, int] | None = None
 
 
 class VisibilityKeywords(TypedDict, total=False):
@@ -76,6 +77,8 @@ class DropoutKeywords(TypedDict, total=False):
 
 class AttentionKeywords(LayerKeywords, DropoutKeywords, total=False):
     """All options, for type checkers."""
+
+    dropout_offsets: tuple[int, int, int, int] | None
 
 
 class VarlenKeywords(DropoutKeywords, total=False):
@@ -192,6 +195,11 @@ OPTIONS = {
         " call.",
         "Salmon et al. 2011, \"Parallel Random Numbers\"",
         (("seed generator random_state", "rng="),)),
+    "dropout_offsets": Option(
+        "(batch, head, query, key), ints >= 0, optional",
+        "Which batch item, head, query and key of the dropout's mask the first ones here are, where"
+        " this is a part of a larger attention: the parts drop what the whole would.",
+        "Dao 2023, \"FlashAttention-2\", section 3.1: dropout by position"),
 }
 
 ATTENTION = tuple(AttentionOptions._fields)

@@ -52,5 +52,6 @@ def option_cases(rng, batch, heads, query_len, key_len):
         "softcap": [0.5, np.inf, 20.0],
         "empty_rows": ["uniform"],
         "dropout": [0.4],
+        "dropout_offsets": [(3, 2, 70, 13)],
         "query_offset": [0, -4, 10**30, -10**30, rng.integers(-3, key_len, batch)],
     }

@@ -116,7 +116,7 @@ def test_a_mask_that_agrees_with_ours_earns_no_remark():
     assert "1 means blocked" not in str(diagnose(one_attends))
     notes, = diagnose(mha.scaled_dot_product_attention).notes
     assert notes.startswith("not tested: alibi, relative_bias, sinks, query_offset, window, ")
-    assert notes.endswith(", empty_rows, dropout")
+    assert notes.endswith(", empty_rows, dropout, dropout_offsets")
 
 
 # Broken ones.

@@ -47,6 +47,30 @@ def test_attention_drops_what_the_mask_says():
     assert np.abs(output - kept @ value).max() < 1e-14
 
 
+@pytest.mark.parametrize("offsets", [(0, 0, 0, 8), (1, 2, 30, 0), (1, 1, 5, 3), (0, 3, 49, 77)])
+def test_a_part_drops_what_the_whole_would(offsets):
+    whole = mha.dropout_mask((3, 5, 100, 300), 0.4, 7)
+    for shape in ((2, 2, 1, 200), (1, 1, 3, 70), (2, 2, 50, 129), (1, 2, 9, 1)):
+        at = tuple(slice(first, first + size) for first, size in zip(offsets, shape, strict=True))
+        kept = mha.dropout_mask(shape, 0.4, 7, offsets=offsets)
+        assert np.array_equal(kept, whole[at])
+        assert np.array_equal(kept, reference.dropout_mask(shape, 0.4, 7, offsets=offsets))
+        # All weights are 1 / key_len, and values one-hot: the output tells which were kept.
+        query, key = np.zeros((*shape[:3], 4)), np.zeros((*shape[:2], shape[3], 4))
+        value = np.broadcast_to(np.eye(shape[3]), (*shape[:2], shape[3], shape[3]))
+        output = mha.scaled_dot_product_attention(query, key, value, dropout=0.4, rng=7,
+                                                  dropout_offsets=offsets)
+        assert np.array_equal(output != 0, kept)
+
+
+@pytest.mark.parametrize(("offsets", "message"), [
+    ((1, 2, 3), "offsets: got 3 entries, wanted four"), ((0, 0, 0, -1), "offsets: got -1, wanted"),
+    (5, "offsets: got 5, wanted four ints"), ("abcd", "offsets: got 'abcd', wanted four ints")])
+def test_offsets_that_are_none(offsets, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        mha.dropout_mask((3, 4), 0.5, 1, offsets=offsets)
+
+
 def test_rng():
     query = np.random.default_rng(1).standard_normal((10, 8))
 

@@ -20,11 +20,13 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
          "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
-         "scaled_dot_product_attention", "scaled_dot_product_attention_varlen",
+         "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
+         "scaled_dot_product_attention_varlen",
          "scaled_dot_product_attention_varlen_vjp", "scaled_dot_product_attention_vjp",
          "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
-LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_varlen",
+LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_varlen",
         "scaled_dot_product_attention_varlen_vjp", "t5_relative_bias", "t5_relative_bias_vjp"]
 SUBMODULES = ["compat", "importance", "masks", "parameters", "plot", "reference", "testing"]
 
@@ -43,6 +45,8 @@ SIGNATURES = {
     "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
         return_lse=False, out=None""",
     "scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None""",
+    "scaled_dot_product_attention_backward": """query, key, value, output, lse, grad_output, *,
+        grad_lse=None, <options>, wrt=None""",
     "scaled_dot_product_attention_varlen": """query, key, value, query_starts, key_starts=None, *,
         <varlen>, return_lse=False""",
     "scaled_dot_product_attention_varlen_vjp": """query, key, value, query_starts, key_starts=None,
@@ -62,7 +66,7 @@ SIGNATURES = {
         b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
         <options>, wrt=None""",
     "merge_attention": "outputs, lses",
-    "dropout_mask": "shape, p, seed",
+    "dropout_mask": "shape, p, seed, *, offsets=(0, 0, 0, 0)",
     "alibi_slopes": "num_heads, max_bias=8.0",
     "t5_relative_bias": "table, *, bidirectional, max_distance=128",
     "t5_relative_bias_vjp": "table, *, bidirectional, max_distance=128",
@@ -273,6 +277,8 @@ LAYER = mha.MultiHeadAttention(8, 2, rng=0)
 CALLS = {
     **{name: (getattr(mha, name), 3 * [X]) for name in (
         "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
+    "scaled_dot_product_attention_backward": (
+        mha.scaled_dot_product_attention_backward, [X, X, X, X, X[..., 0], X]),
     **{name: (getattr(mha, name), [*3 * [X], [0, 2]]) for name in (
         "scaled_dot_product_attention_varlen", "scaled_dot_product_attention_varlen_vjp")},
     **{name: (getattr(mha, name), [X] * 6) for name in (

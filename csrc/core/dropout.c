@@ -24,14 +24,16 @@ static uint32_t kept_of_group(const mha_dropout *dropout, int64_t query, int64_t
 static void draw_row(const mha_dropout *dropout, int64_t query, int64_t key_len, uint8_t *kept,
                      mha_checkpoint *checkpoint) {
     enum { WORK_OF_EIGHT = 64 };
-    for (int64_t key = 0; key < key_len; key += 8) {
-        if (mha_stop_after(checkpoint, WORK_OF_EIGHT)) {
-            return;
+    uint32_t eight = 0;
+    for (int64_t key = 0; key < key_len; key++) {
+        const int64_t position = dropout->first_key + key;
+        if (key == 0 || position % 8 == 0) {
+            if (mha_stop_after(checkpoint, WORK_OF_EIGHT)) {
+                return;
+            }
+            eight = kept_of_group(dropout, dropout->first_query + query, position / 8);
         }
-        const uint32_t eight = kept_of_group(dropout, query, key / 8);
-        for (int64_t bit = 0; bit < 8 && key + bit < key_len; bit++) {
-            kept[key + bit] = eight >> bit & 1;
-        }
+        kept[key] = eight >> position % 8 & 1;
     }
 }
 
@@ -43,12 +45,15 @@ typedef struct mask_job {
 static void draw_rows(void *context, int64_t task, mha_worker *worker) {
     const mask_job *job = context;
     const mha_dropout_mask *mask = job->mask;
+    const mha_dropout_offsets *offsets = &mask->offsets;
     const int64_t end = mha_end_row(&job->rows, task);
     for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
         const mha_dropout dropout = {.threshold = mask->threshold,
                                      .seed = mask->seed,
-                                     .head = row / mask->query_len % mask->heads,
-                                     .batch = row / mask->query_len / mask->heads};
+                                     .head = offsets->head + row / mask->query_len % mask->heads,
+                                     .batch = offsets->batch + row / mask->query_len / mask->heads,
+                                     .first_query = offsets->query,
+                                     .first_key = offsets->key};
         draw_row(&dropout, row % mask->query_len, mask->key_len, mask->kept + row * mask->key_len,
                  &worker->checkpoint);
     }

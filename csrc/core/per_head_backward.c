@@ -101,7 +101,7 @@ static void add(mha_compensated_sum *to, double added) {
 }
 
 /* A row's sum of gradients, without the part of its rounding that these have: the gradients of the
- * row's scores and its sink add up to grad lse. */
+ * row's scores and its sink add up to grad lse where all of them are here. */
 static double without_rounding(mha_moments moments, double rounding) {
     return moments.weights == 0 ? moments.gradients
                                 : moments.gradients + moments.weights * rounding;
@@ -124,7 +124,8 @@ static void add_head(const mha_gradient_job *job, int64_t batch, int64_t head, h
         const int64_t row = mha_result_row(job->attention, batch, head, i);
         const void *grad_lse = job->gradients->grad_lse;
         const double whole = grad_lse == NULL ? 0 : kernels->read(grad_lse, row);
-        const double rounding = whole - rows[i].total - rows[i].sink;
+        const bool is_whole = !job->attention->sees_part;
+        const double rounding = is_whole ? whole - rows[i].total - rows[i].sink : 0;
         add(&sums->distances, without_rounding(rows[i].distances, rounding));
         add(&sums->before, without_rounding(rows[i].before, rounding));
         add(&sums->behind, without_rounding(rows[i].behind, rounding));

@@ -75,7 +75,9 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
     scores->uniform_empty_rows = options->uniform_empty_rows;
     scores->dropout.threshold = options->dropout_threshold;
     scores->dropout.seed = options->dropout_seed;
-    scores->dropout.head = head;
-    scores->dropout.batch = attention->first_batch + batch;
+    scores->dropout.head = options->dropout_offsets.head + head;
+    scores->dropout.batch = options->dropout_offsets.batch + attention->first_batch + batch;
+    scores->dropout.first_query = options->dropout_offsets.query;
+    scores->dropout.first_key = options->dropout_offsets.key;
     scores->gate = mha_gate_of(attention->dtype, attention->head_gate, head);
 }

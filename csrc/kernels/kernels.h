@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "mha/attention.h"
 #include "mha/execution.h"
@@ -29,10 +30,27 @@ enum { MHA_MAX_JOINT_BLOCKS = 4 };
 /* The most columns of a head: so no scratch size overflows. */
 #define MHA_MOST_COLUMNS ((int64_t)1 << 40)
 
+#define MHA_MANTISSA_BITS (((uint64_t)1 << 52) - 1)
+
+/* What a kernel's scores still have to be multiplied by (scores.inc), between 1 and 2: the mantissa
+ * of scale; a cap bends scores of their own size. */
+static inline double mha_score_unit(double scale, double softcap) {
+    const uint64_t one_bits = (uint64_t)1023 << 52;
+    uint64_t pattern;
+    double unit = 1;
+    if (softcap == 0) {
+        memcpy(&pattern, &scale, sizeof pattern);
+        pattern = (pattern & MHA_MANTISSA_BITS) | one_bits;
+        memcpy(&unit, &pattern, sizeof unit);
+    }
+    return unit;
+}
+
 typedef struct mha_dropout {
     uint32_t threshold; /* 0: no dropout */
     uint64_t seed;
     int64_t head, batch;
+    int64_t first_query, first_key; /* what query 0 and key 0 count as */
 } mha_dropout;
 
 /* What turns query . key into a weight, for all queries of a head: filled in one place

@@ -31,6 +31,7 @@ MHA_PY_FUNCTION(split_heads);
 MHA_PY_FUNCTION(merge_heads);
 MHA_PY_FUNCTION(scaled_dot_product_attention);
 MHA_PY_FUNCTION(scaled_dot_product_attention_backward);
+MHA_PY_FUNCTION(kept_attention);
 MHA_PY_FUNCTION(scaled_dot_product_attention_varlen);
 MHA_PY_FUNCTION(scaled_dot_product_attention_varlen_backward);
 MHA_PY_FUNCTION(additive_attention);

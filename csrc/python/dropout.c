@@ -11,8 +11,8 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     npy_intp shape[NPY_MAXDIMS];
     double p;
     (void)module;
-    if (nargs != 3 || !PyTuple_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "dropout_mask takes shape, p and seed");
+    if (nargs != 4 || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "dropout_mask takes shape, p, seed and offsets");
         return NULL;
     }
     const int num_threads = mha_call_threads();
@@ -33,7 +33,9 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
         shape[axis] = (npy_intp)size;
     }
     uint64_t seed;
-    if (mha_convert_dropout(args[1], "p", &p) < 0 || mha_convert_seed(args[2], &seed) < 0) {
+    mha_dropout_offsets offsets = {0};
+    if (mha_convert_dropout(args[1], "p", &p) < 0 || mha_convert_seed(args[2], &seed) < 0 ||
+        mha_convert_dropout_offsets(args[3], "offsets", &offsets) < 0) {
         return NULL;
     }
     PyArrayObject *kept = mha_new_array(axes, shape, NPY_BOOL, "shape");
@@ -43,6 +45,7 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     mha_dropout_mask mask = {
         .threshold = mha_dropout_threshold(p),
         .seed = seed,
+        .offsets = offsets,
         .batch = 1,
         .heads = axes >= 4 ? shape[axes - 3] : 1,
         .query_len = shape[axes - 2],

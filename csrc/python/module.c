@@ -14,6 +14,7 @@ static PyMethodDef methods[] = {
     FASTCALL(merge_heads),
     FASTCALL(scaled_dot_product_attention),
     FASTCALL(scaled_dot_product_attention_backward),
+    FASTCALL(kept_attention),
     FASTCALL(scaled_dot_product_attention_varlen),
     FASTCALL(scaled_dot_product_attention_varlen_backward),
     FASTCALL(additive_attention),

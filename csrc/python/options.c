@@ -330,6 +330,36 @@ static int convert_dropout(PyObject *object, const option_context *context, conv
     return 0;
 }
 
+int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_offsets *offsets) {
+    int64_t *const sides[] = {&offsets->batch, &offsets->head, &offsets->query, &offsets->key};
+    enum { SIDES = sizeof sides / sizeof *sides };
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted four ints (batch, head, query, key)",
+                     name, Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    if (PyTuple_GET_SIZE(object) != SIDES) {
+        PyErr_Format(PyExc_ValueError, "%s: got %zd entries, wanted four (batch, head, query, key)",
+                     name, PyTuple_GET_SIZE(object));
+        return -1;
+    }
+    for (int side = 0; side < SIDES; side++) {
+        if (mha_convert_int(PyTuple_GET_ITEM(object, side), name, 0, sides[side]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int convert_dropout_offsets(PyObject *object, const option_context *context,
+                                   converted_options *c) {
+    (void)context;
+    return mha_convert_dropout_offsets(object, "dropout_offsets", &c->values.dropout_offsets);
+}
+
 /* The seed; None where there is no dropout. */
 static int convert_rng(PyObject *object, const option_context *context, converted_options *c) {
     (void)context;

@@ -20,12 +20,13 @@
     X(key_lengths, AS_ARRAY, ARRAY)                                                                \
     X(causal, AS_IT_IS, VALUE)                                                                     \
     X(query_offset, AS_ARRAY, ARRAY)                                                               \
-    X(window, AS_PAIR, VALUE)                                                                      \
+    X(window, AS_INTS, VALUE)                                                                      \
     X(scale, AS_NUMBER, VALUE)                                                                     \
     X(softcap, AS_NUMBER, VALUE)                                                                   \
     X(empty_rows, AS_IT_IS, VALUE)                                                                 \
     X(dropout, AS_NUMBER, VALUE)                                                                   \
-    X(rng, AS_IT_IS, VALUE)
+    X(rng, AS_IT_IS, VALUE)                                                                        \
+    X(dropout_offsets, AS_INTS, VALUE)
 
 /* OPTION_mask and so on: their places in the record. */
 #define MHA_OPTION_PLACE(name, form, becomes) OPTION_##name,
@@ -76,6 +77,9 @@ mha_tensor mha_broadcast_to_scores(PyArrayObject *array, const score_shape *scor
 
 /* An option that is one row a head, or its gradient; absent where it is NULL. */
 mha_head_numbers mha_by_head(PyArrayObject *array);
+
+/* Four ints from 0 on, or None: zeros. */
+int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_offsets *offsets);
 
 /* A probability in [0, 1). */
 int mha_convert_dropout(PyObject *object, const char *name, double *dropout);

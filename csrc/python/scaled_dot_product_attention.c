@@ -178,6 +178,7 @@ bool mha_point_attention_call(void *given) {
     const mha_attention_options *options = mha_point_options(&call->options, &call->inputs.scores);
     call->attention = mha_point_attention(&call->inputs, &call->results, options);
     call->attention.head_gate = mha_data_or_null(call->head_gate);
+    call->attention.sees_part = call->sees_part;
     return true;
 }
 

@@ -32,22 +32,22 @@ static PyObject *settle_number(PyObject *object, const char *name) {
     return mha_convert_number(object, name, &number) < 0 ? NULL : PyFloat_FromDouble(number);
 }
 
-static PyObject *settle_pair(PyObject *object, const char *name) {
+static PyObject *settle_ints(PyObject *object, const char *name) {
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
         return Py_NewRef(object);
     }
-    PyObject *pair = PySequence_Tuple(object);
-    const Py_ssize_t count = pair == NULL ? 0 : PyTuple_GET_SIZE(pair);
-    PyObject *settled = pair == NULL ? NULL : PyTuple_New(count);
+    PyObject *tuple = PySequence_Tuple(object);
+    const Py_ssize_t count = tuple == NULL ? 0 : PyTuple_GET_SIZE(tuple);
+    PyObject *settled = tuple == NULL ? NULL : PyTuple_New(count);
     for (Py_ssize_t i = 0; settled != NULL && i < count; i++) {
-        PyObject *side = settle_int(PyTuple_GET_ITEM(pair, i), name);
+        PyObject *side = settle_int(PyTuple_GET_ITEM(tuple, i), name);
         if (side == NULL) {
             Py_CLEAR(settled);
         } else {
             PyTuple_SET_ITEM(settled, i, side);
         }
     }
-    Py_XDECREF(pair);
+    Py_XDECREF(tuple);
     return settled;
 }
 
@@ -67,8 +67,8 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
         return settle_int(object, form.name);
     case AS_NUMBER:
         return settle_number(object, form.name);
-    case AS_PAIR:
-        return settle_pair(object, form.name);
+    case AS_INTS:
+        return settle_ints(object, form.name);
     }
     Py_UNREACHABLE();
 }

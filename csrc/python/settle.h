@@ -17,7 +17,7 @@ typedef struct argument_form {
                      weight stays */
         AS_INT,
         AS_NUMBER,
-        AS_PAIR, /* of ints or None */
+        AS_INTS, /* a tuple of ints or None */
     } kind;
 } argument_form;
 

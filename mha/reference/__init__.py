@@ -10,6 +10,7 @@ from mha.reference.backward import (
     additive_attention_vjp,
     linear_vjp,
     multi_head_attention_vjp,
+    scaled_dot_product_attention_backward,
     scaled_dot_product_attention_vjp,
 )
 from mha.reference.forward import (
@@ -52,6 +53,7 @@ __all__ = [
     "rotary",
     "rotary_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",
     "scaled_dot_product_attention_varlen_vjp",
     "scaled_dot_product_attention_vjp",

@@ -87,6 +87,17 @@ def scaled_dot_product_attention_vjp(
     return output, pullback
 
 
+def scaled_dot_product_attention_backward(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, output: NDArray[Any],
+        lse: NDArray[Any], grad_output: NDArray[Any], *, grad_lse: NDArray[Any] | None = None,
+        **options: Any) -> Gradients:
+    """The gradients by query, and by these keys and values, of attention over these and others:
+    output and lse are the results over all of them."""
+    _, pullback = scaled_dot_product_attention_vjp(query, key, value, known=(output, lse),
+                                                   **options)
+    return pullback(grad_output, grad_lse)
+
+
 def additive_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         w_v: ArrayLike, **options: Any) -> tuple[NDArray[Any], Pullback]:
@@ -120,19 +131,30 @@ def additive_attention_vjp(
 
 def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, sinks: ArrayLike | None = None,
                empty_rows: EmptyRows = "zeros", dropout: float = 0.0, rng: RandomSource = None,
+               dropout_offsets: tuple[int, int, int, int] | None = None,
+               known: tuple[NDArray[Any], NDArray[Any]] | None = None,
                **conditions: Any) -> tuple[NDArray[Any], Pullback]:
-    """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
+    """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values.
+
+    known: (output, lse) of attention over more keys, of which these are a part.
+    """
     masked, visible = mask_scores(scores, **conditions)
     weights, lse = softmax(masked, sinks)
+    if known is not None:
+        lse = known[1]
+        with np.errstate(invalid="ignore", over="ignore"):
+            weights = np.where(visible, np.exp(masked - lse[..., None]), 0).astype(scores.dtype)
     empty = (lse == -np.inf)[..., None]
     seen = visible  # what stands in value at other pairs never counts
     used = weights
     if empty_rows == "uniform" and scores.shape[-1]:
         used = np.where(empty, weights.dtype.type(1 / scores.shape[-1]), weights)
         seen = visible | empty
-    factors = _dropout_factors(weights.shape, dropout, seed_from(rng)) if dropout else 1.0
+    factors: Any = 1.0
+    if dropout:
+        factors = _dropout_factors(weights.shape, dropout, seed_from(rng), dropout_offsets)
     kept = used * factors
-    output = _weighted_sum(kept, value, seen)
+    output = _weighted_sum(kept, value, seen) if known is None else known[0]
 
     def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None) -> Gradients:
         # output = kept @ value
@@ -141,7 +163,8 @@ def attend_vjp(scores: NDArray[Any], value: NDArray[Any], *, sinks: ArrayLike | 
             grad_weights = grad_output @ _transposed(value) * factors
         grad_weights = np.where(weights == 0, 0, grad_weights)
         # weights = softmax(scores): each row's gradients lose their weighted mean
-        mean = (weights * grad_weights).sum(axis=-1, keepdims=True)
+        of_keys = weights * grad_weights if known is None else grad_output * output
+        mean = of_keys.sum(axis=-1, keepdims=True)
         grad_rows = grad_weights - mean
         if grad_lse is not None:
             grad_rows = grad_rows + grad_lse[..., None]

@@ -108,8 +108,8 @@ def scaled_dot_product_attention(
         query_offset: ArrayLike | None = None,
         window: Window | None = None, scale: float | None = None,
         softcap: float | None = None, empty_rows: EmptyRows = "zeros", dropout: float = 0.0,
-        rng: RandomSource = None, return_weights: bool = False,
-        return_lse: bool = False) -> Any:
+        rng: RandomSource = None, dropout_offsets: tuple[int, int, int, int] | None = None,
+        return_weights: bool = False, return_lse: bool = False) -> Any:
     """softmax(query @ key^T * scale) @ value over the visible keys (section 3.2.1).
 
     query (..., heads, query_len, head_dim), key (..., kv_heads, key_len, head_dim), value
@@ -124,7 +124,8 @@ def scaled_dot_product_attention(
     return _attend(scores, value, mask=mask, bias=bias, alibi=alibi, relative_bias=relative_bias,
                    sinks=sinks, key_lengths=key_lengths, causal=causal, query_offset=query_offset,
                    window=window, empty_rows=empty_rows, dropout=dropout, rng=rng,
-                   return_weights=return_weights, return_lse=return_lse)
+                   dropout_offsets=dropout_offsets, return_weights=return_weights,
+                   return_lse=return_lse)
 
 
 def dot_product_scores(query: NDArray[Any], key: NDArray[Any], *, scale: float | None = None,
@@ -180,6 +181,7 @@ def additive_attention(
 
 def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: EmptyRows, dropout: float,
             rng: RandomSource, return_weights: bool, return_lse: bool = False,
+            dropout_offsets: tuple[int, int, int, int] | None = None,
             sinks: ArrayLike | None = None, **conditions: Any) -> Any:
     """From scores to output: bias, masks, softmax, dropout, and the weighted sum of the values."""
     # 2. Biases, then -inf wherever a query may not see a key.
@@ -195,7 +197,7 @@ def _attend(scores: NDArray[Any], value: NDArray[Any], *, empty_rows: EmptyRows,
     # 4. Dropout on the weights, then the weighted sum: (..., heads, query_len, value_head_dim).
     kept = weights
     if dropout:
-        kept = weights * _dropout_factors(weights.shape, dropout, seed_from(rng))
+        kept = weights * _dropout_factors(weights.shape, dropout, seed_from(rng), dropout_offsets)
     output = _weighted_sum(kept, value, visible)
     return _returned(output, weights, lse, return_weights, return_lse)
 
@@ -316,21 +318,28 @@ def merge_attention(outputs: Sequence[ArrayLike],
     return output, lse
 
 
-def dropout_mask(shape: Sequence[int], p: float, seed: int) -> NDArray[np.bool_]:
+def dropout_mask(shape: Sequence[int], p: float, seed: int, *,
+                 offsets: Sequence[int] = (0, 0, 0, 0)) -> NDArray[np.bool_]:
     """True where a weight is kept: Philox4x32-7 of (key // 8, query, head, batch), 16 bits a key.
 
     shape as the weights: (query_len, key_len), (batch, query_len, key_len) or
-    (..., heads, query_len, key_len). Source: Salmon et al. 2011, "Parallel Random Numbers".
+    (..., heads, query_len, key_len); offsets: what is added to (batch, head, query, key).
+    Source: Salmon et al. 2011, "Parallel Random Numbers".
     """
     query_len, key_len = shape[-2:]
     heads = shape[-3] if len(shape) >= 4 else 1
     batch = math.prod(shape[:-3]) if len(shape) >= 4 else math.prod(shape[:-2])
-    groups = -(-key_len // 8)
+    first_batch, first_head, first_query, first_key = offsets
+    first_group, skipped = divmod(first_key, 8)
+    groups = -(-(skipped + key_len) // 8)
     batch_index, head, query_index, group = np.meshgrid(
-        *(np.arange(n, dtype=np.uint64) for n in (batch, heads, query_len, groups)), indexing="ij")
+        *(np.arange(first, first + n).astype(np.uint64) & np.uint64(0xFFFFFFFF) for first, n in (
+            (first_batch, batch), (first_head, heads), (first_query, query_len),
+            (first_group, groups))), indexing="ij")
     words = _philox(group, query_index, head, batch_index, seed)  # four of 32 bits
     sixteen = [half for word in words for half in (word & 0xFFFF, word >> np.uint64(16))]
-    random = np.stack(sixteen, axis=-1).reshape(batch, heads, query_len, groups * 8)[..., :key_len]
+    random = np.stack(sixteen, axis=-1).reshape(batch, heads, query_len, groups * 8)
+    random = random[..., skipped:skipped + key_len]
     return (random >= _dropout_threshold(p)).reshape(shape)
 
 
@@ -353,10 +362,13 @@ def _dropout_threshold(p: float) -> int:
     return math.floor(65536 * p + 0.5)
 
 
-def _dropout_factors(shape: tuple[int, ...], p: float, seed: int) -> NDArray[Any]:
+def _dropout_factors(shape: tuple[int, ...], p: float, seed: int,
+                     offsets: Sequence[int] | None) -> NDArray[Any]:
     """0 where a weight is dropped, 1 / (kept fraction) where it is kept."""
     kept_fraction = (65536 - _dropout_threshold(p)) / 65536
-    return dropout_mask(shape, p, seed) / kept_fraction if kept_fraction else np.zeros(shape)
+    if not kept_fraction:
+        return np.zeros(shape)
+    return dropout_mask(shape, p, seed, offsets=offsets or (0, 0, 0, 0)) / kept_fraction
 
 
 def _weighted_sum(weights: NDArray[Any], value: NDArray[Any],

@@ -24,6 +24,12 @@ typedef struct mha_head_numbers {
     int64_t columns, stride;
 } mha_head_numbers;
 
+/* Which batch item, head, query and key dropout takes the first ones of a problem for, at least 0:
+ * where the problem is a part of a larger one. */
+typedef struct mha_dropout_offsets {
+    int64_t batch, head, query, key;
+} mha_dropout_offsets;
+
 /* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes
  * of the problem in front (stride 0 where broadcast). */
 typedef struct mha_attention_options {
@@ -42,6 +48,7 @@ typedef struct mha_attention_options {
     bool uniform_empty_rows;
     uint32_t dropout_threshold; /* a weight is kept iff its 16 random bits >= this; 0: no dropout */
     uint64_t dropout_seed;
+    mha_dropout_offsets dropout_offsets;
 } mha_attention_options;
 
 /* What makes a score of a query and a key: query . key * scale, or w_v . tanh(query + key). */
@@ -58,7 +65,8 @@ typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_func
  * w_v, of additive scores: contiguous (head_dim,)
  * head_gate,  if given: contiguous (heads,): multiplies each head's output
  * result_rows, if not 0: from a head of lse, origin and denominator to the next, instead of
- * query_len; first_batch: the index of batch item 0 for dropout. */
+ * query_len; first_batch: the index of batch item 0 for dropout
+ * sees_part: on the way back, output, origin and denominator count more keys than there are here */
 typedef struct mha_attention {
     mha_dtype dtype;
     int batch_axes;
@@ -70,6 +78,7 @@ typedef struct mha_attention {
     const void *w_v;
     const void *head_gate;
     int64_t result_rows, first_batch;
+    bool sees_part;
     const mha_attention_options *options;
 } mha_attention;
 
@@ -103,6 +112,20 @@ mha_scaled_dot_product_attention_backward_workspace(const mha_attention_gradient
                                                     int num_threads, size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) MHA_MUST_CHECK;
+
+/* What a forward pass leaves for the gradients, from the log-sum-exp of its rows alone, where that
+ * pass was another, over more keys: origin and denominator, (rows,) as lse is, under this scale and
+ * softcap. A row of -inf sees no key. */
+typedef struct mha_attention_statistics {
+    mha_dtype dtype; /* of origin and denominator */
+    int64_t rows;
+    const double *lse;
+    double scale, softcap;
+    void *origin, *denominator;
+} mha_attention_statistics;
+
+mha_status mha_attention_statistics_forward(const mha_attention_statistics *statistics,
+                                            mha_execution *execution) MHA_MUST_CHECK;
 
 /* A ragged batch: the rows of all sequences stand one behind the other, and each sequence is a
  * problem of its own, batch item s for dropout. `all` has no batch axes: query (heads,
@@ -414,6 +437,7 @@ uint32_t mha_dropout_threshold(double p);
 typedef struct mha_dropout_mask {
     uint32_t threshold;
     uint64_t seed;
+    mha_dropout_offsets offsets;
     int64_t batch, heads, query_len, key_len;
     uint8_t *kept;
 } mha_dropout_mask;

@@ -22,7 +22,8 @@ EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyp
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
 NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot diagnose \
 	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads \
-	parameters parameter_configs parameter_files) \
+	parameters parameter_configs parameter_files dask_attention dask_layer dask_distributed \
+	long_document) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
@@ -30,7 +31,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 
 .PHONY: run train lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
 	test-oldest-numpy test-kernels test-memory test-free-threaded sanitize sanitize-threads lint bench \
-	bench-builds bench-grid bench-kernels bench-reshaping format clean check-prerequisites
+	bench-builds bench-dask bench-grid bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -171,6 +172,9 @@ bench-builds: $(VENV)/.run
 bench-kernels: | check-prerequisites
 	$(MAKE) --no-print-directory -C benchmarks/machine
 	benchmarks/machine/build/bench_kernels
+
+bench-dask: $(VENV)/.test
+	$(BIN)/python benchmarks/dask_scaling.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -4,8 +4,8 @@
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `reference`, `testing`
-and `compat` load when used, and so do the functions for position biases.
+NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `reference`, `testing`,
+`dask` and `compat` load when used, and so do the functions for position biases.
 """
 
 import importlib
@@ -88,7 +88,8 @@ __all__ = [
 
 _warn_of_wrong_environment()
 
-_SUBMODULES = ("compat", "importance", "masks", "parameters", "plot", "reference", "testing")
+_SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "reference",
+               "testing")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "alibi_slopes": "position_biases",

@@ -71,11 +71,11 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     if positions is None and state.settings.rotary is not None:
         positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
     W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
-    query_heads = _by_head(state, "q", _core.linear(x, W_q, b_q), positions)
+    query_heads = by_head(state, "q", _core.linear(x, W_q, b_q), positions)
     try:
         if not is_memory:
-            key_heads = _by_head(state, "k", _core.linear(x, W_k, b_k), positions)
-            value_heads = _by_head(state, "v", _core.linear(x, W_v, b_v))
+            key_heads = by_head(state, "k", _core.linear(x, W_k, b_k), positions)
+            value_heads = by_head(state, "v", _core.linear(x, W_v, b_v))
             after = cache._appended(key_heads, value_heads, counts, left)
         seen = before if after is None else after
         placed = _placed(options, seen, first, real, is_memory)
@@ -110,8 +110,8 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
-    key_heads = _by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
-    value_heads = _by_head(state, "v", _core.linear(values, W_v, b_v))
+    key_heads = by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
+    value_heads = by_head(state, "v", _core.linear(values, W_v, b_v))
     memory._state = memory._appended(key_heads, value_heads, counts)
     return memory
 
@@ -137,7 +137,7 @@ def prepared(state: LayerState, which: str, projected: Array, positions: Maybe =
     return result if keep else (result, None)
 
 
-def _by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:
+def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:
     """`prepared`, split: (batch, heads, n, d)."""
     heads, _ = prepared(state, which, projected, positions)
     return _core.split_heads(heads, heads_of(state.settings, which))

@@ -77,7 +77,8 @@ def test_help_and_wrong_arguments(tmp_path):
     assert run_sentence("--layer", "6", folder=tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("name", ["multi_head_attention.ipynb", "d2l.ipynb"])
+@pytest.mark.parametrize("name", [
+    "multi_head_attention.ipynb", "d2l.ipynb", "long_sequences.ipynb"])
 def test_notebooks_run(name):
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake",
                str(EXAMPLES / name)]

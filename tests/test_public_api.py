@@ -28,7 +28,7 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
 LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_backward",
         "scaled_dot_product_attention_varlen",
         "scaled_dot_product_attention_varlen_vjp", "t5_relative_bias", "t5_relative_bias_vjp"]
-SUBMODULES = ["compat", "importance", "masks", "parameters", "plot", "reference", "testing"]
+SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "reference", "testing"]
 
 def spelled(names):
     """As a signature has these options; test_options.py compares their defaults with the core's."""
@@ -66,6 +66,14 @@ SIGNATURES = {
         b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
         <options>, wrt=None""",
     "merge_attention": "outputs, lses",
+    "dask.scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
+        return_lse=False, split_every=8""",
+    "dask.scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None,
+        split_every=8""",
+    "dask.MultiHeadAttention": "layer",
+    "dask.MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
+        training=False, rng=None, positions=None, key_positions=None, return_weights=False,
+        return_lse=False, split_every=8""",
     "dropout_mask": "shape, p, seed, *, offsets=(0, 0, 0, 0)",
     "alibi_slopes": "num_heads, max_bias=8.0",
     "t5_relative_bias": "table, *, bidirectional, max_distance=128",
@@ -160,7 +168,7 @@ def run(code):
 def test_the_public_names():
     assert sorted(mha.__all__) == NAMES
     assert dir(mha) == sorted(NAMES + SUBMODULES)
-    for module in (mha.masks, mha.importance, mha.parameters, mha.plot):
+    for module in (mha.dask, mha.masks, mha.importance, mha.parameters, mha.plot):
         assert dir(module) == sorted(module.__all__)
     for name in NAMES:
         assert hasattr(mha, name)
@@ -174,6 +182,7 @@ def test_no_public_function_is_forgotten_here():
     functions = {name for name in NAMES if callable(getattr(mha, name))}
     functions |= {"masks." + name for name in mha.masks.__all__}
     functions |= {"parameters." + name for name in mha.parameters.__all__}
+    functions |= {"dask." + name for name in mha.dask.__all__}
     for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
@@ -279,6 +288,10 @@ CALLS = {
         "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
     "scaled_dot_product_attention_backward": (
         mha.scaled_dot_product_attention_backward, [X, X, X, X, X[..., 0], X]),
+    "dask.MultiHeadAttention": (mha.dask.MultiHeadAttention, [LAYER]),
+    "dask.MultiHeadAttention.__call__": (mha.dask.MultiHeadAttention(LAYER), [X]),
+    **{f"dask.{name}": (getattr(mha.dask, name), 3 * [X]) for name in (
+        "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
     **{name: (getattr(mha, name), [*3 * [X], [0, 2]]) for name in (
         "scaled_dot_product_attention_varlen", "scaled_dot_product_attention_varlen_vjp")},
     **{name: (getattr(mha, name), [X] * 6) for name in (

@@ -1,0 +1,179 @@
+"""The gradients of scaled dot-product attention over dask arrays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from mha.arguments import wanted_names
+from mha.dask import tasks
+from mha.dask.attention import DaskOrArray, output_of, write_joined
+from mha.dask.cuts import as_dask
+from mha.dask.graph import Key, Task, TaskRef, Tasks, array_of, join_by_tree
+from mha.dask.plan import Plan, locator_of_result, plan_of
+from mha.dask.tasks import ARRAYS
+from mha.gradients import ScaledDotProductAttentionGradients
+from mha.options import ATTENTION, AttentionKeywords, attention_options, takes_options
+
+Pullback = Callable[..., ScaledDotProductAttentionGradients]
+
+
+@takes_options(ATTENTION, before="wrt")
+def scaled_dot_product_attention_vjp(
+        query: DaskOrArray, key: DaskOrArray, value: DaskOrArray, *,
+        wrt: Collection[str] | None = None, split_every: int = 8,
+        **options: Unpack[AttentionKeywords]) -> tuple[da.Array, Pullback]:
+    """`mha.scaled_dot_product_attention_vjp` over dask arrays: nothing runs before compute().
+
+    Parameters
+    ----------
+    wrt : names out of "query", "key", "value", "bias", "alibi", "relative_bias", "sinks", optional
+        Whose gradients are wanted; by default all of them.
+    The rest : as in `mha.dask.scaled_dot_product_attention`.
+
+    Returns
+    -------
+    (output, pullback). pullback(grad_output, grad_lse=None) returns the gradients by name, dask
+    arrays in the chunks of the attention. A part's gradient comes from the output and log-sum-exp
+    over all keys, which are computed before: persist() them with the output, or compute everything
+    together, so that they are computed once.
+
+    Raises
+    ------
+    ValueError, TypeError: as `mha.dask.scaled_dot_product_attention`; an unknown name in wrt.
+
+    Source: Dao et al. 2022, "FlashAttention", appendix B.4; over parts of the keys as in Liu et al.
+    2023, "Ring Attention with Blockwise Transformers", section 3.
+
+    >>> import dask.array as da
+    >>> x = da.ones((1, 8, 1000, 64), chunks=(1, 4, 250, 64), dtype=np.float32)
+    >>> output, pullback = mha.dask.scaled_dot_product_attention_vjp(x, x, x, causal=True)
+    >>> pullback(da.ones_like(output)).query.compute().shape
+    (1, 8, 1000, 64)
+    """
+    wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
+    chosen = attention_options(scaled_dot_product_attention_vjp, options)
+    plan, arrays = plan_of(query, key, value, chosen, split_every, scaled_dot_product_attention_vjp)
+    graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
+                                            list(arrays.values()))
+    output = output_of(plan, graph, arrays["value"].shape[-1])
+
+    def pullback(grad_output: DaskOrArray,
+                 grad_lse: DaskOrArray | None = None) -> ScaledDotProductAttentionGradients:
+        """The gradients of a loss by name, from those by the output and by lse (or None: zeros)."""
+        return _gradients(plan, output, arrays, wanted, grad_output, grad_lse)
+
+    return output, pullback
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Of a pullback's call."""
+
+    forward: Plan  # that has the gradients of its results among its arrays
+    wanted: frozenset[str]
+    token: str
+
+    def name(self, what: str) -> str:
+        return f"mha-{what}-{self.token}"
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """Of the gradient of one array."""
+
+    backward: BackwardPlan
+    array: str
+    chunks: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]
+
+
+def _gradients(plan: Plan, output: da.Array, arrays: dict[str, da.Array], wanted: set[str],
+               grad_output: DaskOrArray,
+               grad_lse: DaskOrArray | None) -> ScaledDotProductAttentionGradients:
+    given = {"grad_output": _cut_like_result(grad_output, "grad_output", output.chunks)}
+    if grad_lse is not None:
+        given["grad_lse"] = _cut_like_result(grad_lse, "grad_lse", output.chunks[:-1])
+    names = frozenset(name for name in ScaledDotProductAttentionGradients._fields
+                      if name in wanted and name in arrays)
+    backward = BackwardPlan(
+        plan.with_arrays({name: (array, locator_of_result(array, plan.cuts))
+                          for name, array in given.items()}),
+        names, tokenize(plan.token, sorted(names), *(array.name for array in given.values())))
+    graph = HighLevelGraph.from_collections(
+        backward.name("gradients"), Tasks(write_parts, backward),
+        [output, *arrays.values(), *given.values()])
+    found: dict[str, da.Array | None] = dict.fromkeys(ScaledDotProductAttentionGradients._fields)
+    for name in names:
+        of_array = GradientPlan(backward, name, arrays[name].chunks, arrays[name].dtype)
+        found[name] = array_of(backward.name(f"grad-{name}"), Tasks(write_sums, of_array), graph,
+                               [backward.name("gradients")], arrays[name].chunks,
+                               _type_of_gradient(arrays[name].dtype, plan))
+    return ScaledDotProductAttentionGradients(**found)
+
+
+def _type_of_gradient(given: np.dtype[Any], plan: Plan) -> np.dtype[Any]:
+    """Halves keep their type; everything else has that of the arithmetic."""
+    return given if given.itemsize == 2 and given.kind in "fV" else plan.call.computed
+
+
+def _cut_like_result(array: Any, name: str, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
+    shape = tuple(map(sum, chunks))
+    found = as_dask(array, name)
+    if found.shape != shape:
+        raise ValueError(f"{name}: got shape {found.shape}, wanted {shape}")
+    return found.rechunk(chunks)
+
+
+def write_parts(plan: BackwardPlan) -> dict[Key, Task]:
+    """A task for each part, whose result is a dictionary of gradients."""
+    written: dict[Key, Task] = {}
+    forward, name = plan.forward, plan.name("gradients")
+    for block in forward.blocks():
+        joined = TaskRef((forward.name("joined"), *block))
+        for part in forward.parts(
+                block, ("grad_output", "grad_lse", "query", "key", "value", *ARRAYS)):
+            key = (name, *part.numbers)
+            written[key] = Task(key, tasks.differentiate, forward.call, part.place, plan.wanted,
+                                joined, *part.references)
+    return written
+
+
+def write_sums(plan: GradientPlan) -> dict[Key, Task]:
+    """For each chunk of an array the sum of what the parts that read it give; zeros where there is
+    none."""
+    forward, written = plan.backward.forward, dict[Key, Task]()
+    _, locator = forward.inputs[plan.array]
+    name, of_parts = plan.backward.name(f"grad-{plan.array}"), plan.backward.name("gradients")
+    readers: dict[Key, list[Key]] = defaultdict(list)
+    for block in forward.blocks():
+        for part in forward.parts(block, ()):
+            if plan.array == "sinks" and not part.place.has_sinks:
+                continue
+            chunk = tuple(0 if number < 0 else part.numbers[number] for number in locator)
+            readers[chunk].append(part.numbers)
+    for chunk in np.ndindex(*map(len, plan.chunks)):
+        key = (name, *chunk)
+        leaves = []
+        for part_numbers in readers.get(chunk, ()):
+            leaf = (plan.backward.name(f"part-{plan.array}"), *part_numbers)
+            written[leaf] = Task(leaf, tasks.gradient, TaskRef((of_parts, *part_numbers)),
+                                 plan.array)
+            leaves.append(leaf)
+        total = leaves[0] if len(leaves) == 1 else (plan.backward.name(f"sum-{plan.array}"), *chunk)
+        if not leaves:
+            shape = tuple(sizes[at] for at, sizes in zip(chunk, plan.chunks, strict=True))
+            written[key] = Task(key, np.zeros, shape, _type_of_gradient(plan.dtype, forward))
+            continue
+        join_by_tree(written, plan.backward.name(f"sums-{plan.array}"), total, leaves, tasks.add,
+                     forward.split_every)
+        written[key] = Task(key, tasks.rounded, TaskRef(total),
+                            _type_of_gradient(plan.dtype, forward))
+    return written

@@ -3,6 +3,7 @@
     tasks    attention in parts, causal, by a plain loop and by one worker: what a task adds
     workers  two worker processes against one, each pinned to its CPU; beside them two plain
              processes that share the same parts
+    threads  Dask's own threads, each part on its share of the cores; and on all of them
     memory   of a worker, as keys become more
     writing  a graph of 100,000 tasks
     many     4 to 256 workers, simulated from the seconds and bytes a task: dask_simulation.py
@@ -31,6 +32,7 @@ from tqdm import tqdm
 
 import mha
 import mha.dask
+from mha.dask import tasks
 
 HERE = Path(__file__).parent
 HEADS, HEAD_DIM, CHUNK = 8, 64, 4096
@@ -145,6 +147,27 @@ def measure_workers(chunks, rounds):
     return times
 
 
+def measure_threads(rounds, length=16_384):
+    """name -> seconds of each round of one attention on two of Dask's threads: mha's threads in a
+    task are its share, 1, or all there are, 2; and by one call on 2."""
+    x = np.random.default_rng(0).standard_normal((HEADS, length, HEAD_DIM), np.float32)
+    cut = da.from_array(x, chunks=(HEADS, CHUNK // 2, HEAD_DIM))
+    output = mha.dask.scaled_dot_product_attention(cut[None], cut[None], cut[None])
+    share, times = tasks.share_of_cores, {}
+    for number in range(rounds + 1):
+        for name, threads in (("its share", share), ("all", lambda: 2), ("one call", None)):
+            tasks.share_of_cores = threads
+            begin = time.perf_counter()
+            if threads is None:
+                mha.scaled_dot_product_attention(x[None], x[None], x[None])
+            else:
+                output.compute(scheduler="threads", num_workers=2)
+            if number:
+                times.setdefault(name, []).append(time.perf_counter() - begin)
+    tasks.share_of_cores = share
+    return times
+
+
 def worker_memory(dask_worker):
     return dask_worker.monitor.proc.memory_info().rss
 
@@ -201,15 +224,15 @@ def parts_of_rounds(chunks, times):
     return statistics.median(times["plain 1"]) / full
 
 
-def report(chunks, rounds, times, memory, writing, per_task, key_chunk=10_000):
+def report(chunks, rounds, times, threads, memory, writing, per_task, key_chunk=10_000):
     median = {name: statistics.median(values) for name, values in times.items()}
-    tasks = len(pairs(chunks))
+    parts = len(pairs(chunks))
     plain, workers = (median[f"{kind} 1"] / median[f"{kind} 2"] for kind in ("plain", "workers"))
     overhead = median["workers 1"] / median["plain 1"] - 1
     chunk_bytes = 4 * HEADS * CHUNK * HEAD_DIM
     lines = [
         f"{mha.instruction_set()}; {rounds} rounds in turns, medians. {chunks} chunks of {CHUNK}"
-        f" queries and keys x {HEADS} heads x {HEAD_DIM}, causal: {tasks} parts. A part reads"
+        f" queries and keys x {HEADS} heads x {HEAD_DIM}, causal: {parts} parts. A part reads"
         f" {3 * chunk_bytes / 1e6:.1f} MB and writes {chunk_bytes / 1e6 + 4e-6 * HEADS * CHUNK:.1f}"
         " MB.", "",
         "| | 1 CPU | 2 CPUs | times as fast |", "|---|---|---|---|",
@@ -221,6 +244,9 @@ def report(chunks, rounds, times, memory, writing, per_task, key_chunk=10_000):
         f" {100 * overhead:.1f} % more on a worker than in the loop. An empty task takes the"
         f" scheduler {1e3 * per_task[0]:.2f} ms, and {1e3 * per_task[1]:.2f} ms until the next one"
         " runs.", "",
+        "| two of Dask's threads, mha's threads in a task | seconds |", "|---|---|",
+        *(f"| {name} | {statistics.median(seconds):.2f} |" for name, seconds in threads.items()),
+        "",
         f"| keys, in chunks of {key_chunk:,}; 1,000 queries | worker before | at most | more |",
         "|---|---|---|---|",
         *(f"| {key_len:,} | {before / 1e6:.0f} MB | {most / 1e6:.0f} MB |"
@@ -246,13 +272,14 @@ def main():
         client.close()
         cluster.close()
         times = measure_workers(arguments.chunks, arguments.rounds)
+    threads = measure_threads(arguments.rounds)
     memory = measure_memory(arguments.key_lens)
     measured = {"part_seconds": parts_of_rounds(arguments.chunks, times),
                 "scheduler_seconds": per_task[0], "chunk_bytes": 4 * HEADS * CHUNK * HEAD_DIM}
+    figures = report(arguments.chunks, arguments.rounds, times, threads, memory, writing, per_task)
     text = ("# Attention on Dask\n\nBy `make bench-dask`. What it says:"
             " [docs/dask.md](../docs/dask.md).\n\n"
-            f"{report(arguments.chunks, arguments.rounds, times, memory, writing, per_task)}\n\n"
-            f"{dask_simulation.report(measured)}\n")
+            f"{figures}\n\n{dask_simulation.report(measured)}\n")
     print(text)
     if arguments.write:
         (HERE / "dask_scaling.md").write_text(text)

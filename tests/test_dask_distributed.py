@@ -65,6 +65,28 @@ def test_threads_of_a_worker_share_its_cores():
         assert before == 1
 
 
+class Counted(mha.MultiHeadAttention):
+    """Leaves a file where it is unpickled."""
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        with open(f"{self.folder}/{os.getpid()}-{time.monotonic_ns()}", "x"):
+            pass
+
+
+@pytest.mark.timeout(120)
+def test_parameters_come_to_each_worker_once_and_packed(client, tmp_path):
+    layer = Counted(16, 2, rng=0)
+    layer.folder = str(tmp_path)
+    x = random_array(4, 400, 16, chunks=(1, 20, 16))
+    got = mha.dask.MultiHeadAttention(layer)(x, causal=True).compute()
+    wanted = mha.MultiHeadAttention(16, 2, rng=0)(x.compute(scheduler="sync"), causal=True)
+    assert np.abs(got - wanted).max() < 1e-6
+    workers = set(client.run(os.getpid).values())
+    by_process = [int(path.name.split("-")[0]) for path in tmp_path.iterdir()]
+    assert {process: by_process.count(process) for process in workers} == dict.fromkeys(workers, 1)
+
+
 def finished_tasks(dask_scheduler):
     return sum(task.state in ("memory", "released") and task.run_spec is not None
                for task in dask_scheduler.tasks.values() if "mha-" in str(task.key))

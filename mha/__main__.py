@@ -6,6 +6,7 @@ for two seconds only, so the numbers are a first impression.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -35,7 +36,14 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    argparse.ArgumentParser("python -m mha", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser("python -m mha", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON, and no more")
+    if parser.parse_args().json:
+        cases = make_cases()
+        difference = max(largest_difference(case) for case in cases)
+        race(cases)
+        print(json.dumps(as_json(cases, difference), indent=2))
+        return
     mha.show_config()
     print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
     cases = make_cases()
@@ -122,6 +130,19 @@ def take_turn(compute: Callable[[], NDArray[Any]], seconds: list[float]) -> None
 def is_unsteady(seconds: list[float]) -> bool:
     """Whether the middle call took half as long again as the quickest."""
     return statistics.median(seconds) > 1.5 * min(seconds)
+
+
+def as_json(cases: list[Case], difference: float) -> dict[str, Any]:
+    """What is printed else; the times are medians in seconds."""
+    medians = [(case, statistics.median(case.mha_seconds), statistics.median(case.numpy_seconds))
+               for case in cases]
+    return {"config": mha.show_config(mode="dicts"),
+            "race": [{"name": case.name, "mha_seconds": ours, "numpy_seconds": theirs,
+                      "times_as_fast": theirs / ours,
+                      "steady": not (is_unsteady(case.mha_seconds)
+                                     or is_unsteady(case.numpy_seconds))}
+                     for case, ours, theirs in medians],
+            "largest_difference": difference}
 
 
 def row(case: Case) -> str:

@@ -8,7 +8,7 @@ import platform
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Never
+from typing import Any, Literal, Never, overload
 
 import numpy as np
 
@@ -83,21 +83,47 @@ def instruction_set() -> str:
     return _core.instruction_set()
 
 
-def show_config() -> None:
+@overload
+def show_config(mode: Literal["stdout"] = ..., **unknown: Never) -> None: ...
+@overload
+def show_config(mode: Literal["dicts"], **unknown: Never) -> dict[str, Any]: ...
+@names_its_keywords
+def show_config(mode: str = "stdout", **unknown: Never) -> dict[str, Any] | None:
     """Print version, instruction set, threads and NumPy's version: what a bug report needs.
+
+    mode="dicts" returns them as a dictionary that JSON can hold, and prints nothing; NumPy's
+    function of this name has the same two modes.
+
+    Raises
+    ------
+    ValueError: another mode.
 
     >>> mha.show_config()  # doctest: +ELLIPSIS
     mha ...
       instruction set: ...
+    >>> mha.show_config(mode="dicts")["threads"] == mha.get_num_threads()
+    True
     """
+    if unknown:
+        raise unknown_keyword(show_config, unknown)
     from mha import __version__
 
-    print(f"mha {__version__}")
-    available = ", ".join(_core.instruction_sets())
-    print(f"  instruction set: {instruction_set()} (of {available})")
-    print(f"  threads:         {get_num_threads()}")
-    print(f"  NumPy:           {np.__version__}")
-    print(f"  Python:          {platform.python_version()} on {platform.machine()}")
+    found: dict[str, Any] = {
+        "mha": __version__, "instruction_set": instruction_set(),
+        "instruction_sets": list(_core.instruction_sets()), "threads": get_num_threads(),
+        "NumPy": np.__version__, "Python": platform.python_version(),
+        "machine": platform.machine()}
+    if mode == "dicts":
+        return found
+    if mode != "stdout":
+        raise ValueError(f'mode: got {mode!r}, wanted "stdout" or "dicts"')
+    print(f"mha {found['mha']}")
+    available = ", ".join(found["instruction_sets"])
+    print(f"  instruction set: {found['instruction_set']} (of {available})")
+    print(f"  threads:         {found['threads']}")
+    print(f"  NumPy:           {found['NumPy']}")
+    print(f"  Python:          {found['Python']} on {found['machine']}")
+    return None
 
 
 def warn_of_wrong_environment() -> None:

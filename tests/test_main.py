@@ -1,5 +1,6 @@
 """python -m mha prints the configuration and the race; what the race computes is right."""
 
+import json
 import re
 import subprocess
 import sys
@@ -24,6 +25,19 @@ def test_help_is_help():
     done = subprocess.run([sys.executable, "-m", "mha", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "race" in done.stdout and "median" not in done.stdout
+
+
+def test_json_is_all_that_is_printed():
+    done = subprocess.run([sys.executable, "-m", "mha", "--json"], capture_output=True, text=True,
+                          timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = json.loads(done.stdout)
+    assert printed["config"] == mha.show_config(mode="dicts")
+    assert [one["name"] for one in printed["race"]] == [case.name for case in race.make_cases()]
+    for one in printed["race"]:
+        assert np.isclose(one["times_as_fast"], one["numpy_seconds"] / one["mha_seconds"])
+        assert one["steady"] in (True, False)
+    assert 0 <= printed["largest_difference"] < 1e-5
 
 
 def test_the_configuration_comes_first(lines):

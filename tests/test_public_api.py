@@ -135,9 +135,9 @@ SIGNATURES = {
     "get_num_threads": "",
     "threads": "num_threads",
     "instruction_set": "",
-    "show_config": "",
+    "show_config": "mode='stdout'",
 }
-NEVER_RAISE = {"get_num_threads", "instruction_set", "show_config", "MultiHeadAttention.parameters",
+NEVER_RAISE = {"get_num_threads", "instruction_set", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
                "MultiHeadAttention.unfreeze", "KVCache.reset", "parameters.layouts"}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
@@ -298,6 +298,7 @@ CALLS = {
         "additive_attention", "additive_attention_vjp")},
     **{name: (functools.partial(getattr(mha, name), num_heads=2), [X] * 7) for name in (
         "multi_head_attention", "multi_head_attention_vjp")},
+    "show_config": (mha.show_config, []),
     "linear": (mha.linear, [X, X]), "linear_vjp": (mha.linear_vjp, [X, X]),
     "split_heads": (mha.split_heads, [X, 2]), "merge_heads": (mha.merge_heads, [X]),
     "merge_attention": (mha.merge_attention, [[X], [X]]),

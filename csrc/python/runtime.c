@@ -45,6 +45,14 @@ PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads) {
     Py_RETURN_NONE;
 }
 
+/* The process's threads for whoever finds this extension by its file, as threadpoolctl does
+ * (mha/compat/threadpoolctl.py); names of their own, since a libmha may be loaded, too. */
+#define SEEN_OUTSIDE __attribute__((visibility("default")))
+SEEN_OUTSIDE int mha_extension_get_num_threads(void);
+SEEN_OUTSIDE void mha_extension_set_num_threads(int num_threads);
+int mha_extension_get_num_threads(void) { return mha_get_num_threads(); }
+void mha_extension_set_num_threads(int num_threads) { mha_set_num_threads(num_threads); }
+
 /* The address of an mha_team, 0 for none. */
 PyObject *mha_py_use_team(PyObject *module, PyObject *address) {
     (void)module;

@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 
 _ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook",
-             "transformers")
+             "threadpoolctl", "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:

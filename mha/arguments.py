@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mha import _core
+
 
 def as_array(array: Any, name: str) -> NDArray[Any]:
     """numpy.asarray, or from_dlpack where that is all that is offered, with the argument's name in
     front of its errors; bfloat16 by DLPack, which NumPy does not know."""
     if type(array) is np.ndarray:
         return array
+    _core.refuse_other_kinds(array, name)
     offers = [hasattr(array, way) for way in ("__array__", "__array_interface__", "__dlpack__")]
     try:
         return np.from_dlpack(array) if offers == [False, False, True] else np.asarray(array)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         if offers[2]:
-            from mha import _core
-
             bfloat16 = _core.bfloat16_from_dlpack(array, name)
             if bfloat16 is not None:
                 return bfloat16

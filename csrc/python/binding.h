@@ -44,6 +44,7 @@ MHA_PY_FUNCTION(prepare_heads_backward);
 MHA_PY_FUNCTION(rotary);
 MHA_PY_FUNCTION(rotary_backward);
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_refuse_other_kinds(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_bfloat16_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs);

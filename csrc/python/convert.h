@@ -8,8 +8,12 @@
 #include "binding.h"
 
 /* np.asarray(object), or numpy.from_dlpack where that is all it offers; bfloat16 by DLPack where
- * NumPy takes neither. New reference. */
+ * NumPy takes neither. Other kinds of arrays are a TypeError. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
+
+/* 0, or -1 with a TypeError: sparse and masked arrays, and numbers with a unit, which NumPy would
+ * take without what they mean. */
+int mha_refuse_other_kinds(PyObject *object, const char *name);
 
 /* *array becomes a read-only view of the bfloat16 that an object offers by DLPack, which keeps its
  * memory; NULL where it offers none. 0, or -1 with the exception. */

@@ -27,6 +27,7 @@ static PyMethodDef methods[] = {
     FASTCALL(rotary),
     FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),
+    FUNCTION(refuse_other_kinds, METH_FASTCALL),
     FUNCTION(round_numbers, METH_FASTCALL),
     FUNCTION(bfloat16_from_dlpack, METH_FASTCALL),
     FUNCTION(arrays_of_tensors, METH_FASTCALL),

@@ -1,0 +1,152 @@
+/* Anything that NumPy makes an array of, and what it should not. */
+#include "convert.h"
+
+/* Raises the pending exception's type again, with the argument's name in front. */
+static void name_pending_error(PyObject *object, const char *name) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_ValueError) ||
+                         PyErr_GivenExceptionMatches(type, PyExc_TypeError))) {
+        PyObject *raised = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError
+                                                                               : PyExc_TypeError;
+        PyErr_Format(raised, "%s: got %s, wanted an array, but NumPy could not make one: %S", name,
+                     Py_TYPE(object)->tp_name, value == NULL ? Py_None : value);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+}
+
+/* 1 or 0, or -1 with the exception: a MemoryError, or what is no Exception. */
+static int has_attribute(PyObject *object, const char *name) {
+    PyObject *attribute = PyObject_GetAttrString(object, name);
+    if (attribute == NULL &&
+        (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception))) {
+        return -1;
+    }
+    PyErr_Clear();
+    Py_XDECREF(attribute);
+    return attribute != NULL;
+}
+
+/* Arrays of which only a part would arrive, without what they mean: by two names that they have. */
+static const struct other_kind {
+    const char *names[2], *got, *wanted;
+} OTHER_KINDS[] = {
+    {{"nnz", "tocsr"}, "a sparse array", "a dense one: its .toarray()"},
+    {{"mask", "filled"},
+     "a masked array",
+     "a plain one: its .filled(0), and mask= where it counts"},
+    {{"unit", "to_value"}, "numbers with a unit", "plain ones: its .value"},
+    {{"units", "magnitude"}, "numbers with a unit", "plain ones: its .magnitude"},
+};
+
+int mha_refuse_other_kinds(PyObject *object, const char *name) {
+    if (PyArray_CheckExact(object) || PyList_CheckExact(object) || PyTuple_CheckExact(object) ||
+        PyFloat_CheckExact(object) || PyLong_CheckExact(object)) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof OTHER_KINDS / sizeof *OTHER_KINDS; i++) {
+        const struct other_kind *kind = &OTHER_KINDS[i];
+        int has = has_attribute(object, kind->names[0]);
+        has = has > 0 ? has_attribute(object, kind->names[1]) : has;
+        if (has > 0) {
+            PyErr_Format(PyExc_TypeError, "%s: got %s (%s), wanted %s", name, kind->got,
+                         Py_TYPE(object)->tp_name, kind->wanted);
+        }
+        if (has != 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *mha_py_refuse_other_kinds(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    (void)module;
+    const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
+    if (name == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "refuse_other_kinds takes an array and a name");
+        }
+        return NULL;
+    }
+    if (mha_refuse_other_kinds(args[0], name) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* 1 or 0, or -1 with the exception. */
+static int only_offers_dlpack(PyObject *object) {
+    static const char *const others[] = {"__array__", "__array_interface__"};
+    const int offers = has_attribute(object, "__dlpack__");
+    if (offers <= 0 || PyObject_CheckBuffer(object)) {
+        return offers < 0 ? -1 : 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        const int offers_other = has_attribute(object, others[i]);
+        if (offers_other != 0) {
+            return offers_other < 0 ? -1 : 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *from_dlpack(PyObject *object) {
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy == NULL) {
+        return NULL;
+    }
+    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
+    Py_DECREF(numpy);
+    return array;
+}
+
+/* In place of the pending exception of NumPy: the bfloat16 that it did not know, or that exception
+ * with the argument's name in front. */
+static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
+    PyObject *type, *value, *traceback;
+    PyArrayObject *array = NULL;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyErr_Fetch(&type, &value, &traceback);
+    const int offers = has_attribute(object, "__dlpack__");
+    const int failed = offers > 0 ? mha_bfloat16_from_dlpack(object, name, &array) : offers;
+    if (failed < 0 || array != NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return array;
+    }
+    PyErr_Restore(type, value, traceback);
+    name_pending_error(object, name);
+    return NULL;
+}
+
+PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+    PyObject *array;
+    if (PyArray_CheckExact(object)) {
+        Py_INCREF(object);
+        return (PyArrayObject *)object;
+    }
+    if (object == Py_None) {
+        PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
+        return NULL;
+    }
+    if (mha_refuse_other_kinds(object, name) < 0) {
+        return NULL;
+    }
+    const int is_dlpack = only_offers_dlpack(object);
+    if (is_dlpack < 0) {
+        return NULL;
+    }
+    if (is_dlpack) {
+        array = from_dlpack(object);
+    } else {
+        array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
+    }
+    return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
+}

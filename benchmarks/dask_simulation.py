@@ -1,15 +1,17 @@
 """Many workers, simulated: the graph of causal attention with the measured seconds and bytes of a
 task, and a network.
 
-A worker computes one task at a time and meanwhile fetches what its next ones need; its link, in and
-out, carries one transfer at a time. Tasks come in the order of their numbers and go to the worker
-that can begin first, as distributed's scheduler tries to; handing one out takes the scheduler its
-own time. Chunks of query, key and value lie on the workers in turn at the start.
+A worker computes one task at a time and meanwhile fetches what its next one needs; its link, in and
+out, carries one transfer at a time. A task is handed out when its inputs exist, the one with the
+lowest number first, to the worker with a free place that can begin first, as distributed's
+scheduler tries to; handing one out takes the scheduler its own time. Chunks of query, key and value
+lie on the workers in runs at the start.
 
     python benchmarks/dask_simulation.py [--chunks 64]   # of what dask_scaling.json measured
 """
 
 import argparse
+import heapq
 import json
 from pathlib import Path
 
@@ -42,46 +44,46 @@ def causal_graph(chunks, measured, split_every=8):
 
 
 class Cluster:
-    """The state of a simulation: when each worker's CPU and link are free, and what lies where."""
+    """The state of a simulation: when each worker's CPU and links are free, and what lies where."""
 
     def __init__(self, workers, bytes_a_second, measured):
         self.cpu, self.link_in, self.link_out = (np.zeros(workers) for _ in range(3))
         self.rate, self.scheduler = bytes_a_second, measured["scheduler_seconds"]
         self.places = {}  # of a result: worker -> when it is there
         self.sizes = {}
-        self.moved, self.busy = 0, 0.0
+        self.moved, self.busy, self.next_turn = 0, 0.0, 0.0
 
     def put(self, name, worker, size, when=0.0):
         self.places[name], self.sizes[name] = {worker: when}, size
 
-    def begin_on(self, worker, inputs, handed_out):
+    def begin_on(self, worker, inputs, now):
         """About when a task could begin there."""
-        missing = [name for name in inputs if worker not in self.places[name]]
-        ready = max((min(self.places[name].values()) for name in missing), default=0.0)
-        fetching = sum(self.sizes[name] for name in missing) / self.rate
-        return max(self.cpu[worker], handed_out, max(ready, self.link_in[worker]) + fetching)
+        missing = sum(self.sizes[name] for name in inputs if worker not in self.places[name])
+        fetched = max(self.link_in[worker], now) + missing / self.rate if missing else now
+        return max(self.cpu[worker], fetched)
 
-    def fetch(self, name, worker, handed_out):
+    def fetch(self, name, worker, now):
         """When an input is there."""
         there = self.places[name]
         if worker not in there:
             source = min(there, key=lambda other: max(self.link_out[other], there[other]))
-            begin = max(self.link_out[source], self.link_in[worker], there[source], handed_out)
+            begin = max(self.link_out[source], self.link_in[worker], there[source], now)
             end = begin + self.sizes[name] / self.rate
             self.link_out[source] = self.link_in[worker] = there[worker] = end
             self.moved += self.sizes[name]
         return there[worker]
 
-    def run(self, number, name, seconds, size, inputs):
-        handed_out = (number + 1) * self.scheduler
-        holders = {worker for given in inputs for worker in self.places[given]}
-        candidates = holders | {int(np.argmin(self.cpu))}
-        worker = min(candidates, key=lambda one: (self.begin_on(one, inputs, handed_out), one))
-        ready = max(self.fetch(given, worker, handed_out) for given in inputs)
-        end = max(self.cpu[worker], ready, handed_out) + seconds
-        self.cpu[worker] = end
+    def run(self, worker, now, name, seconds, size, inputs):
+        """When the task, which the scheduler hands out now, is done."""
+        self.next_turn = now = max(now, self.next_turn) + self.scheduler
+        ready = max(self.fetch(given, worker, now) for given in inputs)
+        end = self.cpu[worker] = max(self.cpu[worker], ready, now) + seconds
         self.busy += seconds
         self.put(name, worker, size, end)
+        return end
+
+
+PLACES = 2  # tasks that a worker has at a time: one computes, one fetches
 
 
 def simulate(chunks, workers, bytes_a_second, measured):
@@ -90,8 +92,29 @@ def simulate(chunks, workers, bytes_a_second, measured):
     for row in range(chunks):
         for name in ("query", "key", "value"):
             cluster.put((name, row), row * workers // chunks, measured["chunk_bytes"])
-    for number, task in enumerate(causal_graph(chunks, measured)):
-        cluster.run(number, *task)
+    tasks = causal_graph(chunks, measured)
+    waits_for = {number: {name for name in task[3] if name not in cluster.places}
+                 for number, task in enumerate(tasks)}
+    readers = {}
+    for number, names in waits_for.items():
+        for name in names:
+            readers.setdefault(name, []).append(number)
+    ready = [number for number, names in waits_for.items() if not names]  # sorted: a heap
+    free, ends, now = dict.fromkeys(range(workers), PLACES), [], 0.0
+    while ready or ends:
+        while ready and free:
+            task = tasks[heapq.heappop(ready)]
+            worker = min(free, key=lambda one: (cluster.begin_on(one, task[3], now), one))
+            heapq.heappush(ends, (cluster.run(worker, now, *task), worker, task[0]))
+            free[worker] -= 1
+            if free[worker] == 0:
+                del free[worker]
+        now, worker, name = heapq.heappop(ends)
+        free[worker] = free.get(worker, 0) + 1
+        for number in readers.get(name, ()):
+            waits_for[number].discard(name)
+            if not waits_for[number]:
+                heapq.heappush(ready, number)
     seconds = float(cluster.cpu.max())
     return seconds, cluster.busy / seconds / workers, cluster.moved
 

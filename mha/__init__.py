@@ -43,12 +43,14 @@ from mha.runtime import warn_of_wrong_environment as _warn_of_wrong_environment
 
 if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import compat as compat
+    from mha import dask as dask
     from mha import importance as importance
     from mha import masks as masks
     from mha import parameters as parameters
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
+    from mha.attention_backward import scaled_dot_product_attention_backward
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
     from mha.varlen import (
@@ -103,7 +105,10 @@ _LATE = {  # names of these modules, which load when used
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
-        return importlib.import_module(f"mha.{name}")
+        try:
+            return importlib.import_module(f"mha.{name}")
+        except ImportError as error:  # of what dask needs: hasattr() and help() go on without
+            raise AttributeError(str(error)) from error
     if name in _LATE:
         module = importlib.import_module(f"mha.{_LATE[name]}")
         return globals().setdefault(name, getattr(module, name))
@@ -111,4 +116,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_SUBMODULES])
+    missing = {"dask"} if importlib.util.find_spec("dask") is None else set()
+    return sorted({*__all__, *_SUBMODULES} - missing)

@@ -36,7 +36,7 @@ def merge_heads(x: ArrayLike, /) -> NDArray[Any]: ...
 def scaled_dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, options: AttentionOptions, /, *,
     return_weights: bool = False, return_lse: bool = False, out: NDArray[Any] | None = None,
-    keep: bool = False, head_gate: ArrayLike | None = None
+    keep: bool = False, head_gate: ArrayLike | None = None, exact_lse: bool = False
 ) -> Any: ...
 def scaled_dot_product_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /

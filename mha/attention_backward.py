@@ -8,7 +8,8 @@ from typing import Unpack
 from numpy.typing import ArrayLike
 
 from mha import _core
-from mha.arguments import as_seed, wanted_names
+from mha.arguments import as_array, as_seed, wanted_names
+from mha.dropout import check_rng
 from mha.gradients import ScaledDotProductAttentionGradients
 from mha.options import ATTENTION, AttentionKeywords, attention_options, takes_options
 
@@ -31,9 +32,11 @@ def scaled_dot_product_attention_backward(
     ----------
     query, key, value : as in `scaled_dot_product_attention`
     output : array (..., heads, query_len, value_head_dim)
-        The output over all keys, as one call gives it, or `merge_attention` of several.
+        The output over all keys, as one call gives it, or `merge_attention` of several. Of halves
+        best in float32, as a float32 query gives it: what was rounded away is missing here.
     lse : array (..., heads, query_len)
-        The log-sum-exp over all keys: weights are exp(score - lse), as exact as lse is.
+        The log-sum-exp over all keys, of the same scores: weights are exp(score - lse), as exact as
+        lse is, which may be float64.
     grad_output : array (..., heads, query_len, value_head_dim)
         The gradient of a loss with respect to the output.
     grad_lse : array (..., heads, query_len), optional
@@ -65,8 +68,14 @@ def scaled_dot_product_attention_backward(
     """
     wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
     chosen = attention_options(scaled_dot_product_attention_backward, options)
-    if chosen.rng is not None:
+    if chosen.rng is not None and not (type(chosen.dropout) is float and chosen.dropout == 0):
         chosen = chosen._replace(rng=as_seed(chosen.rng, "rng"))
+    elif chosen.rng is not None:
+        check_rng(chosen.rng)
+        chosen = chosen._replace(rng=None)
+    # First what may run code of the gradients' own: the call keeps views of all else.
+    grad_output = as_array(grad_output, "grad_output")
+    grad_lse = None if grad_lse is None else as_array(grad_lse, "grad_lse")
     kept = _core.kept_attention(query, key, value, output, lse, chosen)
     return ScaledDotProductAttentionGradients(
         **_core.scaled_dot_product_attention_backward(kept, grad_output, grad_lse, wanted))

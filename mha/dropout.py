@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha import _core
-from mha.arguments import as_seed, no_memory
+from mha.arguments import as_ints, as_seed, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
 from mha.options import DEFAULTS, AttentionOptions, RandomSource
 
@@ -59,10 +59,7 @@ def dropout_mask(shape: Sequence[int], p: float, seed: int, *,
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
         raise TypeError(f"shape: got {shape!r}, wanted a tuple of ints") from None
-    try:
-        firsts = tuple(operator.index(first) for first in offsets)
-    except TypeError:
-        raise TypeError(f"offsets: got {offsets!r}, wanted four ints") from None
+    firsts = tuple(as_ints(offsets, "offsets"))
     if any(size >= 2**63 for size in sizes):  # the core counts in int64
         raise no_memory("shape", sizes)
     return _core.dropout_mask(sizes, p, as_seed(seed, "seed"), firsts)

@@ -196,7 +196,7 @@ OPTIONS = {
         "Salmon et al. 2011, \"Parallel Random Numbers\"",
         (("seed generator random_state", "rng="),)),
     "dropout_offsets": Option(
-        "(batch, head, query, key), ints >= 0, optional",
+        "(batch, head, query, key), ints in [0, 2^32), optional",
         "Which batch item, head, query and key of the dropout's mask the first ones here are, where"
         " this is a part of a larger attention: the parts drop what the whole would.",
         "Dao 2023, \"FlashAttention-2\", section 3.1: dropout by position"),

@@ -53,7 +53,7 @@ done
 if [ ! -d "$site/numpy" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site" \
         --only-binary=:all: --implementation cp --python-version "$version" --abi "$abi" --abi none \
-        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100,<6.156' matplotlib tqdm 'dask[array]'
+        "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100,<6.156' matplotlib tqdm ml_dtypes
 fi
 
 # The extension twice: sanitized for the threads, plain for the suite.

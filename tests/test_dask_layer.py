@@ -79,7 +79,9 @@ def test_the_layer_is_one_node_and_its_parameters_a_copy():
     ((da.ones((2, 10, 16), chunks=(2, 5, 8)),), {}, "query: got 2 chunks along its last axis"),
     ((da.ones(16),), {}, "query: got shape"),
     ((da.ones((2, 10, 16)).astype(complex),), {}, "query"),
-    ((da.ones((2, 10, 16)),), {"positions": [1, 2]}, r"positions: got shape \(2,\), wanted \(10"),
+    ((da.ones((2, 10, 16)),), {"positions": [1, 2]}, "positions: got some, .* no rotary"),
+    ((da.ones((2, 10, 16)),), {"mask": np.ones((2, 10, 10), bool)}, r"mask: .* mask\[:, None\]"),
+    ((da.ones((2, 10, 16)), da.ones((10, 16))), {}, "key: got shape .* as many axes as query"),
     ((da.ones((2, 10, 16)),), {"cache": None}, "cache: "),
     ((da.ones((2, 10, 16)),), {"training": 1}, "training: "),
     ((da.ones((2, 10, 16)), da.ones((3, 10, 16))), {}, "key: got the batch axes"),
@@ -88,6 +90,40 @@ def test_errors(arguments, options, message):
     layer = mha.dask.MultiHeadAttention(mha.MultiHeadAttention(16, 2))
     with pytest.raises((TypeError, ValueError), match=message):
         layer(*arguments, **options)
+
+
+def test_positions_that_do_not_fit():
+    layer = mha.dask.MultiHeadAttention(mha.MultiHeadAttention(16, 2, rotary=mha.Rotary(8)))
+    with pytest.raises(ValueError, match=r"positions: got shape \(2,\), wanted \(10,\)"):
+        layer(da.ones((2, 10, 16)), positions=[1, 2])
+
+
+def test_numpy_arrays_are_cut_as_the_others():
+    rng = np.random.default_rng(0)
+    layer = mha.MultiHeadAttention(16, 2, rng=0, dtype=np.float64)
+    query, key = rng.standard_normal((4, 30, 16)), rng.standard_normal((4, 20, 16))
+    for arrays in ((da.from_array(query, chunks=(1, 7, 16)), key),
+                   (query, da.from_array(key, chunks=((3, 1), 6, 16)))):
+        got = mha.dask.MultiHeadAttention(layer)(*arrays).compute()
+        assert relative_error(got, layer(query, key)) < 1e-13
+
+
+@pytest.mark.parametrize("lengths", [13, np.arange(40), da.from_array(np.arange(40), chunks=9)])
+def test_lengths_of_one_sequence(lengths):
+    layer = mha.MultiHeadAttention(16, 2, rng=0, dtype=np.float64)
+    x = np.random.default_rng(0).standard_normal((40, 16))
+    got = mha.dask.MultiHeadAttention(layer)(da.from_array(x, chunks=(9, 16)), key_lengths=lengths)
+    assert relative_error(got.compute(), layer(x, key_lengths=np.asarray(lengths))) < 1e-13
+
+
+class Own(mha.MultiHeadAttention):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def test_a_layer_whose_call_is_its_own():
+    with pytest.raises(TypeError, match="layer: got Own, whose call is its own"):
+        mha.dask.MultiHeadAttention(Own(16, 2))
 
 
 def test_what_is_no_layer():

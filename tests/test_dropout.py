@@ -65,7 +65,8 @@ def test_a_part_drops_what_the_whole_would(offsets):
 
 @pytest.mark.parametrize(("offsets", "message"), [
     ((1, 2, 3), "offsets: got 3 entries, wanted four"), ((0, 0, 0, -1), "offsets: got -1, wanted"),
-    (5, "offsets: got 5, wanted four ints"), ("abcd", "offsets: got 'abcd', wanted four ints")])
+    (5, "offsets: got int, wanted a list of ints"), ((True, 0, 0, 0), "offsets: got bool, wanted"),
+    ("abcd", "offsets: got str, wanted"), ((0, 0, 0, 2**32), "offsets: got 4294967296, wanted at")])
 def test_offsets_that_are_none(offsets, message):
     with pytest.raises((ValueError, TypeError), match=message):
         mha.dropout_mask((3, 4), 0.5, 1, offsets=offsets)

@@ -37,6 +37,16 @@ def test_from_file_to_file(tmp_path):
     assert (tmp_path / "tokens.npy").stat().st_mtime_ns == before  # what is there is taken
 
 
+def test_a_file_of_ones_own_is_never_written_over(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.full((50, 256), 7, np.float32))
+    printed = run(tmp_path, "--tokens", "60")
+    assert printed.returncode == 1
+    assert "got an array (50, 256) of float32, wanted (60, 256)" in printed.stderr
+    assert run(tmp_path, "--workers", "1").returncode == 0
+    assert (np.load(tmp_path / "tokens.npy") == 7).all()
+    assert np.load(tmp_path / "attended.npy").shape == (50, 256)
+
+
 @pytest.mark.parametrize("wrong", [("--tokens", "0"), ("--window", "-1"), ("--chunk", "x")])
 def test_wrong_arguments(tmp_path, wrong):
     printed = run(tmp_path, *wrong)

@@ -347,7 +347,13 @@ int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_
         return -1;
     }
     for (int side = 0; side < SIDES; side++) {
-        if (mha_convert_int(PyTuple_GET_ITEM(object, side), name, 0, sides[side]) < 0) {
+        PyObject *item = PyTuple_GET_ITEM(object, side);
+        if (mha_convert_int(item, name, 0, sides[side]) < 0) {
+            return -1;
+        }
+        if (*sides[side] > MHA_MOST_DROPOUT_OFFSET) {
+            PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, item,
+                         (long long)MHA_MOST_DROPOUT_OFFSET);
             return -1;
         }
     }

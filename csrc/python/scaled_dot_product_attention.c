@@ -13,6 +13,7 @@ enum argument {
     OUT,
     KEEP,
     HEAD_GATE,
+    EXACT_LSE,
     NUM_ARGUMENTS
 };
 
@@ -25,6 +26,7 @@ static const argument_form FORMS[NUM_ARGUMENTS] = {
     [OUT] = {"out", AS_IT_IS},
     [KEEP] = {"keep", AS_FLAG},
     [HEAD_GATE] = {"head_gate", AS_REAL},
+    [EXACT_LSE] = {"exact_lse", AS_FLAG},
 };
 
 static void clear(void *given) {
@@ -33,6 +35,7 @@ static void clear(void *given) {
     mha_clear_options(&call->options);
     mha_clear_results(&call->results);
     Py_CLEAR(call->head_gate);
+    Py_CLEAR(call->exact_lse);
 }
 
 /* Whether two indices may meet in one element: an axis steps less far than those with smaller
@@ -142,6 +145,16 @@ static PyArrayObject *output_array(PyObject *const *arguments, const attention_i
     return (PyArrayObject *)out;
 }
 
+/* lse in float64, beside the output alone. */
+static int want_exact_lse(attention_call *call) {
+    const attention_inputs *inputs = &call->inputs;
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = mha_output_shape(inputs, shape);
+    call->results.statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
+    call->exact_lse = mha_new_array(axes - 1, shape, NPY_FLOAT64, "lse");
+    return call->results.statistics == NULL || call->exact_lse == NULL ? -1 : 0;
+}
+
 static int convert(void *given, PyObject **arguments) {
     attention_call *call = given;
     attention_inputs *inputs = &call->inputs;
@@ -170,7 +183,7 @@ static int convert(void *given, PyObject **arguments) {
                           mha_typenum(inputs->dtype), "output");
         return results->statistics == NULL || results->kept_output == NULL ? -1 : 0;
     }
-    return 0;
+    return arguments[EXACT_LSE] == Py_True ? want_exact_lse(call) : 0;
 }
 
 bool mha_point_attention_call(void *given) {
@@ -184,16 +197,27 @@ bool mha_point_attention_call(void *given) {
 
 static PyObject *results(void *given) {
     attention_call *call = given;
+    if (call->exact_lse != NULL) {
+        Py_XSETREF(call->results.lse, call->exact_lse);
+        call->exact_lse = NULL;
+    }
     return mha_pack_or_keep(&call->results, MHA_KEPT_ATTENTION, call, sizeof *call, clear);
 }
 
-MHA_CORE_WORKSPACE(scaled_dot_product_attention_workspace, mha_attention)
-MHA_CORE_RUN(scaled_dot_product_attention_forward, mha_attention)
+static mha_status workspace(const void *given, int num_threads, size_t *bytes) {
+    const attention_call *call = given;
+    return mha_scaled_dot_product_attention_workspace(&call->attention, num_threads, bytes);
+}
+
+static mha_status forward(const void *given, mha_execution *execution) {
+    const attention_call *call = given;
+    const mha_exact_lse exact = {&call->attention, (double *)mha_data_or_null(call->exact_lse)};
+    const mha_status status = mha_scaled_dot_product_attention_forward(&call->attention, execution);
+    return status != MHA_OK || exact.lse == NULL ? status
+                                                 : mha_exact_lse_forward(&exact, execution);
+}
 
 MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, .forms = FORMS,
                     .count = NUM_ARGUMENTS, .by_position = OPTIONS + 1, .options = OPTIONS,
-                    .convert = convert, .point = mha_point_attention_call,
-                    .workspace = core_scaled_dot_product_attention_workspace,
-                    .forward = core_scaled_dot_product_attention_forward,
-                    .problem = offsetof(attention_call, attention), .results = results,
-                    .clear = clear)
+                    .convert = convert, .point = mha_point_attention_call, .workspace = workspace,
+                    .forward = forward, .results = results, .clear = clear)

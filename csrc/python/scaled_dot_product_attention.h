@@ -12,6 +12,7 @@ typedef struct attention_call {
     converted_options options;
     attention_results results;
     PyArrayObject *head_gate; /* or NULL: of a layer's cache, and never on the way back */
+    PyArrayObject *exact_lse; /* or NULL: instead of lse */
     bool sees_part;           /* the results that it keeps are of more keys */
     mha_attention attention;  /* the problem */
 } attention_call;

@@ -13,6 +13,7 @@ from mha.dask import tasks
 from mha.dask.graph import Key, Task, TaskRef, Tasks, array_of, join_by_tree
 from mha.dask.plan import Plan, plan_of
 from mha.dask.tasks import ARRAYS
+from mha.dropout import drawn
 from mha.options import ATTENTION, AttentionKeywords, attention_options, takes_options
 
 DaskOrArray: TypeAlias = da.Array | ArrayLike
@@ -64,7 +65,9 @@ def scaled_dot_product_attention(
     (1, 8, 1000, 64)
     """
     chosen = attention_options(scaled_dot_product_attention, options)
-    plan, arrays = plan_of(query, key, value, chosen, split_every, scaled_dot_product_attention)
+    with drawn(chosen) as drawn_options:
+        plan, arrays = plan_of(query, key, value, drawn_options, split_every,
+                               scaled_dot_product_attention)
     graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
                                             list(arrays.values()))
     results = [output_of(plan, graph, arrays["value"].shape[-1])]
@@ -107,7 +110,7 @@ def lse_of(plan: Plan, graph: HighLevelGraph) -> da.Array:
 
 
 def write_lse(plan: Plan) -> dict[Key, Task]:
-    return _of_each_block(plan, "lse", (), tasks.lse_of)
+    return _of_each_block(plan, "lse", (), tasks.rounded_lse, plan.call.computed)
 
 
 def _of_each_block(plan: Plan, what: str, last: Key, take: Any, *arguments: Any) -> dict[Key, Task]:

@@ -12,6 +12,7 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
+import mha
 from mha.arguments import wanted_names
 from mha.dask import tasks
 from mha.dask.attention import DaskOrArray, output_of, write_joined
@@ -19,6 +20,7 @@ from mha.dask.cuts import as_dask
 from mha.dask.graph import Key, Task, TaskRef, Tasks, array_of, join_by_tree
 from mha.dask.plan import Plan, locator_of_result, plan_of
 from mha.dask.tasks import ARRAYS
+from mha.dropout import drawn
 from mha.gradients import ScaledDotProductAttentionGradients
 from mha.options import ATTENTION, AttentionKeywords, attention_options, takes_options
 
@@ -42,8 +44,8 @@ def scaled_dot_product_attention_vjp(
     -------
     (output, pullback). pullback(grad_output, grad_lse=None) returns the gradients by name, dask
     arrays in the chunks of the attention. A part's gradient comes from the output and log-sum-exp
-    over all keys, which are computed before: persist() them with the output, or compute everything
-    together, so that they are computed once.
+    over all keys, which are computed before: `dask.compute(output, *gradients)` does that once, and
+    each compute() of its own once more.
 
     Raises
     ------
@@ -60,7 +62,9 @@ def scaled_dot_product_attention_vjp(
     """
     wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
     chosen = attention_options(scaled_dot_product_attention_vjp, options)
-    plan, arrays = plan_of(query, key, value, chosen, split_every, scaled_dot_product_attention_vjp)
+    with drawn(chosen) as drawn_options:
+        plan, arrays = plan_of(query, key, value, drawn_options, split_every,
+                               scaled_dot_product_attention_vjp)
     graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
                                             list(arrays.values()))
     output = output_of(plan, graph, arrays["value"].shape[-1])
@@ -98,35 +102,47 @@ class GradientPlan:
 def _gradients(plan: Plan, output: da.Array, arrays: dict[str, da.Array], wanted: set[str],
                grad_output: DaskOrArray,
                grad_lse: DaskOrArray | None) -> ScaledDotProductAttentionGradients:
-    given = {"grad_output": _cut_like_result(grad_output, "grad_output", output.chunks)}
+    given = {"grad_output": _cut_like_result(grad_output, "grad_output", output.chunks, plan)}
     if grad_lse is not None:
-        given["grad_lse"] = _cut_like_result(grad_lse, "grad_lse", output.chunks[:-1])
+        given["grad_lse"] = _cut_like_result(grad_lse, "grad_lse", output.chunks[:-1], plan)
     names = frozenset(name for name in ScaledDotProductAttentionGradients._fields
                       if name in wanted and name in arrays)
     backward = BackwardPlan(
         plan.with_arrays({name: (array, locator_of_result(array, plan.cuts))
                           for name, array in given.items()}),
         names, tokenize(plan.token, sorted(names), *(array.name for array in given.values())))
-    graph = HighLevelGraph.from_collections(
-        backward.name("gradients"), Tasks(write_parts, backward),
-        [output, *arrays.values(), *given.values()])
+    name = backward.name("gradients")
+    below = HighLevelGraph.from_collections(
+        name, Tasks(write_parts, backward), [output, *arrays.values(), *given.values()])
+    # The parts read what the output was rounded from; the output itself may be another by now, of
+    # persist(), without what is below it.
+    graph = HighLevelGraph(below.layers, {**below.dependencies, name: {
+        plan.name("joined"), *(array.name for array in (*arrays.values(), *given.values()))}})
     found: dict[str, da.Array | None] = dict.fromkeys(ScaledDotProductAttentionGradients._fields)
-    for name in names:
-        of_array = GradientPlan(backward, name, arrays[name].chunks, arrays[name].dtype)
-        found[name] = array_of(backward.name(f"grad-{name}"), Tasks(write_sums, of_array), graph,
-                               [backward.name("gradients")], arrays[name].chunks,
-                               _type_of_gradient(arrays[name].dtype, plan))
+    for array in names:
+        of_array = GradientPlan(backward, array, arrays[array].chunks,
+                                _type_of_gradient(array, arrays[array].dtype, plan))
+        found[array] = array_of(backward.name(f"grad-{array}"), Tasks(write_sums, of_array), graph,
+                                [name], of_array.chunks, of_array.dtype)
     return ScaledDotProductAttentionGradients(**found)
 
 
-def _type_of_gradient(given: np.dtype[Any], plan: Plan) -> np.dtype[Any]:
-    """Halves keep their type; everything else has that of the arithmetic."""
-    return given if given.itemsize == 2 and given.kind in "fV" else plan.call.computed
+def _type_of_gradient(name: str, given: np.dtype[Any], plan: Plan) -> np.dtype[Any]:
+    """Of halves among query, key and value it is theirs, else that of the arithmetic."""
+    is_half = given.itemsize == 2 and given.kind in "fV" and name in ("query", "key", "value")
+    return given.newbyteorder("=") if is_half else plan.call.computed
 
 
-def _cut_like_result(array: Any, name: str, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
+def _cut_like_result(array: Any, name: str, chunks: tuple[tuple[int, ...], ...],
+                     plan: Plan) -> da.Array:
     shape = tuple(map(sum, chunks))
     found = as_dask(array, name)
+    # The errors of a type, in the words of the pullback of one call.
+    none = np.zeros((0, 1), plan.rounded)
+    pullback = mha.scaled_dot_product_attention_vjp(none, none, none)[1]
+    grads: dict[str, Any] = {"grad_output": none, "grad_lse": None}
+    grads[name] = np.zeros((0, 1)[:1 if name == "grad_lse" else 2], found.dtype)
+    pullback(**grads)
     if found.shape != shape:
         raise ValueError(f"{name}: got shape {found.shape}, wanted {shape}")
     return found.rechunk(chunks)
@@ -170,10 +186,9 @@ def write_sums(plan: GradientPlan) -> dict[Key, Task]:
         total = leaves[0] if len(leaves) == 1 else (plan.backward.name(f"sum-{plan.array}"), *chunk)
         if not leaves:
             shape = tuple(sizes[at] for at, sizes in zip(chunk, plan.chunks, strict=True))
-            written[key] = Task(key, np.zeros, shape, _type_of_gradient(plan.dtype, forward))
+            written[key] = Task(key, np.zeros, shape, plan.dtype)
             continue
         join_by_tree(written, plan.backward.name(f"sums-{plan.array}"), total, leaves, tasks.add,
                      forward.split_every)
-        written[key] = Task(key, tasks.rounded, TaskRef(total),
-                            _type_of_gradient(plan.dtype, forward))
+        written[key] = Task(key, tasks.rounded, TaskRef(total), plan.dtype)
     return written

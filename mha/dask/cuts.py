@@ -42,7 +42,11 @@ def starts(sizes: Sizes) -> list[int]:
 
 
 def as_dask(array: Any, name: str) -> Any:
-    """A dask array with chunks of known sizes; from anything else one of a single chunk."""
+    """A dask array with chunks of known sizes; from anything else one of a single chunk, but from
+    what holds a dask array that one."""
+    if array is None:
+        raise TypeError(f"{name}: got None, wanted an array")
+    array = _held(array)
     if not isinstance(array, da.Array):
         array = as_array(array, name)
         return da.from_array(array, chunks=array.shape)
@@ -107,6 +111,28 @@ def agreed(given: Sequence[tuple[str, Any, bool]], contiguous_batch: bool) -> tu
     return arrays["query"], arrays["key"], arrays["value"], cuts
 
 
+def is_dask(array: Any) -> bool:
+    return isinstance(_held(array), da.Array)
+
+
+def _held(array: Any) -> Any:
+    """The dask array that an array of xarray's, say, holds; else the array itself."""
+    held = None if isinstance(array, (da.Array, np.ndarray)) else getattr(array, "data", None)
+    return held if isinstance(held, da.Array) else array
+
+
+def adopted(given: Sequence[tuple[str, Any, bool]]) -> list[Any]:
+    """Rows (batch, len, dim) of query, key and value: what came as NumPy's is cut like the others,
+    along the batch and, of key and value, along the keys."""
+    found = []
+    for name, array, was_dask in given:
+        others = [(axis, other.chunks[axis]) for axis in (0, 1) for _, other, other_was in
+                  (given if axis == 0 else given[1:]) if other_was and not was_dask
+                  and (axis == 0 or name != "query") and other.shape[axis] == array.shape[axis]]
+        found.append(array.rechunk(dict(reversed(others))) if others else array)
+    return found
+
+
 def _batch_axes(query: Any) -> int:
     return query.ndim - 3 if query.ndim >= 4 else query.ndim - 2
 
@@ -127,14 +153,17 @@ def _common(given: Sequence[tuple[str, Any, bool]], axis: int) -> Sizes:
 def _contiguous(batch: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
     """Before the last axis that is cut, chunks of one."""
     last = max((axis for axis, sizes in enumerate(batch) if len(sizes) > 1), default=0)
-    return tuple((1,) * sum(sizes) if axis < last else sizes for axis, sizes in enumerate(batch))
+    return tuple((1,) * len(range(sum(sizes))) if axis < last and any(sizes) else sizes
+                 for axis, sizes in enumerate(batch))
 
 
 def _cut_heads(query: Sizes, key: Sizes, value: Sizes) -> tuple[Sizes, Sizes, Sizes]:
     """Chunks of query heads and of key heads, so that each one of the first has its key heads in
     one of the second: all of a chunk, or one for a part of its group. And which."""
     heads, kv_heads = sum(query), sum(key)
-    group = heads // kv_heads if kv_heads else 1
+    if heads == 0:
+        return (0,), (kv_heads,), (0,)
+    group = heads // kv_heads
     of_keys = {*starts(key), *starts(value)}
     for boundary in starts(query):
         of_keys |= {boundary // group, -(-boundary // group)}

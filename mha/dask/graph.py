@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import dask.array as da
@@ -19,8 +19,9 @@ class Tasks(Layer, Generic[Plan]):
     """The tasks that `write(plan)` makes of a plan: until they are needed the plan is all that is
     kept, and all that goes to another process."""
 
-    def __init__(self, write: Callable[[Plan], dict[Key, Task]], plan: Plan) -> None:
-        super().__init__()
+    def __init__(self, write: Callable[[Plan], dict[Key, Task]], plan: Plan,
+                 annotations: Mapping[str, Any] | None = None) -> None:
+        super().__init__(annotations)
         self._write, self._plan = write, plan
         self._tasks: dict[Key, Task] | None = None
 
@@ -31,7 +32,7 @@ class Tasks(Layer, Generic[Plan]):
         return self._tasks
 
     def __reduce__(self) -> Any:
-        return type(self), (self._write, self._plan)
+        return type(self), (self._write, self._plan, self.annotations)
 
     def __getitem__(self, key: Key) -> Task:
         return self.tasks[key]

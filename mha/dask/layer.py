@@ -17,7 +17,7 @@ import mha
 from mha import _core
 from mha.arguments import as_array, as_int_array
 from mha.dask.attention import DaskOrArray, scaled_dot_product_attention
-from mha.dask.cuts import as_dask, starts
+from mha.dask.cuts import adopted, as_dask, is_dask, starts
 from mha.dask.graph import Key, Task, TaskRef
 from mha.dask.tasks import share_of_cores
 from mha.half_precision import as_computed, computing_dtype, returned, shown_dtype
@@ -58,6 +58,9 @@ class MultiHeadAttention:
             raise unknown_keyword(MultiHeadAttention, unknown)
         if not isinstance(layer, mha.MultiHeadAttention):
             raise TypeError(f"layer: got {type(layer).__name__}, wanted a mha.MultiHeadAttention")
+        if type(layer).__call__ is not mha.MultiHeadAttention.__call__:
+            raise TypeError(f"layer: got {type(layer).__name__}, whose call is its own, wanted one"
+                            " that is called as mha.MultiHeadAttention is")
         self._layer = copy.copy(layer).freeze()
         self._name = f"mha-layer-{uuid.uuid4().hex}"
 
@@ -108,23 +111,30 @@ class MultiHeadAttention:
             key_positions = positions
         key = query if key is None else key
         value = key if value is None else value
-        heads = [self._heads(which, array, name, width, given) for which, array, name, width, given
-                 in (("q", query, "query", settings.query_dim, positions),
-                     ("k", key, "key", settings.key_dim, key_positions),
-                     ("v", value, "value", settings.value_dim, None))]
+        given = [(name, self._rows(array, name, width), is_dask(array)) for name, array, width in (
+            ("query", query, settings.query_dim), ("key", key, settings.key_dim),
+            ("value", value, settings.value_dim))]
+        is_one = given[0][1].ndim == 2
+        for name, rows, _ in given[1:]:
+            if rows.ndim != given[0][1].ndim:
+                raise ValueError(f"{name}: got shape {rows.shape}, wanted as many axes as query"
+                                 f" has, {given[0][1].ndim}")
+        if is_one:
+            given = [(name, rows[None], was_dask) for name, rows, was_dask in given]
+        heads = [self._heads(which, rows, name, where) for which, name, rows, where in zip(
+            "qkv", ("query", "key", "value"), adopted(given),
+            (positions, key_positions, None), strict=True)]
         attended = scaled_dot_product_attention(
             *heads, return_weights=return_weights, return_lse=return_lse, split_every=split_every,
-            **chosen._asdict())
+            **_of_scores(chosen._asdict(), is_one))
         output, *others = attended if isinstance(attended, tuple) else (attended,)
         results = [self._projected(output), *others]
-        if np.ndim(query) == 2:
+        if is_one:
             results = [result[0] for result in results]
         return tuple(results) if others else results[0]
 
-    def _heads(self, which: str, array: DaskOrArray, name: str, width: int,
-               positions: ArrayLike | None) -> da.Array:
-        """Rows projected, split into heads: (batch, heads, len, d)."""
-        settings = self._layer._state.settings
+    def _rows(self, array: DaskOrArray, name: str, width: int) -> da.Array:
+        """(batch, len, dim) or (len, dim), checked."""
         rows = as_dask(array, name)
         if rows.ndim not in (2, 3):
             raise ValueError(f"{name}: got shape {rows.shape}, wanted (batch, len, dim) or (len,"
@@ -134,8 +144,17 @@ class MultiHeadAttention:
         if rows.numblocks[-1] != 1:
             raise ValueError(f"{name}: got {rows.numblocks[-1]} chunks along its last axis, wanted"
                              f" one: {name}.rechunk({{-1: -1}})")
-        as_computed(np.zeros((0, width), rows.dtype), name, settings.dtype)  # its errors
-        rows = rows if rows.ndim == 3 else rows[None]
+        none = np.zeros((0, width), rows.dtype)
+        as_computed(none, name, self._layer._state.settings.dtype)  # its errors
+        return rows
+
+    def _heads(self, which: str, rows: da.Array, name: str,
+               positions: ArrayLike | None) -> da.Array:
+        """Rows (batch, len, dim) projected, split into heads: (batch, heads, len, d)."""
+        settings = self._layer._state.settings
+        if positions is not None and settings.rotary is None:
+            raise ValueError(f"{'positions' if which == 'q' else 'key_positions'}: got some, wanted"
+                             " none: the layer has no rotary")
         where = _as_positions(positions, "positions" if which == "q" else "key_positions",
                               rows.shape[:2])
         head_dim = settings.value_head_dim if which == "v" else settings.head_dim
@@ -175,6 +194,22 @@ class MultiHeadAttention:
             {**below.dependencies, self._name: set(),
              name: below.dependencies[name] | {self._name}})
         return da.Array(graph, name, chunks=chunks, dtype=dtype)
+
+
+def _of_scores(options: dict[str, Any], is_one: bool) -> dict[str, Any]:
+    """The options for (batch, heads, query_len, key_len), from those of a call of the layer; of one
+    sequence they have no batch axis."""
+    for name in ("mask", "bias"):
+        if options[name] is not None and np.ndim(options[name]) not in (2, 4):
+            raise ValueError(
+                f"{name}: got {np.ndim(options[name])} dimensions, wanted 2 (query_len, key_len) or"
+                " 4 (batch, heads, query_len, key_len); for one per batch item write"
+                f" {name}[:, None]")
+    lengths = options["key_lengths"]
+    if is_one and lengths is not None:
+        options["key_lengths"] = as_dask(lengths, "key_lengths")[None] if is_dask(
+            lengths) else as_array(lengths, "key_lengths")[None]
+    return options
 
 
 def _as_positions(positions: ArrayLike | None, name: str, shape: tuple[int, ...]) -> Array | None:

@@ -6,9 +6,11 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+import dask.array as da
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.arguments import as_array, as_int
 from mha.dask.cuts import Cuts, starts
 from mha.options import AttentionOptions
 
@@ -39,7 +41,7 @@ class Visibility:
     """Which chunks of keys the queries of a chunk may see, as far as positions and lengths tell."""
 
     def __init__(self, options: AttentionOptions, cuts: Cuts,
-                 key_lengths: NDArray[np.int64] | None, lengths_are_known: bool) -> None:
+                 key_lengths: NDArray[np.int64] | None) -> None:
         self.cuts = cuts
         self.query_starts, self.key_starts = starts(cuts.queries), starts(cuts.keys)
         self.head_starts = starts(cuts.heads or (1,))
@@ -53,10 +55,8 @@ class Visibility:
         self.right = FARTHEST * 4 if right is None else min(right, FARTHEST)
         if options.causal:
             self.right = min(self.right, 0)
-        # Each row that sees nothing is the mean of all values; other conditions are not known here.
-        self.is_uniform = options.empty_rows == "uniform"
-        self.knows_all = lengths_are_known and all(
-            array is None for array in (options.mask, options.bias, options.relative_bias))
+        # A row that sees nothing, for whatever reason, is the mean of all values.
+        self.needs_all = options.empty_rows == "uniform"
 
     def items(self, batch: tuple[int, ...]) -> tuple[slice, ...]:
         """The batch items of a chunk of them."""
@@ -70,16 +70,13 @@ class Visibility:
         """The chunks of keys that a chunk of queries has parts with: at least one where there are
         keys, since what no part sees still has its result."""
         first_query, end_query = self.query_starts[queries:queries + 2]
-        everything = range(len(self.cuts.keys))
         offset = np.asarray(self.offset_of(batch))
         if offset.size == 0 or first_query == end_query:
             return range(1)
         least, most = int(offset.min()), int(offset.max())
-        lengths = self._lengths(batch, first_query, end_query)
-        longest, shortest = max(lengths, default=0), min(lengths, default=0)
-        if self.is_uniform and (not self.knows_all or self._may_see_nothing(
-                first_query + least, end_query - 1 + most, shortest)):
-            return everything
+        if self.needs_all:
+            return range(len(self.cuts.keys))
+        longest = self._longest(batch, first_query, end_query)
         first = max(first_query + least - self.left, 0)
         end = min(end_query + most + self.right, longest)
         if first >= end:
@@ -87,17 +84,13 @@ class Visibility:
         first_chunk = bisect_right(self.key_starts, first) - 1
         return range(first_chunk, bisect_left(self.key_starts, end))
 
-    def _may_see_nothing(self, first: int, last: int, shortest: int) -> bool:
-        """Whether one of the rows at these positions may see no key."""
-        return shortest == 0 or first + self.right < 0 or last - self.left >= shortest
-
-    def _lengths(self, batch: tuple[int, ...], first_query: int, end_query: int) -> list[int]:
+    def _longest(self, batch: tuple[int, ...], first_query: int, end_query: int) -> int:
         if self.key_lengths is None:
-            return [self.key_starts[-1]]
+            return self.key_starts[-1]
         here = self.key_lengths[self.items(batch)]
         if here.ndim > len(batch):
             here = here[..., first_query:end_query]
-        return [int(here.min()), int(here.max())] if here.size else []
+        return int(here.max(initial=0))
 
 
 def checked_offset(given: ArrayLike | None, batch: tuple[int, ...],
@@ -105,11 +98,14 @@ def checked_offset(given: ArrayLike | None, batch: tuple[int, ...],
     """query_offset within what the core tells apart: one int, or one each batch item."""
     if given is None:
         return default
-    offset = np.asarray(given)
-    if offset.dtype.kind not in "iuO" or (offset.dtype.kind == "O" and offset.ndim):
-        raise TypeError(f"query_offset: got {offset.dtype}, wanted an int or ints")
+    if isinstance(given, da.Array):
+        raise TypeError("query_offset: got a dask array, wanted an int or a NumPy array: it decides"
+                        " which tasks there are")
+    offset = as_array(given, "query_offset")
     if offset.ndim == 0:
-        return max(-FARTHEST, min(int(offset), FARTHEST))
+        return max(-FARTHEST, min(as_int(offset[()], "query_offset"), FARTHEST))
+    if offset.size and offset.dtype.kind not in "iu":
+        raise TypeError(f"query_offset: got an array of {offset.dtype}, wanted ints")
     if offset.shape != batch:
         raise ValueError(f"query_offset: got shape {offset.shape}, wanted an int or {batch} (the"
                          " batch axes)")
@@ -118,9 +114,10 @@ def checked_offset(given: ArrayLike | None, batch: tuple[int, ...],
 
 def flat_item(batch: tuple[int, ...], visibility: Visibility) -> int:
     """The index of a chunk's first batch item among all."""
-    firsts = [of_axis[at] for of_axis, at in zip(visibility.batch_starts, batch, strict=True)]
-    shape = visibility.batch_shape
-    return int(np.ravel_multi_index(firsts, shape)) if firsts and all(shape) else 0
+    index = 0
+    for of_axis, at in zip(visibility.batch_starts, batch, strict=True):
+        index = index * of_axis[-1] + of_axis[at]
+    return index
 
 
 def first_numbers(place: Place, options: dict[str, Any]) -> dict[str, Any]:

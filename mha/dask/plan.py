@@ -12,12 +12,11 @@ import numpy as np
 from dask.base import tokenize
 
 import mha
-from mha.arguments import as_size
-from mha.dask.cuts import Cuts, agreed, as_dask, check_shapes, cut_like_scores
+from mha.arguments import as_array, as_int, as_size
+from mha.dask.cuts import Cuts, agreed, as_dask, check_shapes, cut_like_scores, is_dask
 from mha.dask.graph import Key, TaskRef
 from mha.dask.places import Place, Visibility, flat_item
 from mha.dask.tasks import ARRAYS, Call, check_lengths
-from mha.dropout import seed_from
 from mha.options import AttentionOptions
 
 # Of the numbers of a part, (*batch, head, key head, queries, keys): those that an array's chunk
@@ -105,20 +104,20 @@ def plan_of(query: Any, key: Any, value: Any, options: AttentionOptions, split_e
             function: Callable[..., Any]) -> tuple[Plan, dict[str, da.Array]]:
     """The plan of a call and its arrays, all that can be known to be wrong checked."""
     split_every = as_size(split_every, "split_every", least=2)
-    given = [(name, as_dask(array, name), isinstance(array, da.Array)) for name, array in (
+    given = [(name, as_dask(array, name), is_dask(array)) for name, array in (
         ("query", query), ("key", key), ("value", value))]
     check_shapes(*(array for _, array, _ in given))
-    if options.dropout:
-        options = options._replace(rng=seed_from(options.rng))
+    options = _settled(options)
     rounded = _checked_types([array for _, array, _ in given], options)
     *arrays, cuts = agreed(given, contiguous_batch=bool(options.dropout))
     by_name = dict(zip(("query", "key", "value"), arrays, strict=True))
     by_name |= _option_arrays(options, cuts)
-    lengths = options.key_lengths
-    known = None if lengths is None or isinstance(lengths, da.Array) else np.asarray(lengths)
+    lengths: Any = options.key_lengths
+    known = None if lengths is None or isinstance(lengths, da.Array) else lengths
     if known is not None:
         check_lengths(known, sum(cuts.keys))
-    visibility = Visibility(options, cuts, known, lengths is None or known is not None)
+    _check_offset_given(options, cuts)
+    visibility = Visibility(options, cuts, known)
     plain = {name: getattr(options, name) for name in (
         "causal", "window", "scale", "softcap", "empty_rows", "dropout", "rng", "dropout_offsets")}
     computed = np.dtype(np.float64 if rounded == np.float64 else np.float32)
@@ -130,15 +129,45 @@ def plan_of(query: Any, key: Any, value: Any, options: AttentionOptions, split_e
     return Plan(token, call, cuts, visibility, split_every, inputs, rounded), by_name
 
 
+def _settled(options: AttentionOptions) -> AttentionOptions:
+    """What may change before the tasks run, as it is now: lists of ints and lengths of NumPy's. The
+    other arrays become chunks of dask arrays, which are copies."""
+    changed: dict[str, Any] = {}
+    for name in ("window", "dropout_offsets"):
+        given = getattr(options, name)
+        if isinstance(given, (tuple, list)):
+            changed[name] = tuple(None if one is None else as_int(one, name) for one in given)
+    lengths = options.key_lengths
+    if lengths is not None and not isinstance(lengths, da.Array):
+        changed["key_lengths"] = np.array(as_array(lengths, "key_lengths"))
+    return options._replace(**changed)
+
+
 def _checked_types(arrays: list[da.Array], options: AttentionOptions) -> np.dtype[Any]:
     """The type of the output; errors of types and of plain options come from a call without
     queries, by the words of that function."""
     none = [np.zeros((0, array.shape[-1]), array.dtype) for array in arrays]
-    plain = options._replace(mask=None, bias=None, alibi=None, relative_bias=None, key_lengths=None,
-                             query_offset=None,
-                             sinks=None if options.sinks is None else np.zeros(1, np.float32))
-    result = mha.scaled_dot_product_attention(*none, **plain._asdict())
+    shapes = {"mask": (1, 1), "bias": (1, 1), "alibi": (1,), "relative_bias": (1, 1), "sinks": (1,)}
+    without: dict[str, Any] = {"key_lengths": None, "query_offset": None}
+    for name, shape in shapes.items():
+        array = getattr(options, name)
+        if array is not None:
+            without[name] = np.zeros(shape, as_dask(array, name).dtype)
+    result = mha.scaled_dot_product_attention(*none, **options._replace(**without)._asdict())
     return np.dtype(result.dtype)
+
+
+def _check_offset_given(options: AttentionOptions, cuts: Cuts) -> None:
+    """As one call: with lengths, where queries stand is not to be guessed."""
+    query_len, key_len = sum(cuts.queries), sum(cuts.keys)
+    is_positioned = options.causal or any(
+        option is not None for option in (options.window, options.alibi, options.relative_bias))
+    if (options.key_lengths is not None and is_positioned and options.query_offset is None
+            and query_len != key_len):
+        raise ValueError(
+            "query_offset: got None, wanted the position of query 0 among the keys, since"
+            " key_lengths is given with causal, window, alibi or relative_bias and query_len"
+            f" ({query_len}) is not key_len ({key_len})")
 
 
 def _option_arrays(options: AttentionOptions, cuts: Cuts) -> dict[str, da.Array]:
@@ -150,21 +179,15 @@ def _option_arrays(options: AttentionOptions, cuts: Cuts) -> dict[str, da.Array]
         if array is None:
             continue
         array = as_dask(array, name)
-        _check_type(array, name)
         if name in ("mask", "bias"):
             found[name] = cut_like_scores(array, name, cuts)
         elif name == "key_lengths":
+            if array.dtype.kind not in "iu":
+                raise TypeError(f"key_lengths: got an array of {array.dtype}, wanted ints")
             found[name] = _cut_lengths(array, cuts)
         else:
             found[name] = _cut_by_head(array, name, heads)
     return found
-
-
-def _check_type(array: da.Array, name: str) -> None:
-    kinds, wanted = {"mask": ("b", "bool with True = attend"), "key_lengths": ("iu", "ints")}.get(
-        name, ("iufV", "floats"))
-    if array.dtype.kind not in kinds:
-        raise TypeError(f"{name}: got an array of {array.dtype}, wanted {wanted}")
 
 
 def _cut_by_head(array: da.Array, name: str, heads: tuple[int, ...]) -> da.Array:

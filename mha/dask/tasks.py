@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mha
+from mha import _core
 from mha.dask.places import Place, first_numbers
+from mha.options import attention_options
 
 Array = NDArray[Any]
-Part = tuple[Array, Array, int]  # output, lse, how many keys
+Part = tuple[Array, Array, int]  # output, lse in float64, how many keys
 
 ARRAYS = ("mask", "bias", "alibi", "relative_bias", "sinks", "key_lengths")
 
@@ -38,10 +41,17 @@ class Call:
             self.check(name, array)
         if "key_lengths" in given:
             check_lengths(given["key_lengths"], self.key_len)
-            given["key_lengths"] = np.clip(given["key_lengths"] - place.key, 0, place.keys)
+            lengths = given["key_lengths"].astype(np.int64)
+            given["key_lengths"] = np.clip(lengths - place.key, 0, place.keys)
         if not place.has_sinks:
             given.pop("sinks", None)
         return self.options | given | first_numbers(place, self.options)
+
+    def check_rows(self, name: str, chunk: Array, rows: int) -> None:
+        self.check(name, chunk)
+        if chunk.shape[-2] != rows:
+            raise ValueError(f"{name}: got a chunk of {chunk.shape[-2]} rows, wanted {rows} as the"
+                             " dask array says")
 
     def check(self, name: str, chunk: Array) -> None:
         if chunk.dtype != self.given[name]:
@@ -63,8 +73,9 @@ def share_of_cores() -> int:
         with contextlib.suppress(ValueError):  # not in a task of a worker
             tasks_at_a_time = worker_module.get_worker().state.nthreads
             return max(1, mha.get_num_threads() // tasks_at_a_time)
-    in_scheduler = threading.current_thread() is not threading.main_thread()
-    return 1 if in_scheduler else mha.get_num_threads()
+    is_alone = (threading.current_thread() is threading.main_thread()
+                and multiprocessing.parent_process() is None)
+    return mha.get_num_threads() if is_alone else 1
 
 
 @contextlib.contextmanager
@@ -80,14 +91,22 @@ def _at(what: str, place: Place) -> Iterator[None]:
 
 def attend(call: Call, place: Place, query: Array, key: Array, value: Array,
            *arrays: Any) -> Part:
-    """The part's output, in the type of the arithmetic, and its log-sum-exp."""
+    """Step 3 of the figure, for a part."""
     with _at("attention", place):
-        for name, chunk in (("query", query), ("key", key), ("value", value)):
-            call.check(name, chunk)
-        output, lse = mha.scaled_dot_product_attention(
-            query.astype(call.computed, copy=False), key, value, return_lse=True,
-            **call.options_of(place, arrays))
+        for name, chunk, rows in (("query", query, place.queries), ("key", key, place.keys),
+                                  ("value", value, place.keys)):
+            call.check_rows(name, chunk, rows)
+        output, lse = _attend(call, query, key, value, call.options_of(place, arrays))
         return output, lse, key.shape[-2]
+
+
+def _attend(call: Call, query: Array, key: Array, value: Array,
+            options: dict[str, Any]) -> tuple[Array, Array]:
+    """The output, and lse in float64: in float32, joins and weights would have its rounding, which
+    grows with large scores, as a factor."""
+    chosen = attention_options(mha.scaled_dot_product_attention, options)
+    return _core.scaled_dot_product_attention(
+        query.astype(call.computed, copy=False), key, value, chosen, exact_lse=True)
 
 
 def join(parts: Sequence[Part]) -> Part:
@@ -95,11 +114,12 @@ def join(parts: Sequence[Part]) -> Part:
     each by its keys: zeros, or under empty_rows="uniform" the mean of all values."""
     outputs, lses, keys = zip(*parts, strict=True)
     with mha.threads(share_of_cores()):
-        output, lse = mha.merge_attention(outputs, lses)
+        joined, lse = mha.merge_attention(outputs, lses)  # float64, as the lses are
+    output = joined.astype(outputs[0].dtype, copy=False)
     empty = lse == -np.inf
     if empty.any() and sum(keys):
-        output[empty] = sum(count * part[empty] for part, count in zip(outputs, keys, strict=True)
-                            if count) / sum(keys)
+        output[empty] = sum(part[empty] * output.dtype.type(count / sum(keys))
+                            for part, count in zip(outputs, keys, strict=True) if count)
     return output, lse, sum(keys)
 
 
@@ -107,8 +127,8 @@ def rounded_output(part: Part, dtype: np.dtype[Any]) -> Array:
     return part[0].astype(dtype, copy=False)
 
 
-def lse_of(part: Part) -> Array:
-    return part[1]
+def rounded_lse(part: Part, dtype: np.dtype[Any]) -> Array:
+    return part[1].astype(dtype)
 
 
 def weights(call: Call, place: Place, whole: Part, query: Array, key: Array,
@@ -116,12 +136,14 @@ def weights(call: Call, place: Place, whole: Part, query: Array, key: Array,
     """The part's weights among all keys: those among its own, times its share of each row."""
     with _at("weights", place):
         options = call.options_of(place, arrays) | {"dropout": 0.0, "empty_rows": "zeros"}
-        _, part, lse = mha.scaled_dot_product_attention(
+        part = mha.scaled_dot_product_attention(
             query.astype(call.computed, copy=False), key, key[..., :0], return_weights=True,
-            return_lse=True, **options)
+            **options)[1]
+        _, lse = _attend(call, query, key, key[..., :0], options)
         empty = whole[1] == -np.inf
         with np.errstate(invalid="ignore"):  # nothing seen here, nor anywhere
-            part *= np.where(empty, 0, np.exp(lse - whole[1]))[..., None]
+            share = np.where(empty, 0, np.exp(lse - whole[1]))
+        part *= share[..., None].astype(part.dtype)
         if call.options.get("empty_rows") == "uniform" and call.key_len:
             part[empty] = 1 / call.key_len
         return part
@@ -133,14 +155,14 @@ def differentiate(call: Call, place: Place, wanted: frozenset[str], whole: Part,
     """What the part adds to the gradients of its chunks, by name, in the type of the
     arithmetic."""
     with _at("gradients", place):
-        call.check("grad_output", grad_output)
+        call.check_rows("grad_output", grad_output, place.queries)
         options = call.options_of(place, arrays)
         for name in wanted & options.keys() & {"bias", "alibi", "relative_bias", "sinks"}:
             options[name] = options[name].astype(call.computed, copy=False)
         output, lse, _ = whole
         grad_output = grad_output.astype(call.computed, copy=False)
         empty = lse == -np.inf
-        if call.options.get("empty_rows") == "uniform" and empty.any():
+        if call.options.get("empty_rows") == "uniform" and place.keys and empty.any():
             # Their output is the mean of all values: the mean of these has this part of it.
             grad_output = np.where(empty[..., None], grad_output * (place.keys / call.key_len),
                                    grad_output).astype(call.computed, copy=False)

@@ -25,7 +25,8 @@ typedef struct mha_head_numbers {
 } mha_head_numbers;
 
 /* Which batch item, head, query and key dropout takes the first ones of a problem for, at least 0:
- * where the problem is a part of a larger one. */
+ * and at most MHA_MOST_DROPOUT_OFFSET: where the problem is a part of a larger one. */
+#define MHA_MOST_DROPOUT_OFFSET (((int64_t)1 << 32) - 1)
 typedef struct mha_dropout_offsets {
     int64_t batch, head, query, key;
 } mha_dropout_offsets;
@@ -126,6 +127,17 @@ typedef struct mha_attention_statistics {
 
 mha_status mha_attention_statistics_forward(const mha_attention_statistics *statistics,
                                             mha_execution *execution) MHA_MUST_CHECK;
+
+/* The other way round: lse (batch..., heads, query_len) in double precision, of an attention after
+ * its forward pass with origin and denominator, which know it better than its element type can say
+ * where scores are large. */
+typedef struct mha_exact_lse {
+    const mha_attention *attention;
+    double *lse;
+} mha_exact_lse;
+
+mha_status mha_exact_lse_forward(const mha_exact_lse *exact,
+                                 mha_execution *execution) MHA_MUST_CHECK;
 
 /* A ragged batch: the rows of all sequences stand one behind the other, and each sequence is a
  * problem of its own, batch item s for dropout. `all` has no batch axes: query (heads,

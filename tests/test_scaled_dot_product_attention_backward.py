@@ -180,6 +180,23 @@ def test_rows_without_keys_and_lses_that_are_no_numbers():
         assert not none.query.any()
 
 
+@pytest.mark.parametrize("which", ["grad_output", "grad_lse"])
+def test_a_gradient_whose_own_code_frees_another_array(which):
+    query, key = np.ones((256, 64), np.float32), np.ones((2560, 64), np.float32)
+    value = key.copy()
+    output, lse = mha.scaled_dot_product_attention(query, key, value, return_lse=True)
+    grads = {"grad_output": np.ones_like(output), "grad_lse": np.ones_like(lse)}
+
+    class Freeing:
+        def __array__(self, *_, **__):
+            key.resize((0,), refcheck=False)
+            return grads[which]
+
+    with pytest.raises(ValueError, match="key: got"):
+        mha.scaled_dot_product_attention_backward(query, key, value, output, lse,
+                                                  **grads | {which: Freeing()})
+
+
 def test_wrt_names_what_is_computed():
     x = np.random.default_rng(0).standard_normal((2, 3, 50, 8))
     output, lse = mha.scaled_dot_product_attention(x, x, x, sinks=np.zeros(3), return_lse=True)

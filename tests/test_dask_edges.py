@@ -1,6 +1,7 @@
 """Attention over dask arrays where it is easy to go wrong: options as a part has them, empty
 chunks, arguments that change, graphs under persist()."""
 
+import os
 import subprocess
 import sys
 
@@ -192,7 +193,7 @@ gradient.dask.validate()
 assert gradient.compute().shape == (1, 2, 80, 8)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60,
-                   env={"PYTHONHASHSEED": str(hash_seed)})
+                   env={**os.environ, "PYTHONHASHSEED": str(hash_seed)})
 
 
 def test_what_holds_a_dask_array_is_that_array():

@@ -51,19 +51,19 @@ def cluster_of(cpus, memory="8GB"):
     cluster = LocalCluster(n_workers=len(cpus), threads_per_worker=1, memory_limit=memory,
                            dashboard_address=None, silence_logs=50)
     client = Client(cluster)
+    pin_workers(client, cpus)
+    return cluster, client
+
+
+def pin_workers(client, cpus):
     for address, cpu in zip(sorted(client.scheduler_info()["workers"]), cpus):
         client.run(pin, cpu, workers=[address])
-    return cluster, client
 
 
 def chunk_of(number, row):
     """Query, key or value: random, and the same wherever it is made."""
     rng = np.random.default_rng([number, row])
     return rng.standard_normal((HEADS, CHUNK, HEAD_DIM), np.float32)
-
-
-def pairs(chunks):
-    return [(i, j) for i in range(chunks) for j in range(i + 1)]
 
 
 def plain_loop(rows, chunks):
@@ -134,8 +134,7 @@ def measure_workers(chunks, rounds):
     for number in tqdm(range(rounds + 1), unit="round"):
         for count, (_, client) in clusters.items():
             client.restart()
-            for address, cpu in zip(sorted(client.scheduler_info()["workers"]), cpus):
-                client.run(pin, cpu, workers=[address])
+            pin_workers(client, cpus)
             found = {f"plain {count}": plain_processes(cpus[:count], chunks),
                      f"workers {count}": on_workers(client, chunks)}
             for name, seconds in found.items():
@@ -226,7 +225,7 @@ def parts_of_rounds(chunks, times):
 
 def report(chunks, rounds, times, threads, memory, writing, per_task, key_chunk=10_000):
     median = {name: statistics.median(values) for name, values in times.items()}
-    parts = len(pairs(chunks))
+    parts = chunks * (chunks + 1) // 2
     plain, workers = (median[f"{kind} 1"] / median[f"{kind} 2"] for kind in ("plain", "workers"))
     overhead = median["workers 1"] / median["plain 1"] - 1
     chunk_bytes = 4 * HEADS * CHUNK * HEAD_DIM

@@ -38,17 +38,16 @@ class Case(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser("python -m mha", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and no more")
-    if parser.parse_args().json:
-        cases = make_cases()
-        difference = max(largest_difference(case) for case in cases)
-        race(cases)
-        print(json.dumps(as_json(cases, difference), indent=2))
-        return
-    mha.show_config()
-    print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
+    wants_json = parser.parse_args().json
+    if not wants_json:
+        mha.show_config()
+        print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
     cases = make_cases()
     difference = max(largest_difference(case) for case in cases)
     race(cases)
+    if wants_json:
+        print(json.dumps(as_json(cases, difference), indent=2))
+        return
     print(f"\n{'median of each call':<36}{'mha':>11}{'NumPy':>11}")
     for case in cases:
         print(row(case))

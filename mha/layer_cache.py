@@ -64,7 +64,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     counts = checked_lengths(lengths, batch, n)
     real = None if counts is None else _real_rows(counts, n, left)
     if positions is not None:
-        positions = _as_positions(positions, "positions", batch, n)
+        positions = as_positions(positions, "positions", batch, n)
     is_memory = isinstance(cache, Memory)
     before, after = cache._state, None
     first = _first_positions(before, counts, n, left, is_memory)
@@ -106,7 +106,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
                          f" {batch} of {key_len} as key has")
     counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
     if key_positions is not None:
-        key_positions = _as_positions(key_positions, "key_positions", batch, key_len)
+        key_positions = as_positions(key_positions, "key_positions", batch, key_len)
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
@@ -209,7 +209,7 @@ def _first_positions(before: CacheState, counts: Array | None, n: int, left: boo
     return before.shortest if before.shortest == before.longest else before.lengths
 
 
-def _as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
+def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
     """Positions (n,) or (batch, n) as integers."""
     given = as_int_array(positions, name)
     if given.shape not in ((n,), (batch, n)):
@@ -221,11 +221,15 @@ def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> t
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
     rows = as_computed(given, name, settings.dtype)
-    if given.ndim not in (2, 3):
-        raise ValueError(f"{name}: got shape {given.shape}, wanted (batch, len, dim) or (len, dim)")
-    if given.shape[-1] != width:
-        raise ValueError(f"{name}: got shape {given.shape}, wanted a last axis of {width}")
+    check_rows(given.shape, name, width)
     return given, rows if rows.ndim == 3 else rows[None]
+
+
+def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:
+    if len(shape) not in (2, 3):
+        raise ValueError(f"{name}: got shape {shape}, wanted (batch, len, dim) or (len, dim)")
+    if shape[-1] != width:
+        raise ValueError(f"{name}: got shape {shape}, wanted a last axis of {width}")
 
 
 def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
@@ -297,11 +301,16 @@ def _of_scores(array: Maybe, name: str) -> Array | None:
     if array is None:
         return None
     scores = as_array(array, name)
-    if scores.ndim not in (2, 4):
-        raise ValueError(f"{name}: got {scores.ndim} dimensions, wanted 2 (query_len, key_len) or 4"
+    check_score_axes(scores.ndim, name)
+    return scores
+
+
+def check_score_axes(ndim: int, name: str) -> None:
+    """Of a mask or bias."""
+    if ndim not in (2, 4):
+        raise ValueError(f"{name}: got {ndim} dimensions, wanted 2 (query_len, key_len) or 4"
                          " (batch, heads, query_len, key_len); for one per batch item write"
                          f" {name}[:, None]")
-    return scores
 
 
 def _within(window: Window | None, kept: int) -> Window:

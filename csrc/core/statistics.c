@@ -9,20 +9,9 @@ enum { WORK_OF_ROW = 64 };
 
 typedef struct statistics_job {
     const mha_attention_statistics *statistics;
+    const mha_elementwise_kernels *kernels;
     mha_row_tasks rows;
 } statistics_job;
-
-static void store(mha_dtype dtype, void *numbers, int64_t row, double number) {
-    if (dtype == MHA_FLOAT32) {
-        ((float *)numbers)[row] = (float)number;
-    } else {
-        ((double *)numbers)[row] = number;
-    }
-}
-
-static double rounded(mha_dtype dtype, double number) {
-    return dtype == MHA_FLOAT32 ? (double)(float)number : number;
-}
 
 /* e^x of a rounding, which is small unless lse itself knows no better. */
 static double exp_of_rounding(double x) {
@@ -45,17 +34,21 @@ static void state_rows(void *context, int64_t task, mha_worker *worker) {
         if (mha_stop_after(&worker->checkpoint, WORK_OF_ROW)) {
             return;
         }
-        const double lse = s->lse[row], origin = rounded(s->dtype, lse / unit);
+        const double lse = s->lse[row];
+        job->kernels->write(s->origin, row, lse / unit);
+        const double origin = job->kernels->read(s->origin, row);
         const double rest = exp_of_rounding(lse - origin * unit);
         const bool is_empty = lse == -__builtin_inf();
-        store(s->dtype, s->origin, row, origin);
-        store(s->dtype, s->denominator, row, is_empty ? 0 : origin - origin == 0 ? rest : 1);
+        job->kernels->write(s->denominator, row, is_empty ? 0 : origin - origin == 0 ? rest : 1);
     }
 }
 
 mha_status mha_attention_statistics_forward(const mha_attention_statistics *statistics,
                                             mha_execution *execution) {
-    statistics_job job = {.statistics = statistics};
+    statistics_job job = {
+        .statistics = statistics,
+        .kernels = mha_kernels_for(statistics->dtype)->elementwise,
+    };
     job.rows = mha_divide_rows(statistics->rows, 1, WORK_OF_ROW, execution->num_threads);
     return mha_run_row_tasks(execution, &job.rows, state_rows, &job);
 }
@@ -84,7 +77,7 @@ static double log_of(double x) {
 
 typedef struct exact_lse_job {
     const mha_exact_lse *exact;
-    const mha_kernels *kernels;
+    const mha_elementwise_kernels *kernels;
     double unit;
     int64_t heads, query_len;
     mha_row_tasks rows;
@@ -93,14 +86,13 @@ typedef struct exact_lse_job {
 /* As lse_of in kernels/attention.inc. */
 static double exact_lse(const exact_lse_job *job, int64_t row) {
     const mha_attention *a = job->exact->attention;
-    const mha_elementwise_kernels *kernels = job->kernels->elementwise;
-    const double origin = kernels->read(a->origin, row);
-    const double denominator = kernels->read(a->denominator, row);
+    const double origin = job->kernels->read(a->origin, row);
+    const double denominator = job->kernels->read(a->denominator, row);
     const mha_head_numbers *sinks = &a->options->sinks;
     if (denominator == 0 || denominator == __builtin_inf()) {
         const int64_t head = row / job->query_len % job->heads;
         return sinks->data == NULL ? (denominator == 0 ? -__builtin_inf() : denominator)
-                                   : kernels->read(sinks->data, head);
+                                   : job->kernels->read(sinks->data, head);
     }
     return denominator == denominator ? origin * job->unit + log_of(denominator) : denominator;
 }
@@ -121,7 +113,7 @@ mha_status mha_exact_lse_forward(const mha_exact_lse *exact, mha_execution *exec
     int64_t rows;
     exact_lse_job job = {
         .exact = exact,
-        .kernels = mha_kernels_for(a->dtype),
+        .kernels = mha_kernels_for(a->dtype)->elementwise,
         .unit = mha_score_unit(a->options->scale, a->options->softcap),
         .heads = mha_extent(&a->query, 3),
         .query_len = mha_extent(&a->query, 2),

@@ -29,24 +29,6 @@ static void clear(void *given) {
     Py_CLEAR(call->lse);
 }
 
-/* A result of this shape, contiguous. New reference. */
-static PyArrayObject *result_array(PyObject *object, mha_dtype dtype, const npy_intp *shape,
-                                   int axes, const char *name) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
-    PyArrayObject *array = mha_as_array(object, name), *converted = NULL;
-    if (array == NULL) {
-        return NULL;
-    }
-    if (PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes)) {
-        converted = mha_as_contiguous_real(array, dtype, name);
-    } else {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s", name,
-                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted));
-    }
-    Py_DECREF(array);
-    return converted;
-}
-
 static int convert(void *given, PyObject **arguments) {
     kept_attention_call *call = given;
     attention_inputs *inputs = &call->forward.inputs;
@@ -59,11 +41,12 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
-    results->kept_output = result_array(arguments[OUTPUT], inputs->dtype, shape, axes, "output");
+    results->kept_output = mha_convert_gradient(arguments[OUTPUT], true, mha_typenum(inputs->dtype),
+                                                shape, axes, "output");
     if (results->kept_output == NULL) {
         return -1;
     }
-    call->lse = result_array(arguments[LSE], MHA_FLOAT64, shape, axes - 1, "lse");
+    call->lse = mha_convert_gradient(arguments[LSE], true, NPY_FLOAT64, shape, axes - 1, "lse");
     if (call->lse == NULL) {
         return -1;
     }

@@ -145,7 +145,7 @@ static PyArrayObject *output_array(PyObject *const *arguments, const attention_i
     return (PyArrayObject *)out;
 }
 
-/* lse in float64, beside the output alone. */
+/* lse in float64. */
 static int want_exact_lse(attention_call *call) {
     const attention_inputs *inputs = &call->inputs;
     npy_intp shape[NPY_MAXDIMS];

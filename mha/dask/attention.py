@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack
 
 import dask.array as da
@@ -64,18 +65,25 @@ def scaled_dot_product_attention(
     >>> mha.dask.scaled_dot_product_attention(x, x, x, causal=True).compute().shape
     (1, 8, 1000, 64)
     """
-    chosen = attention_options(scaled_dot_product_attention, options)
-    with drawn(chosen) as drawn_options:
-        plan, arrays = plan_of(query, key, value, drawn_options, split_every,
-                               scaled_dot_product_attention)
-    graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
-                                            list(arrays.values()))
+    plan, arrays, graph = joined(scaled_dot_product_attention, query, key, value, split_every,
+                                 options)
     results = [output_of(plan, graph, arrays["value"].shape[-1])]
     if return_weights:
         results.append(weights_of(plan, graph))
     if return_lse:
         results.append(lse_of(plan, graph))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def joined(function: Callable[..., Any], query: DaskOrArray, key: DaskOrArray, value: DaskOrArray,
+           split_every: int, options: AttentionKeywords,
+           ) -> tuple[Plan, dict[str, da.Array], HighLevelGraph]:
+    """The plan of a function's call, its arrays, and the graph that joins the parts."""
+    with drawn(attention_options(function, options)) as drawn_options:
+        plan, arrays = plan_of(query, key, value, drawn_options, split_every, function)
+    graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
+                                            list(arrays.values()))
+    return plan, arrays, graph
 
 
 def write_joined(plan: Plan) -> dict[Key, Task]:
@@ -101,7 +109,7 @@ def output_of(plan: Plan, graph: HighLevelGraph, value_head_dim: int) -> da.Arra
 
 
 def write_output(plan: Plan) -> dict[Key, Task]:
-    return _of_each_block(plan, "output", (0,), tasks.rounded_output, plan.rounded)
+    return _of_each_block(plan, "output", (0,), 0, plan.rounded)
 
 
 def lse_of(plan: Plan, graph: HighLevelGraph) -> da.Array:
@@ -110,14 +118,16 @@ def lse_of(plan: Plan, graph: HighLevelGraph) -> da.Array:
 
 
 def write_lse(plan: Plan) -> dict[Key, Task]:
-    return _of_each_block(plan, "lse", (), tasks.rounded_lse, plan.call.computed)
+    return _of_each_block(plan, "lse", (), 1, plan.call.computed)
 
 
-def _of_each_block(plan: Plan, what: str, last: Key, take: Any, *arguments: Any) -> dict[Key, Task]:
+def _of_each_block(plan: Plan, what: str, last: Key, at: int,
+                   dtype: np.dtype[Any]) -> dict[Key, Task]:
+    """Result `at` of what was joined, in this type."""
     written = {}
     for block in plan.blocks():
         key = (plan.name(what), *plan.of_result(block), *last)
-        written[key] = Task(key, take, TaskRef((plan.name("joined"), *block)), *arguments)
+        written[key] = Task(key, tasks.result, TaskRef((plan.name("joined"), *block)), at, dtype)
     return written
 
 

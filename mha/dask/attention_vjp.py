@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,14 +16,13 @@ from dask.highlevelgraph import HighLevelGraph
 import mha
 from mha.arguments import wanted_names
 from mha.dask import tasks
-from mha.dask.attention import DaskOrArray, output_of, write_joined
+from mha.dask.attention import DaskOrArray, joined, output_of
 from mha.dask.cuts import as_dask
 from mha.dask.graph import Key, Task, TaskRef, Tasks, array_of, join_by_tree
-from mha.dask.plan import Plan, locator_of_result, plan_of
+from mha.dask.plan import Plan, locator_of_result
 from mha.dask.tasks import ARRAYS
-from mha.dropout import drawn
 from mha.gradients import ScaledDotProductAttentionGradients
-from mha.options import ATTENTION, AttentionKeywords, attention_options, takes_options
+from mha.options import ATTENTION, AttentionKeywords, takes_options
 
 Pullback = Callable[..., ScaledDotProductAttentionGradients]
 
@@ -61,12 +61,8 @@ def scaled_dot_product_attention_vjp(
     (1, 8, 1000, 64)
     """
     wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
-    chosen = attention_options(scaled_dot_product_attention_vjp, options)
-    with drawn(chosen) as drawn_options:
-        plan, arrays = plan_of(query, key, value, drawn_options, split_every,
-                               scaled_dot_product_attention_vjp)
-    graph = HighLevelGraph.from_collections(plan.name("joined"), Tasks(write_joined, plan),
-                                            list(arrays.values()))
+    plan, arrays, graph = joined(scaled_dot_product_attention_vjp, query, key, value, split_every,
+                                 options)
     output = output_of(plan, graph, arrays["value"].shape[-1])
 
     def pullback(grad_output: DaskOrArray,
@@ -180,7 +176,7 @@ def write_sums(plan: GradientPlan) -> dict[Key, Task]:
         leaves = []
         for part_numbers in readers.get(chunk, ()):
             leaf = (plan.backward.name(f"part-{plan.array}"), *part_numbers)
-            written[leaf] = Task(leaf, tasks.gradient, TaskRef((of_parts, *part_numbers)),
+            written[leaf] = Task(leaf, operator.getitem, TaskRef((of_parts, *part_numbers)),
                                  plan.array)
             leaves.append(leaf)
         total = leaves[0] if len(leaves) == 1 else (plan.backward.name(f"sum-{plan.array}"), *chunk)

@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha import _core
-from mha.arguments import as_array, as_int_array
+from mha.arguments import as_array
 from mha.dask.attention import DaskOrArray, scaled_dot_product_attention
 from mha.dask.cuts import adopted, as_dask, is_dask, starts
 from mha.dask.graph import Key, Task, TaskRef
 from mha.dask.tasks import share_of_cores
 from mha.half_precision import as_computed, computing_dtype, returned, shown_dtype
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.layer_cache import by_head
+from mha.layer_cache import as_positions, by_head, check_rows, check_score_axes, heads_of
 from mha.layer_options import call_options
 from mha.options import LAYER, LayerKeywords, RandomSource, takes_options
 
@@ -136,11 +136,7 @@ class MultiHeadAttention:
     def _rows(self, array: DaskOrArray, name: str, width: int) -> da.Array:
         """(batch, len, dim) or (len, dim), checked."""
         rows = as_dask(array, name)
-        if rows.ndim not in (2, 3):
-            raise ValueError(f"{name}: got shape {rows.shape}, wanted (batch, len, dim) or (len,"
-                             " dim)")
-        if rows.shape[-1] != width:
-            raise ValueError(f"{name}: got shape {rows.shape}, wanted a last axis of {width}")
+        check_rows(rows.shape, name, width)
         if rows.numblocks[-1] != 1:
             raise ValueError(f"{name}: got {rows.numblocks[-1]} chunks along its last axis, wanted"
                              f" one: {name}.rechunk({{-1: -1}})")
@@ -152,13 +148,13 @@ class MultiHeadAttention:
                positions: ArrayLike | None) -> da.Array:
         """Rows (batch, len, dim) projected, split into heads: (batch, heads, len, d)."""
         settings = self._layer._state.settings
-        if positions is not None and settings.rotary is None:
-            raise ValueError(f"{'positions' if which == 'q' else 'key_positions'}: got some, wanted"
-                             " none: the layer has no rotary")
-        where = _as_positions(positions, "positions" if which == "q" else "key_positions",
-                              rows.shape[:2])
+        where = None
+        if positions is not None:
+            of_rows = "positions" if which == "q" else "key_positions"
+            if settings.rotary is None:
+                raise ValueError(f"{of_rows}: got some, wanted none: the layer has no rotary")
+            where = as_positions(positions, of_rows, *rows.shape[:2])
         head_dim = settings.value_head_dim if which == "v" else settings.head_dim
-        num_heads = settings.num_heads if which == "q" else settings.num_kv_heads
         first_items, first_rows = map(starts, rows.chunks[:2])
         written: dict[Key, Task] = {}
         result = f"mha-{name}-heads-{tokenize(self._name, which, rows.name, where)}"
@@ -168,7 +164,7 @@ class MultiHeadAttention:
             chunk = (result, item, 0, row, 0)
             written[chunk] = Task(chunk, project, TaskRef(self._name), which, name,
                                   TaskRef((rows.name, item, row, 0)), part[1].start, here)
-        chunks = (rows.chunks[0], (num_heads,), rows.chunks[1], (head_dim,))
+        chunks = (rows.chunks[0], (heads_of(settings, which),), rows.chunks[1], (head_dim,))
         return self._array(result, written, rows, chunks, computing_dtype(settings.dtype))
 
     def _projected(self, attended: da.Array) -> da.Array:
@@ -200,26 +196,13 @@ def _of_scores(options: dict[str, Any], is_one: bool) -> dict[str, Any]:
     """The options for (batch, heads, query_len, key_len), from those of a call of the layer; of one
     sequence they have no batch axis."""
     for name in ("mask", "bias"):
-        if options[name] is not None and np.ndim(options[name]) not in (2, 4):
-            raise ValueError(
-                f"{name}: got {np.ndim(options[name])} dimensions, wanted 2 (query_len, key_len) or"
-                " 4 (batch, heads, query_len, key_len); for one per batch item write"
-                f" {name}[:, None]")
+        if options[name] is not None:
+            check_score_axes(np.ndim(options[name]), name)
     lengths = options["key_lengths"]
     if is_one and lengths is not None:
         options["key_lengths"] = as_dask(lengths, "key_lengths")[None] if is_dask(
             lengths) else as_array(lengths, "key_lengths")[None]
     return options
-
-
-def _as_positions(positions: ArrayLike | None, name: str, shape: tuple[int, ...]) -> Array | None:
-    """(len,) or (batch, len)."""
-    if positions is None:
-        return None
-    given = as_int_array(as_array(positions, name), name)
-    if given.shape not in (shape, shape[1:]):
-        raise ValueError(f"{name}: got shape {given.shape}, wanted {shape[1:]} or {shape}")
-    return given
 
 
 def project(layer: mha.MultiHeadAttention, which: str, name: str, rows: Array, first_row: int,

@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_int
+from mha.arguments import as_array, as_int, as_int_array
 from mha.dask.cuts import Cuts, starts
 from mha.options import AttentionOptions
 
@@ -101,15 +101,14 @@ def checked_offset(given: ArrayLike | None, batch: tuple[int, ...],
     if isinstance(given, da.Array):
         raise TypeError("query_offset: got a dask array, wanted an int or a NumPy array: it decides"
                         " which tasks there are")
-    offset = as_array(given, "query_offset")
-    if offset.ndim == 0:
-        return max(-FARTHEST, min(as_int(offset[()], "query_offset"), FARTHEST))
-    if offset.size and offset.dtype.kind not in "iu":
-        raise TypeError(f"query_offset: got an array of {offset.dtype}, wanted ints")
+    number = as_array(given, "query_offset")
+    if number.ndim == 0:
+        return max(-FARTHEST, min(as_int(number[()], "query_offset"), FARTHEST))
+    offset = as_int_array(number, "query_offset")
     if offset.shape != batch:
         raise ValueError(f"query_offset: got shape {offset.shape}, wanted an int or {batch} (the"
                          " batch axes)")
-    return np.clip(offset, -FARTHEST, FARTHEST).astype(np.int64)
+    return np.clip(offset, -FARTHEST, FARTHEST)
 
 
 def flat_item(batch: tuple[int, ...], visibility: Visibility) -> int:

@@ -116,7 +116,6 @@ def plan_of(query: Any, key: Any, value: Any, options: AttentionOptions, split_e
     known = None if lengths is None or isinstance(lengths, da.Array) else lengths
     if known is not None:
         check_lengths(known, sum(cuts.keys))
-    _check_offset_given(options, cuts)
     visibility = Visibility(options, cuts, known)
     plain = {name: getattr(options, name) for name in (
         "causal", "window", "scale", "softcap", "empty_rows", "dropout", "rng", "dropout_offsets")}
@@ -144,30 +143,19 @@ def _settled(options: AttentionOptions) -> AttentionOptions:
 
 
 def _checked_types(arrays: list[da.Array], options: AttentionOptions) -> np.dtype[Any]:
-    """The type of the output; errors of types and of plain options come from a call without
-    queries, by the words of that function."""
-    none = [np.zeros((0, array.shape[-1]), array.dtype) for array in arrays]
+    """The type of the output; errors of types and of plain options come from a call without any
+    batch item, by the words of that function."""
+    none = [np.zeros((0, *array.shape[-2:]), array.dtype) for array in arrays]
     shapes = {"mask": (1, 1), "bias": (1, 1), "alibi": (1,), "relative_bias": (1, 1), "sinks": (1,)}
-    without: dict[str, Any] = {"key_lengths": None, "query_offset": None}
+    without: dict[str, Any] = {
+        name: None if getattr(options, name) is None else np.zeros(0, np.int64)
+        for name in ("key_lengths", "query_offset")}
     for name, shape in shapes.items():
         array = getattr(options, name)
         if array is not None:
             without[name] = np.zeros(shape, as_dask(array, name).dtype)
     result = mha.scaled_dot_product_attention(*none, **options._replace(**without)._asdict())
     return np.dtype(result.dtype)
-
-
-def _check_offset_given(options: AttentionOptions, cuts: Cuts) -> None:
-    """As one call: with lengths, where queries stand is not to be guessed."""
-    query_len, key_len = sum(cuts.queries), sum(cuts.keys)
-    is_positioned = options.causal or any(
-        option is not None for option in (options.window, options.alibi, options.relative_bias))
-    if (options.key_lengths is not None and is_positioned and options.query_offset is None
-            and query_len != key_len):
-        raise ValueError(
-            "query_offset: got None, wanted the position of query 0 among the keys, since"
-            " key_lengths is given with causal, window, alibi or relative_bias and query_len"
-            f" ({query_len}) is not key_len ({key_len})")
 
 
 def _option_arrays(options: AttentionOptions, cuts: Cuts) -> dict[str, da.Array]:

@@ -100,13 +100,14 @@ def attend(call: Call, place: Place, query: Array, key: Array, value: Array,
         return output, lse, key.shape[-2]
 
 
-def _attend(call: Call, query: Array, key: Array, value: Array,
-            options: dict[str, Any]) -> tuple[Array, Array]:
-    """The output, and lse in float64: in float32, joins and weights would have its rounding, which
-    grows with large scores, as a factor."""
+def _attend(call: Call, query: Array, key: Array, value: Array, options: dict[str, Any],
+            return_weights: bool = False) -> tuple[Array, ...]:
+    """The output, the weights where asked for, and lse in float64: in float32, joins and weights
+    would have its rounding, which grows with large scores, as a factor."""
     chosen = attention_options(mha.scaled_dot_product_attention, options)
     return _core.scaled_dot_product_attention(
-        query.astype(call.computed, copy=False), key, value, chosen, exact_lse=True)
+        query.astype(call.computed, copy=False), key, value, chosen, exact_lse=True,
+        return_weights=return_weights)
 
 
 def join(parts: Sequence[Part]) -> Part:
@@ -123,12 +124,9 @@ def join(parts: Sequence[Part]) -> Part:
     return output, lse, sum(keys)
 
 
-def rounded_output(part: Part, dtype: np.dtype[Any]) -> Array:
-    return part[0].astype(dtype, copy=False)
-
-
-def rounded_lse(part: Part, dtype: np.dtype[Any]) -> Array:
-    return part[1].astype(dtype)
+def result(part: Part, at: int, dtype: np.dtype[Any]) -> Array:
+    """The output or lse, in this type."""
+    return rounded((part[0], part[1])[at], dtype)
 
 
 def weights(call: Call, place: Place, whole: Part, query: Array, key: Array,
@@ -136,10 +134,7 @@ def weights(call: Call, place: Place, whole: Part, query: Array, key: Array,
     """The part's weights among all keys: those among its own, times its share of each row."""
     with _at("weights", place):
         options = call.options_of(place, arrays) | {"dropout": 0.0, "empty_rows": "zeros"}
-        part = mha.scaled_dot_product_attention(
-            query.astype(call.computed, copy=False), key, key[..., :0], return_weights=True,
-            **options)[1]
-        _, lse = _attend(call, query, key, key[..., :0], options)
+        _, part, lse = _attend(call, query, key, key[..., :0], options, return_weights=True)
         empty = whole[1] == -np.inf
         with np.errstate(invalid="ignore"):  # nothing seen here, nor anywhere
             share = np.where(empty, 0, np.exp(lse - whole[1]))
@@ -173,10 +168,6 @@ def differentiate(call: Call, place: Place, wanted: frozenset[str], whole: Part,
                 if gradient is not None}
 
 
-def gradient(found: dict[str, Array], name: str) -> Array:
-    return found[name]
-
-
 def add(gradients: Sequence[Array]) -> Array:
     """In their order."""
     total = gradients[0].copy()
@@ -185,5 +176,5 @@ def add(gradients: Sequence[Array]) -> Array:
     return total
 
 
-def rounded(gradient: Array, dtype: np.dtype[Any]) -> Array:
-    return gradient.astype(dtype, copy=False)
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    return array.astype(dtype, copy=False)

@@ -24,8 +24,8 @@ typedef struct mha_head_numbers {
     int64_t columns, stride;
 } mha_head_numbers;
 
-/* Which batch item, head, query and key dropout takes the first ones of a problem for, at least 0:
- * and at most MHA_MOST_DROPOUT_OFFSET: where the problem is a part of a larger one. */
+/* Which batch item, head, query and key dropout takes the first ones of a problem for, where it is
+ * a part of a larger one: from 0 to MHA_MOST_DROPOUT_OFFSET. */
 #define MHA_MOST_DROPOUT_OFFSET (((int64_t)1 << 32) - 1)
 typedef struct mha_dropout_offsets {
     int64_t batch, head, query, key;

@@ -1,7 +1,8 @@
 # make run    the main job: sentences through a real transformer
+# make view   the same sentences as pages to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-neon, test-kernels, test-memory (LONGER=20: twenty times as many calls),
+#             test-neon, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make bench  mha beside its peers; see also bench-builds, bench-grid, bench-kernels, bench-reshaping
@@ -20,7 +21,7 @@ OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests:$(CURDIR)/examples
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
-NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot diagnose \
+NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot view diagnose \
 	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads \
 	parameters parameter_configs parameter_files dask_attention dask_edges dask_layer \
 	dask_distributed long_document) \
@@ -29,12 +30,15 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run train lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
-	test-oldest-numpy test-kernels test-memory test-free-threaded sanitize sanitize-threads lint bench \
-	bench-builds bench-dask bench-grid bench-kernels bench-reshaping format clean check-prerequisites
+.PHONY: run view train lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
+	test-oldest-numpy test-kernels test-memory test-browser test-free-threaded sanitize sanitize-threads lint bench \
+	bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
+
+view: $(VENV)/.run
+	$(BIN)/python examples/sentence.py --view $(SENTENCES)
 
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
@@ -115,6 +119,15 @@ test-peers: .venv-peers/.built
 test-kernels: $(VENV)/.test .venv-peers/.built
 	tests/kernels.sh $(NOT_OF_KERNELS)
 
+# The page of mha.view in a real browser.
+$(VENV)/.browser: $(VENV)/.test
+	@command -v chromium google-chrome >/dev/null || { echo "make: missing chromium (Debian: apt install chromium)"; exit 1; }
+	$(PIP) $$($(EXTRA) browser)
+	@touch $@
+
+test-browser: $(VENV)/.browser
+	$(BIN)/python $(PYTEST) tests/browser
+
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
 	$(BIN)/python tests/large_layer.py
@@ -177,6 +190,9 @@ bench-kernels: | check-prerequisites
 
 bench-dask: $(VENV)/.test
 	$(BIN)/python benchmarks/dask_scaling.py --write
+
+bench-view: $(VENV)/.browser
+	$(BIN)/python benchmarks/view.py
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

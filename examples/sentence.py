@@ -6,6 +6,7 @@
 import argparse
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ def main():
     layer = layer if options.layer is None else options.layer
     save_heat_maps(encoded.weights[layer][:1, :, :length, :length], tokens[0], layer,
                    options.output)
+    if options.view:
+        show_pages(options.sentences, encoded.weights, tokens, options.output)
     return check(model, ids, lengths, encoded)
 
 
@@ -55,6 +58,8 @@ def arguments():
                         help="whose heat maps to save (default: the layer of the sharpest head)")
     parser.add_argument("--output", type=Path, default=Path("output"),
                         help="the folder for the heat maps (default: output)")
+    parser.add_argument("--view", action="store_true",
+                        help="save a page for each sentence, with every head; open the first")
     options = parser.parse_args()
     options.sentences = options.sentences or SENTENCES
     return options
@@ -98,6 +103,19 @@ def save_heat_maps(weights, tokens, layer, folder):
     path = folder / f"layer_{layer}.png"
     figure.savefig(path)
     print(f"\nHeat maps of layer {layer}: {path}")
+
+
+def show_pages(sentences, weights_of_layers, tokens, folder):
+    """A page of `mha.view` for each sentence, the first of them in the browser."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for item, (sentence, words) in enumerate(zip(sentences, tokens)):
+        real = [weights[item, :, :len(words), :len(words)] for weights in weights_of_layers]
+        path = folder / f"sentence_{item + 1}.html"
+        mha.view.model(real, words, title=sentence).save(path)
+        print(f"{'' if item else chr(10)}{path}: {sentence}")
+    first = (folder / "sentence_1.html").resolve()
+    if not webbrowser.open(first.as_uri()):
+        print("No browser here: open the pages in one.")
 
 
 def check(model, ids, lengths, encoded):

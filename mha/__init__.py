@@ -4,8 +4,8 @@
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
 function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `reference`, `testing`,
-`dask` and `compat` load when used, and so do the functions for position biases.
+NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `view`, `reference`,
+`testing`, `dask` and `compat` load when used, and so do the functions for position biases.
 """
 
 import importlib
@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import plot as plot
     from mha import reference as reference
     from mha import testing as testing
+    from mha import view as view
     from mha.attention_backward import scaled_dot_product_attention_backward
     from mha.kv_cache import KVCache
     from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
@@ -91,7 +92,7 @@ __all__ = [
 _warn_of_wrong_environment()
 
 _SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "reference",
-               "testing")
+               "testing", "view")
 _LATE = {  # names of these modules, which load when used
     "KVCache": "kv_cache",
     "alibi_slopes": "position_biases",

@@ -1,4 +1,5 @@
-"""python -m mha: the configuration, and a race of about two seconds against NumPy.
+"""python -m mha: the configuration, and a race of about two seconds against NumPy;
+python -m mha view weights.npz: a page that shows attention weights (mha/view/command.py).
 
 NumPy computes in float32 with all its threads, by `mha.reference.unmasked_attention`, which works
 in place: the options of the other functions there would slow it down. Both run in one process and
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 import mha
 from mha import reference
+from mha.view import command
 
 SECONDS = 1.8        # of the rounds; warming up comes before
 TURN_SECONDS = 0.02  # a side calls again until its turn has lasted this long
@@ -38,7 +40,16 @@ class Case(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser("python -m mha", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and no more")
-    wants_json = parser.parse_args().json
+    commands = parser.add_subparsers(metavar="view")
+    command.add_to(commands)
+    options = parser.parse_args()
+    if "run" in options:
+        options.run(options)
+    else:
+        show_and_race(options.json)
+
+
+def show_and_race(wants_json: bool) -> None:
     if not wants_json:
         mha.show_config()
         print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)

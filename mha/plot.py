@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import plot_labels, plot_layout, plot_text
-from mha.arguments import as_size, check_kind
+from mha.arguments import as_size
 from mha.plot_layout import Layout, LayoutKeywords, matplotlib_module
+from mha.plot_weights import as_numbers, as_weights, check_sums, weights_of_item
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +36,6 @@ def __dir__() -> list[str]:
 
 COLOURS = "YlOrRd"      # light where there is no weight, dark where there is much
 NAN_COLOUR = "#9a9a9a"
-HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
-                   " layer(x, return_weights=True)")
 ANNOTATED_AT_MOST = 8   # rows and columns of a matrix that shows its numbers by default
 
 Number = TypeVar("Number", np.bool_, np.float64)
@@ -88,7 +87,7 @@ def heads(weights: ArrayLike, query_labels: Sequence[object] | None = None,
             figure.suptitle(drawing.fonts.drawable(title), fontsize=11,
                             fontfamily=drawing.fonts.families)
 
-    _check_sums(maps)
+    check_sums(maps)
     panels = panels[:len(maps)]
     for place, (panel, matrix, head) in enumerate(zip(panels, maps, head_indices)):
         image = drawing.draw(panel, matrix, layout)
@@ -114,11 +113,11 @@ def attention(weights: ArrayLike, query_labels: Sequence[object] | None = None,
     >>> output, weights = mha.scaled_dot_product_attention(q, k, v, return_weights=True)
     >>> mha.plot.attention(weights[0], title="first sequence").savefig("attention.png")
     """
-    matrix = _one_matrix(_weights(weights), "weights")
+    matrix = _one_matrix(as_weights(weights), "weights")
     annotate = _small(matrix.shape) if annotate is None else annotate
     drawing = _Drawing(matrix.shape, query_labels, key_labels, annotate,
                        _scale_end(matrix, vmax), cmap, title)
-    _check_sums(matrix)
+    check_sums(matrix)
     return drawing.one(matrix, ax, "key", "query")
 
 
@@ -167,7 +166,7 @@ def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: str | C
     >>> scores = mha.importance.confidence(weights)
     >>> mha.plot.importance(scores, label="confidence").savefig("importance.png")
     """
-    array = _numbers(scores, "scores")
+    array = as_numbers(scores, "scores")
     if array.ndim not in (1, 2) or 0 in array.shape:
         raise ValueError(f"scores: got shape {array.shape}, wanted (heads,) or (layers, heads)")
     if array.ndim == 1:
@@ -218,7 +217,7 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     cat  ██ 90  ·· 10
     sat  ░░ 40  ▒▒ 60
     """
-    matrix = _one_matrix(_weights(weights), "weights")
+    matrix = _one_matrix(as_weights(weights), "weights")
     query_len, key_len = matrix.shape
     queries = plot_labels.words_of(query_words, query_len, "query_words")
     if key_words is None and key_len != query_len:
@@ -229,42 +228,8 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     if width < plot_text.NARROWEST:
         raise ValueError(f"width: got {width}, wanted at least {plot_text.NARROWEST} columns")
     vmax = _scale_end(matrix, vmax)
-    _check_sums(matrix)
+    check_sums(matrix)
     return plot_text.heat_map(matrix, queries, keys, vmax, width)
-
-
-def _numbers(array: ArrayLike, name: str) -> NDArray[np.float64]:
-    """array in float64; a tuple of arrays, as calls return, is a TypeError."""
-    if isinstance(array, tuple) and any(getattr(item, "ndim", 0) > 1 for item in array):
-        raise TypeError(f"{name}: got a tuple of {len(array)} arrays, wanted one array; of what a"
-                        f" call returns take the {name}, as in output, weights ="
-                        " layer(x, return_weights=True)")
-    try:
-        array = np.asarray(array)
-    except ValueError:
-        raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
-                         ) from None
-    check_kind(array, name, "biuf", "real numbers")
-    return array.astype(float)
-
-
-def _weights(weights: ArrayLike) -> NDArray[np.float64]:
-    """weights in float64; numbers below 0, as outputs and scores have, are a ValueError."""
-    array = _numbers(weights, "weights")
-    if (array < -1e-6).any():
-        raise ValueError(f"weights: got numbers below 0 (the least is {np.nanmin(array):.3g}), as"
-                         f" an output or scores have, but no attention weights; {HOW_TO_GET_THEM}")
-    return array
-
-
-def _check_sums(maps: NDArray[np.float64]) -> None:
-    """ValueError where no row can be weights, dropout of a half included: outputs are positive
-    where the values are."""
-    sums = maps.sum(axis=-1)
-    if (sums > 2.001).all():
-        raise ValueError(f"weights: got rows that sum to {sums.min():.3g} and more, as those of an"
-                         " output may, but attention weights of a query sum to 1;"
-                         f" {HOW_TO_GET_THEM}")
 
 
 def _one_matrix(array: NDArray[Number], name: str) -> NDArray[Number]:
@@ -278,16 +243,7 @@ def _one_matrix(array: NDArray[Number], name: str) -> NDArray[Number]:
 def _chosen_heads(weights: ArrayLike, batch: int,
                   chosen: Sequence[int] | None) -> tuple[NDArray[np.float64], list[int]]:
     """The maps to draw (heads, query_len, key_len), and the index of each."""
-    array = _weights(weights)
-    if array.ndim not in (2, 3, 4) or 0 in array.shape:
-        raise ValueError(f"weights: got shape {array.shape}, wanted"
-                         " (batch, heads, query_len, key_len) without the first one or two axes"
-                         " at will, and none of size 0")
-    if array.ndim == 4:
-        if not -len(array) <= batch < len(array):
-            raise ValueError(f"batch: got {batch}, wanted an index into {len(array)} items")
-        array = array[batch]
-    array = array.reshape(-1, *array.shape[-2:])
+    array = weights_of_item(weights, batch)
     indices = list(range(len(array))) if chosen is None else np.ravel(chosen).tolist()
     if not indices or not all(-len(array) <= head < len(array) for head in indices):
         raise ValueError(f"heads: got {chosen!r}, wanted indices into {len(array)} heads")

@@ -28,7 +28,8 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
 LAZY = ["KVCache", "alibi_slopes", "scaled_dot_product_attention_backward",
         "scaled_dot_product_attention_varlen",
         "scaled_dot_product_attention_varlen_vjp", "t5_relative_bias", "t5_relative_bias_vjp"]
-SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "reference", "testing"]
+SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "reference", "testing",
+              "view"]
 
 def spelled(names):
     """As a signature has these options; test_options.py compares their defaults with the core's."""
@@ -168,7 +169,7 @@ def run(code):
 def test_the_public_names():
     assert sorted(mha.__all__) == NAMES
     assert dir(mha) == sorted(NAMES + SUBMODULES)
-    for module in (mha.dask, mha.masks, mha.importance, mha.parameters, mha.plot):
+    for module in (mha.dask, mha.masks, mha.importance, mha.parameters, mha.plot, mha.view):
         assert dir(module) == sorted(module.__all__)
     for name in NAMES:
         assert hasattr(mha, name)

@@ -1,0 +1,145 @@
+"""Attention to look into: a page of HTML with every layer and head, lines from token to token, and
+heat maps.
+
+`heads` shows one layer, `model` all of them. What they return shows itself in a notebook; elsewhere
+`save` writes the page, which holds its data and its script, and asks no network for anything.
+`python -m mha view weights.npz` makes a page of a file.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha.plot_weights import check_sums, weights_of_item
+from mha.view.page import page_of
+
+__all__ = ["View", "heads", "model"]
+
+MOST_WEIGHTS = 100_000_000  # 200 MB in the browser
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class View:
+    """A page of HTML; `heads` and `model` make it.
+
+    html : str, the whole page. height : int, pixels of the frame in which a notebook shows it; what
+    is in the frame can reach nothing around it.
+
+    >>> page = mha.view.heads(weights, ["The", "cat", "sat"])
+    >>> page.height = 500
+    """
+
+    def __init__(self, page: str, height: int) -> None:
+        self.html = page
+        self.height = height
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page to a file; any browser of the last years opens it.
+
+        >>> mha.view.heads(weights, ["The", "cat", "sat"]).save("heads.html")
+        """
+        Path(path).write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return (f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-modals"'
+                f' width="100%" height="{self.height}" style="border: 0"'
+                ' title="attention weights"></iframe>')
+
+    def __repr__(self) -> str:
+        return f"<View, {len(self.html) / 1e6:.1f} MB: a notebook shows it, .save(path) writes it>"
+
+
+def heads(weights: ArrayLike, tokens: Sequence[object],
+          key_tokens: Sequence[object] | None = None, *, batch: int = 0,
+          title: str = "Attention") -> View:
+    """One layer's heads: thumbnails of all, lines from token to token or heat maps of those chosen.
+
+    weights (batch, heads, query_len, key_len), of which one batch item is shown; or
+    (heads, query_len, key_len), or (query_len, key_len). tokens: query_len of them, shown as text
+    whatever they hold; key_tokens: key_len, for cross-attention; by default the same. Weights are
+    kept to 1/65,534 of the largest; NaN stays NaN.
+
+    Raises ValueError for a shape, a number of tokens or an index that does not fit and for numbers
+    that are no weights, as an output's; TypeError for a tuple, as calls return.
+
+    >>> output, weights = layer(x, return_weights=True)
+    >>> mha.view.heads(weights, ["The", "cat", "sat"]).save("heads.html")
+    """
+    return _view([weights], tokens, key_tokens, batch, title)
+
+
+def model(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating], tokens: Sequence[object],
+          key_tokens: Sequence[object] | None = None, *, batch: int = 0,
+          title: str = "Attention") -> View:
+    """All layers of a model: as `heads`, with a row of thumbnails for each layer.
+
+    weights_of_layers: the weights of each layer, as `heads` takes them, or one array of them all,
+    (layers, heads, query_len, key_len). Layers may have unlike numbers of heads, but have the same
+    queries and keys.
+
+    Raises what `heads` raises, and ValueError where layers differ in query_len or key_len.
+
+    >>> weights_of_layers = [layer(x, return_weights=True)[1] for layer in (layer, layer)]
+    >>> mha.view.model(weights_of_layers, ["The", "cat", "sat"]).save("model.html")
+    """
+    if not isinstance(weights_of_layers, np.ndarray):
+        weights_of_layers = list(weights_of_layers)
+    if len(weights_of_layers) == 0:
+        raise ValueError("weights_of_layers: got none, wanted the weights of one layer or more")
+    return _view(weights_of_layers, tokens, key_tokens, batch, title)
+
+
+def _view(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating],
+          tokens: Sequence[object], key_tokens: Sequence[object] | None, batch: int,
+          title: str) -> View:
+    layers = [_weights_of(weights, batch, layer) for layer, weights in enumerate(weights_of_layers)]
+    query_len, key_len = shape = layers[0].shape[1:]
+    for layer, weights in enumerate(layers):
+        if weights.shape[1:] != shape:
+            raise ValueError(f"weights_of_layers: got {weights.shape[1:]} queries and keys in layer"
+                             f" {layer}, wanted {shape} as in layer 0")
+    count = sum(weights.size for weights in layers)
+    if count > MOST_WEIGHTS:
+        raise ValueError(f"weights: got {count:,}, wanted at most {MOST_WEIGHTS:,}: more than a"
+                         " browser holds; choose some layers, heads or positions, as in"
+                         " weights[:, :4, :512, :512]")
+    queries = _words(tokens, query_len, "tokens")
+    if key_tokens is None and key_len != query_len:
+        raise ValueError(f"key_tokens: got none, wanted {key_len} tokens, one a key")
+    keys = None if key_tokens is None else _words(key_tokens, key_len, "key_tokens")
+    tallest = max(140 + 22 * max(query_len, key_len), 190 + 45 * len(layers))
+    return View(page_of(layers, queries, keys, str(title)), min(tallest, 900))
+
+
+def _weights_of(weights: ArrayLike, batch: int, layer: int) -> NDArray[np.float64]:
+    """(heads, query_len, key_len) of one layer."""
+    try:
+        of_item = weights_of_item(weights, batch)
+        check_sums(of_item)
+    except (TypeError, ValueError) as error:
+        if layer:
+            error.add_note(f"This is of layer {layer}.")
+        raise
+    if np.isinf(of_item).any():
+        raise ValueError("weights: got infinite numbers, wanted attention weights")
+    return of_item
+
+
+def _words(tokens: Sequence[object], length: int, name: str) -> list[str]:
+    if isinstance(tokens, (str, bytes)):
+        raise TypeError(f"{name}: got {type(tokens).__name__}, wanted a sequence of {length} tokens"
+                        ", as a tokenizer or text.split() gives")
+    words = [str(token) for token in tokens]
+    if len(words) != length:
+        raise ValueError(f"{name}: got {len(words)}, wanted {length}, one a row or column of the"
+                         " weights")
+    return words

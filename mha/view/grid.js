@@ -1,0 +1,161 @@
+// The overview: a thumbnail for each head, a row for each layer.
+
+const THUMBNAIL = 40; // pixels at most along a side: of more queries or keys the largest weights are shown
+
+class Grid {
+  // choose(heads, adds): what a click or a key asks for.
+  constructor(table, weights, choose) {
+    this.weights = weights;
+    this.choose = choose;
+    this.buttons = [];
+    this.fill(table);
+    table.addEventListener("click", event => this.clicked(event));
+    table.addEventListener("keydown", event => this.pressed(event));
+    this.focusable(0);
+  }
+
+  fill(table) {
+    const {heads, layers} = this.weights;
+    const columns = Math.max(...layers);
+    const ofHead = head => heads.flatMap((one, index) => one.head === head ? [index] : []);
+    const ofLayer = layer => heads.flatMap((one, index) => one.layer === layer ? [index] : []);
+    const names = table.createTHead().insertRow();
+    names.append(document.createElement("td"));
+    for (let head = 0; head < columns; head++) {
+      names.append(this.name(String(head), `head ${head} of all layers`, "col", ofHead(head)));
+    }
+    const body = table.createTBody();
+    let index = 0;
+    layers.forEach((numHeads, layer) => {
+      const row = body.insertRow();
+      row.append(this.name(layers.length > 1 ? `layer ${layer}` : "all", `all heads of layer ${layer}`, "row",
+        ofLayer(layer)));
+      for (let head = 0; head < numHeads; head++) {
+        row.insertCell().append(this.button(index++));
+      }
+    });
+  }
+
+  name(text, title, scope, heads) {
+    const cell = document.createElement("th");
+    const button = document.createElement("button");
+    cell.scope = scope;
+    Object.assign(button, {type: "button", textContent: text, title});
+    button.setAttribute("aria-label", title);
+    button.addEventListener("click", event => {
+      event.stopPropagation();
+      this.choose(heads, false);
+    });
+    cell.append(button);
+    return cell;
+  }
+
+  button(index) {
+    const button = document.createElement("button");
+    const canvas = document.createElement("canvas");
+    Object.assign(button, {type: "button", title: this.weights.heads[index].name, tabIndex: -1});
+    button.dataset.head = index;
+    button.setAttribute("aria-label", this.weights.heads[index].name);
+    button.append(canvas);
+    this.buttons.push(button);
+    return button;
+  }
+
+  // Paints some thumbnails at a time, so that the page answers meanwhile.
+  paint(colours) {
+    const painting = this.painting = {};
+    let index = 0;
+    const some = () => {
+      const until = performance.now() + 6;
+      while (this.painting === painting && index < this.buttons.length && performance.now() < until) {
+        this.paintOne(index++, colours);
+      }
+      if (this.painting === painting && index < this.buttons.length) {
+        setTimeout(some);
+      }
+    };
+    some();
+  }
+
+  paintOne(index, colours) {
+    const {queryLen, keyLen} = this.weights;
+    const rows = Math.min(queryLen, THUMBNAIL), columns = Math.min(keyLen, THUMBNAIL);
+    const canvas = this.buttons[index].firstChild;
+    canvas.width = columns;
+    canvas.height = rows;
+    const codes = this.weights.heads[index].thumbnail ??= this.reduced(index, rows, columns);
+    // Small weights make the pattern: square roots, up to the head's own largest weight.
+    paint(canvas.getContext("2d"), codes, rows, columns, 0, Math.sqrt(this.weights.largestCode(index)) * 255, colours);
+  }
+
+  // The square root, times 255, of the largest code of each block.
+  reduced(index, rows, columns) {
+    const {queryLen, keyLen, heads} = this.weights;
+    const codes = heads[index].codes;
+    const largest = new Uint16Array(rows * columns);
+    const unknown = new Uint8Array(rows * columns);
+    const columnOf = Uint16Array.from({length: keyLen}, (_, key) => Math.floor(key * columns / keyLen));
+    for (let query = 0, at = 0; query < queryLen; query++) {
+      const row = Math.floor(query * rows / queryLen) * columns;
+      for (let key = 0; key < keyLen; key++, at++) {
+        const code = codes[at], to = row + columnOf[key];
+        if (code === UNKNOWN) {
+          unknown[to] = 1;
+        } else if (code > largest[to]) {
+          largest[to] = code;
+        }
+      }
+    }
+    return largest.map((code, at) => unknown[at] ? UNKNOWN : Math.sqrt(code) * 255);
+  }
+
+  show(chosen, colourOf) {
+    this.buttons.forEach((button, index) => {
+      const place = chosen.indexOf(index);
+      button.setAttribute("aria-pressed", String(place >= 0));
+      button.style.setProperty("--chosen-colour", place >= 0 ? colourOf(place) : "");
+    });
+  }
+
+  clicked(event) {
+    const button = event.target.closest("button[data-head]");
+    if (button) {
+      const head = Number(button.dataset.head);
+      this.focusable(head);
+      this.choose([head], event.ctrlKey || event.metaKey || event.shiftKey);
+    }
+  }
+
+  // Tab reaches one of the thumbnails, arrow keys the others.
+  focusable(index) {
+    this.buttons[this.focused ?? 0].tabIndex = -1;
+    this.buttons[index].tabIndex = 0;
+    this.focused = index;
+  }
+
+  pressed(event) {
+    const button = event.target.closest("button[data-head]");
+    if (!button) {
+      return;
+    }
+    const index = Number(button.dataset.head);
+    if (event.key === " ") {
+      event.preventDefault();
+      this.choose([index], true);
+      return;
+    }
+    const {layer, head} = this.weights.heads[index];
+    const {layers} = this.weights;
+    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+      Home: [0, -head], End: [0, layers[layer] - 1 - head]};
+    if (event.key in moves) {
+      event.preventDefault();
+      const [down, right] = moves[event.key];
+      const toLayer = Math.min(Math.max(layer + down, 0), layers.length - 1);
+      const toHead = Math.min(Math.max(head + right, 0), layers[toLayer] - 1);
+      const to = layers.slice(0, toLayer).reduce((sum, heads) => sum + heads, 0) + toHead;
+      this.focusable(to);
+      this.buttons[to].focus();
+    }
+  }
+}

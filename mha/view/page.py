@@ -1,0 +1,52 @@
+"""Puts the page together: its skeleton, style and script lie beside this file."""
+
+import base64
+import html
+import json
+import zlib
+from collections.abc import Sequence
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCRIPTS = ("weights.js", "colours.js", "grid.js", "lines.js", "heat_map.js", "viewer.js")
+LARGEST_CODE = 65534  # of the largest weight
+UNKNOWN = 65535       # NaN
+
+
+def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
+            key_tokens: list[str] | None, title: str) -> str:
+    """The page of layers of weights, (heads, query_len, key_len) each."""
+    largest = max(float(np.nanmax(weights, initial=0.0)) for weights in layers)
+    scale = (largest or 1.0) / LARGEST_CODE
+    codes = b"".join(_codes(weights, scale).tobytes() for weights in layers)
+    data: dict[str, object] = {
+        "title": title, "tokens": tokens, "key_tokens": key_tokens, "scale": scale,
+        "layers": [len(weights) for weights in layers],
+        "weights": base64.b64encode(zlib.compress(codes)).decode()}
+    parts = {"{title}": html.escape(title.encode(errors="replace").decode()),
+             "{style}": _text("page.css"), "{data}": _as_script(data),
+             "{script}": "\n".join(_text(name) for name in SCRIPTS)}
+    page = _text("page.html")
+    for name in sorted(parts, key=page.index, reverse=True):  # what is put in is not read again
+        before, _, after = page.partition(name)
+        page = before + parts[name] + after
+    return page
+
+
+def _codes(weights: NDArray[np.float64], scale: float) -> NDArray[np.uint16]:
+    """Each weight as a multiple of scale, little-endian."""
+    unknown = np.isnan(weights)
+    codes = np.rint(np.where(unknown, 0.0, np.maximum(weights, 0.0)) / scale)
+    codes[unknown] = UNKNOWN
+    return codes.astype("<u2")
+
+
+def _as_script(data: dict[str, object]) -> str:
+    """JSON in which no text can end the script around it."""
+    return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _text(name: str) -> str:
+    return (files("mha.view") / name).read_text("utf-8")

@@ -1,0 +1,232 @@
+// The page: what is chosen, and who draws it. Events change the state and ask for a drawing, which
+// comes once before the next frame.
+
+const byId = id => document.getElementById(id);
+const STRONGEST = 10; // tokens listed beside the isolated one
+
+class Viewer {
+  constructor(data, codes) {
+    this.weights = new Weights(data, codes);
+    this.state = {
+      chosen: [0],      // indices of heads
+      mode: "lines",
+      place: 0,         // of the slider
+      isolated: null,   // {query}, {key} or, in a heat map, {query, key}
+      kept: false,      // whether a click keeps it
+    };
+    byId("title").textContent = data.title;
+    for (const id of ["overview", "several-label", "grid-hint"]) {
+      byId(id).hidden = this.weights.heads.length === 1;
+    }
+    this.grid = new Grid(byId("grid"), this.weights, (heads, adds) => this.choose(heads, adds));
+    this.lines = new Lines(byId("line-canvas"), this.weights);
+    this.queries = this.tokenList("queries", this.weights.tokens, "query");
+    this.keys = this.tokenList("keys", this.weights.keyTokens, "key");
+    this.heatMaps = new HeatMaps(byId("heat-maps"), this.weights, {
+      point: cell => this.isolate(cell),
+      keep: cell => cell && this.keep(cell),
+    });
+    this.row = Math.max(this.weights.queryLen, this.weights.keyLen) > 60 ? 16 : 22;
+    document.documentElement.style.setProperty("--row", `${this.row}px`);
+    this.listen();
+    this.setThreshold(this.firstThreshold());
+    this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+  }
+
+  tokenList(id, tokens, side) {
+    return new TokenList(byId(id), tokens, side, {
+      isolate: index => this.isolate(index === null ? null : {[side]: index}),
+      keep: index => this.keep({[side]: index}),
+      cross: index => (side === "query" ? this.keys : this.queries).focus(index),
+    });
+  }
+
+  listen() {
+    for (const radio of document.querySelectorAll("input[name=mode]")) {
+      radio.addEventListener("change", () => this.change({mode: radio.value, isolated: null, kept: false}));
+    }
+    byId("threshold").addEventListener("input", event => this.setThreshold(Number(event.target.value)));
+    byId("theme").addEventListener("click", () => this.setTheme(!this.isDark));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => this.setTheme(event.matches));
+    document.addEventListener("keydown", event => {
+      if (event.key === "Escape") {
+        this.change({isolated: null, kept: false});
+      }
+    });
+    window.addEventListener("resize", () => this.change({}));
+    // Paper is white.
+    window.addEventListener("beforeprint", () => {
+      this.wasDark = this.isDark;
+      this.setTheme(false);
+      this.draw();
+    });
+    window.addEventListener("afterprint", () => this.setTheme(this.wasDark));
+  }
+
+  // Twice what each key would get from a query that makes no difference between them, at most 20 %.
+  firstThreshold() {
+    return Math.round((Math.log10(Math.min(2 / this.weights.keyLen, 0.2)) + 3) / 3 * 100);
+  }
+
+  // The slider's places are powers of ten, from 0.1 % to 100 %; its first one is 0.
+  setThreshold(place) {
+    const threshold = place <= 0 ? 0 : 10 ** (3 * place / 100 - 3);
+    byId("threshold").value = place;
+    byId("threshold-shown").textContent = percent(threshold);
+    byId("threshold").setAttribute("aria-valuetext", percent(threshold));
+    this.least = this.weights.codeOf(threshold);
+    this.change({place});
+  }
+
+  setTheme(isDark) {
+    this.isDark = isDark;
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    byId("theme").textContent = isDark ? "Light" : "Dark";
+    this.colours = readColours();
+    this.grid.paint(this.colours);
+    this.change({});
+  }
+
+  // Opens these heads alone; or, adding, chooses those that are not chosen yet, or else no longer.
+  choose(heads, adds) {
+    const {chosen} = this.state;
+    if (!adds && !byId("several").checked) {
+      this.change({chosen: heads});
+    } else {
+      const missing = heads.filter(head => !chosen.includes(head));
+      const left = missing.length ? [...chosen, ...missing] : chosen.filter(head => !heads.includes(head));
+      this.change({chosen: left.length ? left : heads.slice(0, 1)});
+    }
+    this.say(`${this.names()} shown`);
+  }
+
+  isolate(isolated) {
+    if (!this.state.kept) {
+      this.change({isolated});
+    }
+  }
+
+  keep(isolated) {
+    const again = this.state.kept && JSON.stringify(this.state.isolated) === JSON.stringify(isolated);
+    this.change({isolated, kept: !again});
+  }
+
+  change(changes) {
+    Object.assign(this.state, changes);
+    this.waiting ??= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    cancelAnimationFrame(this.waiting);
+    this.waiting = null;
+    const {state, weights, colours} = this;
+    const side = state.isolated && ("query" in state.isolated ? "query" : "key");
+    const isolated = side && {side, index: state.isolated[side]};
+    const isLines = state.mode === "lines";
+    byId("lines").hidden = !isLines;
+    byId("heat-maps").hidden = byId("scale").hidden = isLines;
+    byId("cut").textContent = "";
+    this.showChosen();
+    const heads = state.isolated?.head === undefined ? state.chosen : [state.isolated.head];
+    const shares = isolated && weights.ofToken(heads, isolated.side, isolated.index);
+    if (isLines) {
+      const drawn = this.lines.draw({chosen: state.chosen, isolated}, this.least, colours, this.row);
+      byId("cut").textContent = drawn.leftOut
+        ? `${drawn.lines - drawn.leftOut} of ${drawn.lines} lines, the heaviest` : "";
+      this.queries.show(side === "query" ? isolated.index : null, state.kept, side === "key" ? shares : null);
+      this.keys.show(side === "key" ? isolated.index : null, state.kept, side === "query" ? shares : null);
+    } else {
+      byId("scale-end").textContent = percent(this.heatMaps.draw(state, this.least, colours));
+    }
+    this.showIsolated(isolated, shares, heads);
+  }
+
+  names() {
+    const {heads} = this.weights;
+    const {chosen} = this.state;
+    return chosen.length === 1 ? heads[chosen[0]].name : `${chosen.length} heads`;
+  }
+
+  showChosen() {
+    const wanted = `${this.state.chosen} ${this.isDark}`;
+    if (this.shownChosen === wanted) {
+      return;
+    }
+    this.shownChosen = wanted;
+    const colourOf = place => this.colours.heads[place % NUM_HEAD_COLOURS];
+    const name = this.names();
+    byId("chosen").textContent = name[0].toUpperCase() + name.slice(1);
+    this.grid.show(this.state.chosen, colourOf);
+    const several = this.state.chosen.length > 1 ? this.state.chosen.slice(0, 24) : [];
+    byId("legend").replaceChildren(...several.map((head, place) => {
+      const item = document.createElement("li");
+      const swatch = document.createElement("span");
+      swatch.style.background = colourOf(place);
+      item.append(swatch, this.weights.heads[head].name);
+      return item;
+    }));
+  }
+
+  // The tokens that the isolated one attends to most (a key: is attended by), and how much.
+  showIsolated(isolated, shares, heads) {
+    const wanted = JSON.stringify([this.state.isolated, this.state.chosen]);
+    if (this.shownIsolated === wanted) {
+      return;
+    }
+    this.shownIsolated = wanted;
+    const title = byId("isolated-title");
+    title.textContent = isolated ? `${isolated.side} ${isolated.index}: ` : "No token isolated";
+    byId("strongest").replaceChildren();
+    byId("token-hint").hidden = Boolean(isolated);
+    byId("mean").textContent = "";
+    if (!isolated) {
+      return;
+    }
+    const {tokens, keyTokens} = this.weights;
+    const own = isolated.side === "query" ? tokens : keyTokens;
+    const others = isolated.side === "query" ? keyTokens : tokens;
+    writeToken(title, own[isolated.index]);
+    byId("mean").textContent = heads.length > 1 ? `mean of ${heads.length} heads` : this.weights.heads[heads[0]].name;
+    const strongest = [...shares.keys()].filter(other => !(shares[other] <= 0))
+      .sort((one, other) => (shares[other] || 0) - (shares[one] || 0)).slice(0, STRONGEST);
+    byId("strongest").append(...strongest.map(other => this.strongestItem(others[other], shares[other])));
+    this.sayIsolated(isolated, strongest, shares, own, others);
+  }
+
+  strongestItem(token, share) {
+    const item = document.createElement("li");
+    const number = document.createElement("span");
+    item.style.setProperty("--weight", share > 0 ? Math.min(share, 1).toFixed(3) : "0");
+    number.textContent = percent(share);
+    writeToken(item, token);
+    item.append(number);
+    return item;
+  }
+
+  sayIsolated({side, index}, strongest, shares, own, others) {
+    const cell = this.state.isolated;
+    if ("query" in cell && "key" in cell) {
+      this.say(`${visible(others[cell.key])}: ${percent(shares[cell.key])} of ${visible(own[index])}`);
+      byId("isolated-title").append(` → ${visible(others[cell.key])}: ${percent(shares[cell.key])}`);
+      return;
+    }
+    const list = strongest.slice(0, 4).map(other => `${visible(others[other])} ${percent(shares[other])}`);
+    this.say(`${side} ${index}, ${visible(own[index])}, ${side === "query" ? "attends to" : "is attended by"}`
+      + ` ${list.join(", ") || "nothing"}`);
+  }
+
+  say(text) {
+    byId("status").textContent = text;
+  }
+}
+
+async function main() {
+  const data = JSON.parse(byId("data").textContent);
+  new Viewer(data, await unpack(data));
+  document.documentElement.dataset.ready = "yes";
+}
+
+main().catch(error => {
+  byId("title").textContent = `This page could not be shown: ${error.message}`;
+  throw error;
+});

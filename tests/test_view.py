@@ -1,0 +1,215 @@
+"""mha.view in Python: what the page is made of, its arguments, the command. What the page does in a
+browser: tests/browser."""
+
+import base64
+import html
+import json
+import re
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import mha
+
+WORDS = ["The", "cat", "sat"]
+
+
+def some_weights(*shape):
+    weights = np.random.default_rng(0).random(shape)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def data_of(view):
+    """The JSON in the page, with the weights as floats (all heads, query_len, key_len)."""
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', view.html,
+                     re.DOTALL).group(1)
+    data = json.loads(text)
+    codes = np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2")
+    weights = np.where(codes == 65535, np.nan, codes * data["scale"])
+    keys = data["key_tokens"] or data["tokens"]
+    return data, weights.reshape(sum(data["layers"]), len(data["tokens"]), len(keys))
+
+
+class Elements(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_page_holds_the_weights_of_one_batch_item(dtype):
+    weights = some_weights(2, 4, 3, 5).astype(dtype)
+    weights[1, 2, 0] = np.nan
+    data, shown = data_of(mha.view.heads(weights, WORDS, list("abcde"), batch=1))
+    closest = float(np.nanmax(weights[1])) / 65534 / 2
+    np.testing.assert_allclose(shown, weights[1].astype(float), rtol=0, atol=1.001 * closest)
+    assert (data["tokens"], data["key_tokens"]) == (WORDS, list("abcde"))
+    assert data["layers"] == [4]
+
+
+def test_a_model_has_a_row_for_each_layer_of_any_number_of_heads():
+    layers = [some_weights(2, 3, 3), some_weights(5, 3, 3), some_weights(3, 3)]
+    data, shown = data_of(mha.view.model(layers, WORDS, title="three"))
+    assert (data["layers"], data["title"], data["key_tokens"]) == ([2, 5, 1], "three", None)
+    assert shown.shape == (8, 3, 3)
+    stacked = some_weights(4, 2, 3, 3)
+    data, shown = data_of(mha.view.model(stacked, WORDS))
+    assert data["layers"] == [2, 2, 2, 2]
+    np.testing.assert_allclose(shown, stacked.reshape(8, 3, 3), rtol=0, atol=1e-5)
+    of_batch, _ = data_of(mha.view.model([some_weights(6, 2, 3, 3)] * 2, WORDS, batch=-1))
+    assert of_batch["layers"] == [2, 2]
+
+
+def test_zeros_and_nan_alone_can_be_shown():
+    assert (data_of(mha.view.heads(np.zeros((2, 3, 3)), WORDS))[1] == 0).all()
+    assert np.isnan(data_of(mha.view.heads(np.full((2, 3, 3), np.nan), WORDS))[1]).all()
+
+
+def test_the_page_asks_for_nothing_and_is_small():
+    view = mha.view.heads(np.eye(3), WORDS)
+    assert len(view.html) < 60_000
+    elements = Elements(view.html).found
+    assert not [tag for tag, _ in elements if tag in ("link", "img", "iframe", "object", "base")]
+    assert not [attributes for _, attributes in elements if {"src", "href"} & set(attributes)]
+    assert [attributes for tag, attributes in elements if tag == "meta"
+            and attributes.get("content", "").startswith("default-src 'none'")]
+    assert "http" not in view.html.replace("http-equiv", "")
+
+
+def test_no_word_becomes_markup():
+    hostile = "</script><script>x</script><!--<script>"
+    view = mha.view.heads(np.eye(2), [hostile, "\ud800\u2028"], title=f"</title>{hostile}\ud800")
+    plain = mha.view.heads(np.eye(2), ["a", "b"], title="title")
+    tags = [tag for tag, _ in Elements(view.html).found]
+    assert tags == [tag for tag, _ in Elements(plain.html).found]
+    assert data_of(view)[0]["tokens"] == [hostile, "\ud800\u2028"]
+    view.html.encode()
+
+
+def test_words_that_look_like_the_pages_own_places_stay():
+    names = ["{title}", "{data}", "{script}", "{style}"]
+    view = mha.view.heads(np.eye(4), names, title="{data}{script}")
+    assert data_of(view)[0]["tokens"] == names
+    assert "<title>{data}{script}</title>" in view.html
+
+
+def test_a_notebook_gets_a_frame_with_the_whole_page():
+    view = mha.view.heads(np.eye(3), ['"', "'", "&quot;"])
+    view.height = 321
+    [(tag, attributes)] = Elements(view._repr_html_()).found
+    assert tag == "iframe" and attributes["srcdoc"] == view.html
+    assert attributes["height"] == "321" and "allow-same-origin" not in attributes["sandbox"]
+    assert html.escape(view.html) in view._repr_html_()
+
+
+def test_save_writes_the_page(tmp_path):
+    view = mha.view.heads(np.eye(3), ["naïve", "猫", "𝕏"])
+    view.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text("utf-8") == view.html
+    view.save(str(tmp_path / "again.html"))
+    with pytest.raises(FileNotFoundError):
+        view.save(tmp_path / "missing" / "page.html")
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ((np.eye(3)[None, None, None], WORDS), ValueError, r"weights: got shape \(1, 1, 1, 3, 3\)"),
+    ((np.zeros((0, 3, 3)), WORDS), ValueError, "weights: got shape"),
+    ((np.eye(3), WORDS[:2]), ValueError, "tokens: got 2, wanted 3"),
+    ((np.eye(3), "the"), TypeError, "tokens: got str, wanted a sequence of 3"),
+    ((np.eye(3), WORDS, ["a"]), ValueError, "key_tokens: got 1, wanted 3"),
+    ((np.eye(3)[:, :2], WORDS), ValueError, "key_tokens: got none, wanted 2"),
+    ((-np.eye(3), WORDS), ValueError, "numbers below 0"),
+    ((9 * np.ones((3, 3)), WORDS), ValueError, "rows that sum to"),
+    ((np.array([[np.inf, 0.], [0, 1]]), WORDS[:2]), ValueError, "infinite"),
+    (((np.eye(3), np.eye(3)), WORDS), TypeError, "got a tuple of 2 arrays"),
+    ((np.array([["a"]]), ["a"]), TypeError, "wanted real numbers"),
+])
+def test_wrong_arguments_of_heads(arguments, error, message):
+    with pytest.raises(error, match=message):
+        mha.view.heads(*arguments)
+
+
+def test_wrong_arguments_of_model():
+    with pytest.raises(ValueError, match="weights_of_layers: got none"):
+        mha.view.model([], WORDS)
+    with pytest.raises(ValueError, match=r"got \(3, 2\) queries and keys in layer 1"):
+        mha.view.model([np.eye(3), np.eye(3)[:, :2]], WORDS)
+    with pytest.raises(ValueError, match="numbers below 0") as raised:
+        mha.view.model([np.eye(3), np.eye(3), -np.eye(3)], WORDS)
+    assert raised.value.__notes__ == ["This is of layer 2."]
+    with pytest.raises(ValueError, match="batch: got 2"):
+        mha.view.model(some_weights(1, 2, 4, 3, 3), WORDS, batch=2)
+
+
+def test_more_than_a_browser_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(mha.view, "MOST_WEIGHTS", 100)
+    mha.view.heads(some_weights(1, 10, 10), range(10))
+    with pytest.raises(ValueError, match="got 200, wanted at most 100"):
+        mha.view.heads(some_weights(2, 10, 10), range(10))
+
+
+def run_command(*arguments, cwd):
+    return subprocess.run([sys.executable, "-m", "mha", "view", *map(str, arguments)], cwd=cwd,
+                          capture_output=True, text=True, timeout=60)
+
+
+def page_at(path):
+    view = mha.view.View(path.read_text("utf-8"), 0)
+    return data_of(view)
+
+
+def test_the_command_makes_a_page_of_a_file(tmp_path):
+    np.savez(tmp_path / "weights.npz", weights=some_weights(2, 4, 3, 3), tokens=WORDS)
+    done = run_command("weights.npz", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("weights.html: 0.0 MB")
+    data, _ = page_at(tmp_path / "weights.html")
+    assert (data["layers"], data["tokens"], data["title"]) == ([4, 4], WORDS, "weights")
+
+
+def test_the_command_takes_layers_by_name_and_other_options(tmp_path):
+    layers = {f"layer_{i}": some_weights(2, i + 1, 3, 4) for i in (10, 2)}
+    np.savez(tmp_path / "weights.npz", **layers, tokens=WORDS, key_tokens=list("abcd"))
+    done = run_command("weights.npz", "--output", "page.html", "--batch", 1, "--title", "<b>",
+                       cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data, shown = page_at(tmp_path / "page.html")
+    assert (data["layers"], data["title"], data["key_tokens"]) == ([3, 11], "<b>", list("abcd"))
+    np.testing.assert_allclose(shown[:3], layers["layer_2"][1], rtol=0, atol=1e-5)
+
+
+def test_the_command_numbers_what_has_no_words(tmp_path):
+    np.save(tmp_path / "weights.npy", some_weights(3, 5))
+    assert run_command("weights.npy", cwd=tmp_path).returncode == 0
+    data, _ = page_at(tmp_path / "weights.html")
+    assert (data["tokens"], data["key_tokens"]) == (list("012"), list("01234"))
+
+
+@pytest.mark.parametrize(("arrays", "message"), [
+    (None, "No such file"),
+    ({}, "got no weights"),
+    ({"weights": np.eye(3), "tokens": WORDS[:1]}, "tokens: got 1, wanted 3"),
+    ({"weights": np.arange(3)}, "got an array of 1 axes"),
+    ({"weights": np.array([{}], object)}, "allow_pickle"),
+])
+def test_the_command_says_what_is_wrong(tmp_path, arrays, message):
+    if arrays is not None:
+        np.savez(tmp_path / "weights.npz", **arrays)
+    done = run_command("weights.npz", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("weights.npz: ") and message in done.stderr
+    assert not (tmp_path / "weights.html").exists()
+
+
+def test_the_command_refuses_a_file_of_another_kind(tmp_path):
+    (tmp_path / "weights.npz").write_bytes(b"PK\x03\x04 not a zip")
+    done = run_command("weights.npz", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr

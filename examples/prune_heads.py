@@ -85,13 +85,7 @@ def scores_of_heads(model, pairs):
     def of_layers(function):
         return np.array([function(layer, lengths=task.lengths) for layer in weights])
 
-    shape = len(model.attention_layers), NUM_HEADS
-    with tqdm(total=1 + shape[0] * shape[1], desc="ablation", unit="head") as progress:
-        def loss(gates):
-            progress.update()
-            return task.loss(gates)
-
-        ablation = mha.importance.ablation(loss, shape)
+    ablation = mha.importance.ablation(task.loss, (len(model.attention_layers), NUM_HEADS))
     gradients = tqdm(task.gate_gradients(), "gradients", len(pairs), unit="sentence")
     return {"gradient": mha.importance.gradient(gradients), "ablation": ablation,
             "confidence": of_layers(mha.importance.confidence),

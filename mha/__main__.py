@@ -9,7 +9,6 @@ for two seconds only, so the numbers are a first impression.
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -112,17 +111,11 @@ def largest_difference(case: Case) -> float:
 def race(cases: list[Case]) -> None:
     """Rounds in which every case is computed by both, until the time is over; at least one."""
     start = time.perf_counter()
-    rounds = 0
-    while rounds == 0 or time.perf_counter() - start < SECONDS:
-        rounds += 1
+    while not cases[0].mha_seconds or time.perf_counter() - start < SECONDS:
         for case in cases:
-            if sys.stderr.isatty():
-                print(f"\r  round {rounds}: {case.name:<36}", end="", file=sys.stderr, flush=True)
             time.sleep(REST_SECONDS)
             take_turn(case.by_mha, case.mha_seconds)
             take_turn(case.by_numpy, case.numpy_seconds)
-    if sys.stderr.isatty():
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
 
 
 def take_turn(compute: Callable[[], NDArray[Any]], seconds: list[float]) -> None:

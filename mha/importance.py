@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, Never
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_bool, as_int, check_kind, no_memory
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.progress import progress
 
 __all__ = ["ablation", "confidence", "entropy", "gradient", "rollout", "variance"]
 
@@ -182,7 +183,7 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     except (ValueError, OverflowError, MemoryError):
         raise no_memory("shape", sizes) from None
     whole = measured(open_gates)
-    for head in np.ndindex(sizes):
+    for head in progress(np.ndindex(sizes), "ablation", "head", scores.size):
         gates = np.ones(sizes)
         gates[head] = 0
         scores[head] = measured(gates) - whole
@@ -223,7 +224,7 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     _check_iterable(gate_gradients, "gate_gradients")
     total: NDArray[np.float64] | None = None
     count = 0
-    for one in gate_gradients:
+    for one in progress(gate_gradients, "gradients", "example", _length(gate_gradients)):
         magnitudes = np.abs(_floats(one, "gate_gradients"))
         if total is None:
             total = np.zeros(magnitudes.shape)
@@ -302,6 +303,10 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
 def _check_iterable(arrays: Any, name: str) -> None:
     if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)):
         raise TypeError(f"{name}: got {type(arrays).__name__}, wanted a sequence of arrays")
+
+
+def _length(arrays: Iterable[ArrayLike]) -> int | None:
+    return len(arrays) if isinstance(arrays, Sized) else None
 
 
 def _floats(array: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -221,3 +221,17 @@ assert tensor.taken == tensor.deleted > 10
 def test_without_ml_dtypes():
     """bfloat16 is computed with, and only where a result would be of it is the package missing."""
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_what_comes_out_is_lent_to_others(dtype):
+    """Results own what they show: another library takes them by DLPack without a copy."""
+    layer = mha.MultiHeadAttention(8, 2, dtype=dtype, rng=0)
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(dtype)
+    results = [*layer(x, return_weights=True, return_lse=True), layer.W_q]
+    output, pullback = layer.vjp(x)
+    gradients = pullback(output)
+    for array in [*results, output, gradients.query, gradients.W_q]:
+        taken = np.from_dlpack(array)
+        assert np.shares_memory(taken, array) and taken.tobytes() == array.tobytes()
+        assert taken.dtype == array.dtype and array.__dlpack_device__() == (1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from mha.dask.places import Place, Visibility, flat_item
 from mha.dask.tasks import ARRAYS, Call, check_lengths
 from mha.options import AttentionOptions
 
+_log = logging.getLogger(__name__)
 # Of the numbers of a part, (*batch, head, key head, queries, keys): those that an array's chunk
 # has, in the order of its axes; -1 stands for an axis that is not cut, or that all parts share.
 Locator = tuple[int, ...]
@@ -125,6 +127,8 @@ def plan_of(query: Any, key: Any, value: Any, options: AttentionOptions, split_e
     inputs = {name: (array.name, _locator(name, array, cuts)) for name, array in by_name.items()}
     token = tokenize(function.__name__, sorted(inputs.items()), plain, options.query_offset,
                      known, split_every)
+    _log.debug("%s: %d chunks of queries, %d of keys, computed in %s", function.__name__,
+               len(cuts.queries), len(cuts.keys), computed)
     return Plan(token, call, cuts, visibility, split_every, inputs, rounded), by_name
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from mha.diagnosis.search import FLOAT16, Search, values_alike
 from mha.diagnosis.signature import CannotTestError
 from mha.diagnosis.subject import BATCH, Constant, Returned, Subject, equal, of_shape
 
+_log = logging.getLogger(__name__)
 HEAD_DIM, HEADS = 8, 3
 # (query_len, key_len, value_dim): all different, then ever more equal, for code that needs it.
 SIZES: tuple[Sizes, ...] = (
@@ -159,6 +161,7 @@ def _explain(outcome: Outcome, mine: Array, count: int) -> bool:
         alike_is_right(outcome)
     found = Search(subject.model, subject.inputs, mine, alike=outcome.alike,
                    sees_all=count > 1 and _corners_seen(subject, mine)).explanations(count)
+    _log.debug("%d mistake(s) at a time explain %s: %s", count, mine.shape, found)
     if not found:
         return count == 1 and _imprecise(outcome, mine)
     mistakes, number = _confirmed(subject, found)

@@ -6,7 +6,7 @@ explains. There are some 300 single mistakes and ten thousand such pairs, of 50 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mha.diagnosis.layer_mistakes import BIAS_STAYS
 from mha.diagnosis.mask_mistakes import causal_from_start, filled
 from mha.diagnosis.model import IMPOSSIBLE, HardCoded, Memory, Model, WeakTriangle
 from mha.diagnosis.subject import TOLERANCE, equal
+from mha.progress import progress
 
 # What beginners do most; two mistakes at a time have one of these, three are all of them.
 USUAL = ("reshaped without the transpose", "forgot to divide", "divided by d_k instead",
@@ -82,7 +83,7 @@ class Search:
         """All the {step: mistake} of `count` mistakes that fit; [] if none does."""
         singles = self.singles()
         if count == 1:
-            found = [mistakes for mistakes in singles if self.fits(mistakes)]
+            found = [mistakes for mistakes in self._tried(singles, 1) if self.fits(mistakes)]
             number = None if found else self.hard_coded({})
             return found or ([] if number is None else [number]) or self._weak_triangle()
         singles = [mistakes for mistakes in singles if "triangle" not in mistakes
@@ -102,7 +103,11 @@ class Search:
         triples = ({**a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
                    if len(a.keys() | b.keys() | c.keys()) == 3
                    and (wanted is None or not wanted.isdisjoint((id(a), id(b), id(c)))))
-        return list(itertools.islice(filter(self.fits, triples), 3))
+        return list(itertools.islice(filter(self.fits, self._tried(triples, 3)), 3))
+
+    def _tried(self, attempts: Iterable[Mistakes], count: int) -> Iterator[Mistakes]:
+        """The attempts, with a bar where they take long."""
+        return progress(attempts, f"{count} mistakes at a time" if count > 1 else "mistakes", "try")
 
     def _changing_alike(self, singles: Sequence[Mistakes]) -> tuple[bool, list[bool]] | None:
         """Whether `alike` is wrong, and which mistakes make it so; None where it cannot tell."""
@@ -131,8 +136,8 @@ class Search:
             itertools.combinations(usual, 2), itertools.product(usual, rare))
         if wanted is not None:
             pairs = ((a, b) for a, b in pairs if id(a) in wanted or id(b) in wanted)
-        found: list[Mistakes] = [
-            {**a, **b} for a, b in pairs if a.keys() != b.keys() and self.fits({**a, **b})]
+        both: Iterable[Mistakes] = ({**a, **b} for a, b in pairs if a.keys() != b.keys())
+        found = [mistakes for mistakes in self._tried(both, 2) if self.fits(mistakes)]
         if found:
             return found
         for mistakes in usual:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from types import EllipsisType
@@ -41,6 +42,7 @@ from mha.parameters.table import (
 )
 from mha.preparation import NORMS
 
+_log = logging.getLogger(__name__)
 SIZE_OF = {"num_heads": "heads", "num_kv_heads": "kv_heads", "head_dim": "head_dim"}
 
 
@@ -115,6 +117,8 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     options, wrong_options = _options(asked, context)
     problems += wrong_options
     if not problems:
+        _log.debug("%s under %r: %s; options %s", layout.name, prefix,
+                   shown(f"{name} {array.shape}" for name, array in arrays.items()), options)
         try:
             return _assembled(asked, form, arrays, context, options)
         except ValueError as error:

@@ -5,7 +5,8 @@
 #             test-neon, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
-# make bench  mha beside its peers; see also bench-builds, bench-grid, bench-kernels, bench-reshaping
+# make docs   the documentation as a site: docs/_build/html/index.html
+# make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels, bench-reshaping
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,9 +31,9 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run view train lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
+.PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
 	test-oldest-numpy test-kernels test-memory test-browser test-free-threaded sanitize sanitize-threads lint bench \
-	bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites
+	bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -42,6 +43,15 @@ view: $(VENV)/.run
 
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
+
+# Its own copy of the notebooks is run; warnings and broken links are errors.
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) $$($(EXTRA) docs)
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
+	@echo "docs: docs/_build/html/index.html"
 
 lib: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C csrc
@@ -193,6 +203,9 @@ bench-dask: $(VENV)/.test
 
 bench-view: $(VENV)/.browser
 	$(BIN)/python benchmarks/view.py
+
+bench-accuracy: $(VENV)/.test
+	$(BIN)/python benchmarks/accuracy.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -78,7 +78,8 @@ def test_help_and_wrong_arguments(tmp_path):
 
 
 @pytest.mark.parametrize("name", [
-    "multi_head_attention.ipynb", "d2l.ipynb", "long_sequences.ipynb"])
+    "multi_head_attention.ipynb", "masks.ipynb", "training.ipynb", "decoding.ipynb",
+    "heads_that_matter.ipynb", "long_sequences.ipynb", "d2l.ipynb"])
 def test_notebooks_run(name):
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake",
                str(EXAMPLES / name)]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import mha
 
@@ -32,16 +33,36 @@ def test_its_python_runs(capsys):
     assert losses == sorted(losses, reverse=True)
     for comment in re.findall(r"^print.*?# (.+)$", "".join(blocks), re.MULTILINE):
         assert comment in printed
-    assert len(blocks) >= 3
+    assert len(blocks) >= 3 and len(text.splitlines()) <= 120
     assert names["gradients"].W_o.shape == names["layer"].W_o.shape
     assert np.isfinite(names["gradients"].W_o).all()
 
 
-def test_decoding_runs_and_prints_what_it_says(capsys):
-    _, blocks, _ = run_blocks("docs/decoding.md")
-    wanted = re.findall(r"^print.*?# (.+)$", "".join(blocks), re.MULTILINE)
-    assert len(wanted) >= 6
-    assert capsys.readouterr().out.splitlines() == wanted
+PAGES = ["index", "start", "masks", "viewing", "training", "decoding", "threads",
+         *(f"steps/{page.stem}" for page in (ROOT / "docs/steps").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_and_prints_what_it_says(page, capsys):
+    threads = mha.get_num_threads()
+    _, blocks, _ = run_blocks(f"docs/{page}.md")
+    mha.set_num_threads(threads)
+    printing = re.findall(r"^ *print\((.*)$", "".join(blocks), re.MULTILINE)
+    wanted = [line.split("# ", 1)[1] for line in printing if "# " in line]
+    printed = capsys.readouterr().out.splitlines()
+    if len(wanted) == len(printing):
+        assert printed == wanted
+    else:  # pictures as text have no comment
+        assert len(wanted) >= len(printing) - 1
+        assert [line for line in printed if line in wanted] == wanted
+
+
+def test_every_page_of_the_site_is_run_or_has_no_code():
+    others = {"dask", "coming_from"}  # tests of their own; other libraries
+    for path in (ROOT / "docs").rglob("*.md"):
+        page = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        if "_build" not in page and page not in {*PAGES, *others}:
+            assert "```python" not in path.read_text(encoding="utf-8"), page
 
 
 def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):

@@ -2,7 +2,7 @@
 # make view   the same sentences as pages to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-neon, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
+#             test-neon, test-windows, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
@@ -31,9 +31,9 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-fresh test-peers test-large \
+.PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-kernels test-memory test-browser test-free-threaded sanitize sanitize-threads lint bench \
-	bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites
+	bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -109,6 +109,16 @@ test-neon:
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo "make: missing aarch64-linux-gnu-gcc (Debian: apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"; exit 1; }
 	@command -v qemu-aarch64-static qemu-aarch64 >/dev/null || { echo "make: missing qemu-aarch64 (Debian: apt install qemu-user-static)"; exit 1; }
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_NEON=1
+
+# The same for Windows, under Wine; and the extension for it, which is looked at.
+test-windows: check-windows $(VENV)/.built
+	$(PIP) 'setuptools>=77' # the script builds without isolation
+	tests/windows.sh
+
+check-windows:
+	@command -v x86_64-w64-mingw32-gcc >/dev/null || { echo "make: missing x86_64-w64-mingw32-gcc (Debian: apt install gcc-mingw-w64-x86-64)"; exit 1; }
+	@command -v wine64 >/dev/null || test -x /usr/lib/wine/wine64 || { echo "make: missing wine64 (Debian: apt install wine64)"; exit 1; }
+	@command -v apt-get >/dev/null || { echo "make: missing apt-get, which fetches Python's headers for Windows"; exit 1; }
 
 # What the README says, on a bare Debian; needs root.
 test-fresh:

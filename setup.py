@@ -5,28 +5,41 @@ Switches, as environment variables:
                    =thread: the thread sanitizer (with TSan preloaded, or a Python built with it)
   MHA_COVERAGE=1   gcov counters
   MHA_WERROR=1     warnings are errors
+
+On Windows the compiler is that of CC, else Zig's of PyPI's package ziglang (pyproject.toml asks for
+it there), else gcc: all of them know GNU C, which Visual Studio's does not.
 """
 
 import os
 import platform
+import shlex
+import shutil
+import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# -g0: Python's own flags ask for debug information, which would triple the wheel. Nothing is thrown
-# through C: tables for it would be 20 KB more.
+# Not sys.platform, which is that of the machine that compiles.
+ON_WINDOWS = sysconfig.get_platform().startswith(("win", "mingw"))
+
+# -g0: Python's own flags ask for debug information, which would triple the wheel.
 COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off",
-                "-fno-math-errno", "-fno-asynchronous-unwind-tables",
-                "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
+                "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
+if not ON_WINDOWS:
+    # Nothing is thrown through C: tables for it would be 20 KB more. Windows wants them.
+    COMMON_FLAGS.append("-fno-asynchronous-unwind-tables")
 
 
 def instruction_sets():
     """name -> compiler flags of the kernel sets of this machine: csrc/instruction_sets.txt."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    machine = platform.machine()
+    machine = {"AMD64": "x86_64", "arm64": "aarch64", "ARM64": "aarch64"}.get(machine, machine)
     found = {}
     for line in Path("csrc/instruction_sets.txt").read_text().splitlines():
         if not line.startswith("#"):
@@ -36,7 +49,6 @@ def instruction_sets():
     return found
 
 
-
 def instruction_set_of(source):
     """kernels_float32_avx2.c -> avx2; None for files that are not kernels."""
     stem = Path(source).stem
@@ -44,25 +56,59 @@ def instruction_set_of(source):
 
 
 def core_sources():
-    """Every C file, but for the kernels of other machines."""
+    """Every C file, but for the kernels of other machines and what is of the other system."""
     wanted = {None, *instruction_sets()}
+    other_system = "system_posix" if ON_WINDOWS else "system_windows"
     return sorted(str(path) for path in Path("csrc").rglob("*.c")
-                  if instruction_set_of(path) in wanted)
+                  if instruction_set_of(path) in wanted and path.stem != other_system)
+
+
+def compiler_of_windows():
+    """The command of a compiler that knows GNU C."""
+    if os.environ.get("CC"):
+        return os.environ["CC"].replace("\\", "/")  # which setuptools would take for escapes
+    if find_spec("ziglang"):
+        machine = "aarch64" if sysconfig.get_platform() == "win-arm64" else "x86_64"
+        # Named, since without a target Zig compiles for the processor that it runs on.
+        return f'"{Path(sys.executable).as_posix()}" -m ziglang cc -target {machine}-windows-gnu'
+    if shutil.which("gcc"):
+        return "gcc"
+    sys.exit("mha: missing a compiler of GNU C, which Visual Studio's is not: pip install ziglang, "
+             "or put a gcc for Windows on the PATH (MSYS2, WinLibs), or name one in CC")
+
+
+def is_gcc(command):
+    said = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True,
+                          check=True).stdout
+    return "Free Software Foundation" in said
 
 
 class BuildWithInstructionSets(build_ext):
     """Adds the flags of its instruction set to each kernel file, and compiles on all cores."""
 
+    def finalize_options(self):
+        super().finalize_options()
+        if ON_WINDOWS:
+            os.environ["CC"] = compiler_of_windows()  # where setuptools looks for it
+            self.compiler = "mingw32"
+
+    def flags_of(self, source):
+        flags = instruction_sets().get(instruction_set_of(source), [])
+        if ON_WINDOWS and is_gcc(os.environ["CC"]):
+            # It takes the stack for aligned to 32 and 64 bytes, which that of Windows is not (its
+            # bug 54412; Debian's and MSYS2's have a patch): moves of vectors must not insist on it.
+            flags = [*flags, "-Wa,-muse-unaligned-vector-move"]
+        elif ON_WINDOWS:  # Zig, which does not know this one, turns as many loops into vectors
+            flags = [flag for flag in flags if not flag.startswith("-fvect-cost-model=")]
+        if Path(source).parent.name == "python":  # no loops that have to be fast
+            return [*flags, "-Os"]
+        return flags if Path(source).parent.name == "kernels" else [*flags, "-O2"]
+
     def build_extensions(self):
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
-            flags = instruction_sets().get(instruction_set_of(src), [])
-            if "csrc/python" in src:  # no loops that have to be fast
-                flags = [*flags, "-Os"]
-            elif "kernels" not in src:
-                flags = [*flags, "-O2"]
-            compile_one(obj, src, ext, cc_args, [*extra_postargs, *flags], pp_opts)
+            compile_one(obj, src, ext, cc_args, [*extra_postargs, *self.flags_of(src)], pp_opts)
 
         def compile_side_by_side(*args, **kwargs):
             started = []
@@ -79,7 +125,8 @@ class BuildWithInstructionSets(build_ext):
 
 
 def switched_flags():
-    compile_flags, link_flags = [], []
+    # GCC's library for Windows comes along, since users have none.
+    compile_flags, link_flags = [], ["-static-libgcc" if ON_WINDOWS else "-pthread"]
     if os.environ.get("MHA_SANITIZE") == "1":
         # Python's flags may have -fwrapv, with which overflow of signed integers goes unseen.
         sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
@@ -99,8 +146,6 @@ def switched_flags():
 
 
 compile_flags, link_flags = switched_flags()
-if sys.platform == "win32":
-    sys.exit("mha needs a POSIX system (Linux or macOS): its thread pool is written for pthreads")
 
 setup(
     ext_modules=[
@@ -111,7 +156,7 @@ setup(
             depends=sorted(str(path) for pattern in ("*.h", "*.inc")
                            for path in Path("csrc").rglob(pattern)),
             extra_compile_args=COMMON_FLAGS + compile_flags,
-            extra_link_args=["-pthread", *link_flags],
+            extra_link_args=link_flags,
         )
     ],
     cmdclass={"build_ext": BuildWithInstructionSets},

@@ -34,9 +34,12 @@ int main(void) {
     size_t bytes;
     mha_status status =
         mha_scaled_dot_product_attention_workspace(&attention, execution.num_threads, &bytes);
-    char *memory = status == MHA_OK ? aligned_alloc(MHA_WORKSPACE_ALIGNMENT, bytes) : NULL;
+    /* Aligned by hand, since Windows has no aligned_alloc. */
+    char *memory = status == MHA_OK ? malloc(bytes + MHA_WORKSPACE_ALIGNMENT) : NULL;
     if (memory != NULL) {
-        mha_workspace_begin(&execution.workspace, memory, bytes);
+        const size_t beyond = (uintptr_t)memory % MHA_WORKSPACE_ALIGNMENT;
+        char *base = memory + (MHA_WORKSPACE_ALIGNMENT - beyond);
+        mha_workspace_begin(&execution.workspace, base, bytes);
         status = mha_scaled_dot_product_attention_forward(&attention, &execution);
         mha_workspace_end(&execution.workspace);
     }

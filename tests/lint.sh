@@ -30,8 +30,8 @@ if [ "$(uname -m)" = x86_64 ]; then
 fi
 make --quiet -C benchmarks/machine
 
-# Systems other than Linux take the other branches.
-for file in csrc/threads/*.c csrc/core/*.c; do
+# Systems other than Linux take the other branches; make test-windows compiles those of Windows.
+for file in $(ls csrc/threads/*.c csrc/core/*.c | grep -v _windows); do
     gcc -std=c11 -fsyntax-only -U__linux__ -Wall -Wextra -Wshadow -Wvla -Werror -Icsrc/include "$file"
 done
 

@@ -59,7 +59,7 @@ def test_no_file_is_long():
 WRITABLE = {
     "pool", "process_num_threads",
     "chosen",  # the kernels in use
-    "key", "key_once", "key_works",  # each thread's workspace and last look at signals
+    "key", "key_works",  # each thread's workspace and last look at signals
     "spare", "functions", "handler",  # blocks of results for reuse, and how NumPy gives them back
     "num_threads_variable",  # of mha.threads
     "methods", "module_definition",  # Python's and NumPy's

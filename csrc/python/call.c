@@ -1,16 +1,9 @@
-#define _GNU_SOURCE
 #include "call.h"
 
-#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
-
-#ifdef __linux__
-#include <sys/syscall.h>
-#endif
 
 #include "convert.h"
+#include "system.h"
 
 /* A workspace up to this size stays with its thread between calls. */
 enum { MOST_CACHED_BYTES = 64 << 20 };
@@ -24,27 +17,20 @@ typedef struct kept_for_thread {
     int64_t last_poll; /* nanoseconds */
 } kept_for_thread;
 
-static pthread_once_t key_once = PTHREAD_ONCE_INIT;
-static pthread_key_t key;
-static bool key_works;
-
 static void free_kept(void *memory) {
     kept_for_thread *kept = memory;
-    free(kept->base);
+    mha_system_free(kept->base);
     free(kept);
 }
 
-static void create_key(void) { key_works = pthread_key_create(&key, free_kept) == 0; }
+int mha_start_calls(void) { return mha_system_start(free_kept); }
 
 /* What is kept for this thread, or NULL when there is no memory for it. */
 static kept_for_thread *kept_of_thread(void) {
-    if (pthread_once(&key_once, create_key) != 0 || !key_works) {
-        return NULL;
-    }
-    kept_for_thread *kept = pthread_getspecific(key);
+    kept_for_thread *kept = mha_system_kept();
     if (kept == NULL) {
         kept = calloc(1, sizeof *kept);
-        if (kept != NULL && pthread_setspecific(key, kept) != 0) {
+        if (kept != NULL && !mha_system_keep(kept)) {
             free(kept);
             kept = NULL;
         }
@@ -53,50 +39,26 @@ static kept_for_thread *kept_of_thread(void) {
 }
 
 static char *allocate_aligned(size_t bytes) {
-    void *memory = NULL;
-    if (bytes > SIZE_MAX / 2 || posix_memalign(&memory, MHA_WORKSPACE_ALIGNMENT, bytes) != 0) {
-        return NULL;
-    }
-    return memory;
+    return bytes > SIZE_MAX / 2 ? NULL : mha_system_allocate(bytes);
 }
 
 enum { NANOSECONDS_BETWEEN_POLLS = 20000000 };
-#ifdef CLOCK_MONOTONIC_COARSE /* a few milliseconds coarse, and read in as many nanoseconds */
-#define POLL_CLOCK CLOCK_MONOTONIC_COARSE
-#else
-#define POLL_CLOCK CLOCK_MONOTONIC
-#endif
-
-/* Only the main thread runs Python's signal handlers. Another thread must not ask for the GIL in
- * the middle of a job: while Python shuts down that ends the thread, under the workers' feet. */
-static bool is_main_thread(void) {
-#ifdef __linux__
-    return syscall(SYS_gettid) == getpid();
-#elif defined(__APPLE__)
-    return pthread_main_np() != 0;
-#else
-    return true;
-#endif
-}
-
 typedef struct polling {
     PyThreadState *thread; /* which gave the GIL up */
     int64_t *last_poll;    /* of the thread */
 } polling;
 
-/* Asks Python for signals at most every 20 ms, since that takes the GIL. */
+/* Asks Python for signals at most every 20 ms, since that takes the GIL. Only the main thread runs
+ * Python's signal handlers. Another thread must not ask for the GIL in the middle of a job: while
+ * Python shuts down that ends the thread, under the workers' feet. */
 static int poll_signals(void *context) {
     polling *state = context;
-    struct timespec now;
-    if (clock_gettime(POLL_CLOCK, &now) != 0) {
-        return 0;
-    }
-    const int64_t nanoseconds = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    const int64_t nanoseconds = mha_system_coarse_nanoseconds();
     if (nanoseconds - *state->last_poll < NANOSECONDS_BETWEEN_POLLS) {
         return 0;
     }
     *state->last_poll = nanoseconds;
-    if (!is_main_thread()) {
+    if (!mha_system_is_main_thread()) {
         return 0;
     }
     PyEval_RestoreThread(state->thread);
@@ -112,7 +74,7 @@ static int call_begin(mha_execution *execution, size_t bytes, int num_threads,
     char *base;
     if (kept != NULL && needed <= MOST_CACHED_BYTES && !kept->in_use) {
         if (kept->size < needed) {
-            free(kept->base);
+            mha_system_free(kept->base);
             kept->base = allocate_aligned(needed);
             kept->size = kept->base == NULL ? 0 : needed;
         }
@@ -136,7 +98,7 @@ static void call_end(mha_execution *execution, kept_for_thread *kept) {
     if (kept != NULL && kept->base == base) {
         kept->in_use = false;
     } else {
-        free(base);
+        mha_system_free(base);
     }
 }
 

@@ -4,6 +4,9 @@
 
 #include "binding.h"
 
+/* To be called once, when the module is imported; -1 with an exception. */
+int mha_start_calls(void);
+
 /* Threads of this call: those of `mha.threads(n)` in this context, else the process's; 0 with an
  * exception. */
 int mha_call_threads(void);

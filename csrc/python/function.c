@@ -1,6 +1,6 @@
 #include "function.h"
 
-#include <stdlib.h>
+#include "system.h"
 
 /* Where the arguments without a position begin. */
 static int first_keyword(const module_function *f) {
@@ -89,25 +89,24 @@ cleanup:
 
 /* What a capsule points to; the call lies behind. */
 typedef struct kept_call {
-    _Alignas(64) void (*clear)(void *call);
+    _Alignas(MHA_WORKSPACE_ALIGNMENT) void (*clear)(void *call);
 } kept_call;
 
 static void free_kept(PyObject *capsule) {
     kept_call *kept = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
     kept->clear(kept + 1);
-    free(kept);
+    mha_system_free(kept);
 }
 
 PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call)) {
-    void *memory;
-    if (posix_memalign(&memory, sizeof(kept_call), sizeof(kept_call) + size) != 0) {
+    kept_call *kept = mha_system_allocate(sizeof(kept_call) + size);
+    if (kept == NULL) {
         return PyErr_NoMemory();
     }
-    kept_call *kept = memory;
     kept->clear = clear;
     PyObject *capsule = PyCapsule_New(kept, name, free_kept);
     if (capsule == NULL) {
-        free(memory);
+        mha_system_free(kept);
         return NULL;
     }
     memcpy(kept + 1, call, size);

@@ -1,6 +1,7 @@
 /* The module mha._core. */
 #define MHA_IMPORTS_NUMPY
 #include "binding.h"
+#include "call.h"
 #include "options.h"
 #include "results.h"
 
@@ -77,7 +78,7 @@ PyMODINIT_FUNC PyInit__core(void) {
 #ifdef Py_GIL_DISABLED
     PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    if (mha_py_runtime_start(module) < 0 || mha_start_results() < 0 ||
+    if (mha_py_runtime_start(module) < 0 || mha_start_calls() < 0 || mha_start_results() < 0 ||
         add_option_names(module) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -1,21 +1,29 @@
 #include "results.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+
+#include "system.h"
 
 /* numpy.lib.tracemalloc_domain */
 enum { TRACED_AS_NUMPYS = 389047 };
 
-enum { SMALLEST_SPARE = 256 << 10, MOST_SPARE = 16, ALIGNMENT = 64 };
+enum { SMALLEST_SPARE = 256 << 10, MOST_SPARE = 16 };
 
 /* Oldest first. Only tried locks are taken: a fork may leave one behind. */
 static struct {
-    pthread_mutex_t lock;
+    atomic_flag is_locked;
     void *blocks[MOST_SPARE];
     size_t sizes[MOST_SPARE];
     int count;
     size_t bytes;
-} spare = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} spare = {.is_locked = ATOMIC_FLAG_INIT};
+
+static bool try_lock(void) {
+    return !atomic_flag_test_and_set_explicit(&spare.is_locked, memory_order_acquire);
+}
+
+static void unlock(void) { atomic_flag_clear_explicit(&spare.is_locked, memory_order_release); }
 
 static PyObject *handler; /* the capsule that tells arrays of the functions below */
 
@@ -33,45 +41,41 @@ static void *take_spare(int index) {
 static void *allocate(void *context, size_t size) {
     void *block = NULL;
     (void)context;
-    if (size >= SMALLEST_SPARE && pthread_mutex_trylock(&spare.lock) == 0) {
+    if (size >= SMALLEST_SPARE && try_lock()) {
         for (int i = spare.count - 1; i >= 0 && block == NULL; i--) {
             block = spare.sizes[i] == size ? take_spare(i) : NULL;
         }
-        pthread_mutex_unlock(&spare.lock);
+        unlock();
     }
-    if (block == NULL && posix_memalign(&block, ALIGNMENT, size) != 0) {
-        return NULL;
-    }
-    return block;
+    return block == NULL ? mha_system_allocate(size) : block;
 }
 
 static void release(void *context, void *block, size_t size) {
     (void)context;
     (void)size;              /* with the sanitizer */
 #ifndef __SANITIZE_ADDRESS__ /* it finds what is used after its release */
-    if (block != NULL && size >= SMALLEST_SPARE && size <= MHA_SPARE_BLOCK_BYTES &&
-        pthread_mutex_trylock(&spare.lock) == 0) {
+    if (block != NULL && size >= SMALLEST_SPARE && size <= MHA_SPARE_BLOCK_BYTES && try_lock()) {
         while (spare.count == MOST_SPARE || spare.bytes + size > MHA_SPARE_BLOCK_BYTES) {
-            free(take_spare(0));
+            mha_system_free(take_spare(0));
         }
         spare.blocks[spare.count] = block;
         spare.sizes[spare.count++] = size;
         spare.bytes += size;
         block = NULL;
-        pthread_mutex_unlock(&spare.lock);
+        unlock();
     }
 #endif
-    free(block);
+    mha_system_free(block);
 }
 
 static void *allocate_zeros(void *context, size_t count, size_t size) {
     (void)context;
-    return calloc(count, size);
+    return mha_system_allocate_zeros(count, size);
 }
 
 static void *reallocate(void *context, void *block, size_t size) {
     (void)context;
-    return realloc(block, size);
+    return mha_system_reallocate(block, size);
 }
 
 static PyDataMem_Handler functions = {

@@ -47,7 +47,11 @@ PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads) {
 
 /* The process's threads for whoever finds this extension by its file, as threadpoolctl does
  * (mha/compat/threadpoolctl.py); names of their own, since a libmha may be loaded, too. */
+#ifdef _WIN32
+#define SEEN_OUTSIDE __declspec(dllexport)
+#else
 #define SEEN_OUTSIDE __attribute__((visibility("default")))
+#endif
 SEEN_OUTSIDE int mha_extension_get_num_threads(void);
 SEEN_OUTSIDE void mha_extension_set_num_threads(int num_threads);
 int mha_extension_get_num_threads(void) { return mha_get_num_threads(); }

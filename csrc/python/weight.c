@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "call.h"
+#include "system.h"
+
 static const char CAPSULE_NAME[] = "mha.packed_weight";
 
 /* What a capsule holds; freed with it. */
@@ -14,7 +16,7 @@ typedef struct packed_weight {
 
 static void free_packed(PyObject *capsule) {
     packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
-    free(packed->panels);
+    mha_system_free(packed->panels);
     free(packed);
 }
 
@@ -60,9 +62,10 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
                                              .in_stride = PyArray_STRIDE(real, 0),
                                              .out_stride = PyArray_STRIDE(real, 1),
                                              .storage = mha_storage_of(real)}};
-    if (mha_packed_size_of(packed->dtype, &packing.weight, &bytes) != MHA_OK ||
-        posix_memalign(&packed->panels, MHA_WORKSPACE_ALIGNMENT, bytes > 0 ? bytes : 1) != 0) {
-        packed->panels = NULL;
+    if (mha_packed_size_of(packed->dtype, &packing.weight, &bytes) == MHA_OK) {
+        packed->panels = mha_system_allocate(bytes > 0 ? bytes : 1);
+    }
+    if (packed->panels == NULL) {
         PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
         goto cleanup;
     }
@@ -77,7 +80,7 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     }
 cleanup:
     if (packed != NULL) {
-        free(packed->panels);
+        mha_system_free(packed->panels);
         free(packed);
     }
     Py_XDECREF(array);

@@ -2,15 +2,12 @@
  * themselves into it; they and the caller take task numbers from one atomic counter until it runs
  * out. Between two jobs in short succession no lock is taken: workers that find nothing new spin
  * for SPIN_NANOSECONDS and only then park on a condition. */
-#define _POSIX_C_SOURCE 200809L
 #include "pool.h"
 
-#include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <time.h>
+#include <stddef.h>
 
 #include "mha/float_mode.h"
 #include "mha/runtime.h"
@@ -24,9 +21,9 @@ enum {
 };
 
 static struct pool {
-    pthread_mutex_t in_use; /* held by the caller whose job runs */
-    int num_workers;        /* what follows, up to the atomics, is written under in_use, and
-                               constant while a job runs */
+    mha_system_mutex in_use; /* held by the caller whose job runs */
+    int num_workers;         /* what follows, up to the atomics, is written under in_use, and
+                                constant while a job runs */
     bool fork_handler_set;
     unsigned forks; /* of the processes between the first and this one */
     mha_team team;  /* NULL: workers of its own */
@@ -40,28 +37,27 @@ static struct pool {
     atomic_int finished; /* of the workers that joined */
     atomic_bool stopped; /* the tasks are to be left as they are */
 
-    pthread_mutex_t parking;
-    pthread_cond_t new_job;  /* workers park here */
-    pthread_cond_t job_done; /* the caller parks here */
+    mha_system_mutex parking;
+    mha_system_condition new_job;  /* workers park here */
+    mha_system_condition job_done; /* the caller parks here */
     atomic_int parked_workers;
     atomic_int parked_callers; /* 0 or 1 */
-} pool = {.in_use = PTHREAD_MUTEX_INITIALIZER,
-          .parking = PTHREAD_MUTEX_INITIALIZER,
-          .new_job = PTHREAD_COND_INITIALIZER,
-          .job_done = PTHREAD_COND_INITIALIZER};
+} pool = {.in_use = MHA_SYSTEM_MUTEX,
+          .parking = MHA_SYSTEM_MUTEX,
+          .new_job = MHA_SYSTEM_CONDITION,
+          .job_done = MHA_SYSTEM_CONDITION};
 
 static const uint64_t WANTED_MASK = (uint64_t)0xffff << 16;
 static uint32_t generation_of(uint64_t state) { return (uint32_t)(state >> 32); }
 static int wanted_of(uint64_t state) { return (int)(state >> 16 & 0xffff); }
 static int joined_of(uint64_t state) { return (int)(state & 0xffff); }
 
-/* In the child of a fork only the forking thread lives: start over with an empty pool. Mutexes and
- * conditions of default kind cannot fail to start. */
+/* In the child of a fork only the forking thread lives: start over with an empty pool. */
 static void start_over_in_child(void) {
-    (void)pthread_mutex_init(&pool.in_use, NULL);
-    (void)pthread_mutex_init(&pool.parking, NULL);
-    (void)pthread_cond_init(&pool.new_job, NULL);
-    (void)pthread_cond_init(&pool.job_done, NULL);
+    mha_system_begin_mutex(&pool.in_use);
+    mha_system_begin_mutex(&pool.parking);
+    mha_system_begin_condition(&pool.new_job);
+    mha_system_begin_condition(&pool.job_done);
     pool.forks++;
     pool.num_workers = 0;
     pool.team = NULL;
@@ -105,21 +101,21 @@ static bool spin_until(bool (*is_ready)(uint32_t of), uint32_t of) {
 /* Parks until is_ready(of). Whoever parks counts itself before it looks a last time, and whoever
  * makes it ready looks for the parked afterwards: one of the two sees the other. */
 static void park_until(bool (*is_ready)(uint32_t of), uint32_t of, atomic_int *parked,
-                       pthread_cond_t *condition) {
-    pthread_mutex_lock(&pool.parking);
+                       mha_system_condition *condition) {
+    mha_system_lock(&pool.parking);
     atomic_fetch_add(parked, 1);
     while (!is_ready(of)) {
-        pthread_cond_wait(condition, &pool.parking);
+        mha_system_wait(condition, &pool.parking);
     }
     atomic_fetch_sub(parked, 1);
-    pthread_mutex_unlock(&pool.parking);
+    mha_system_unlock(&pool.parking);
 }
 
-static void wake(atomic_int *parked, pthread_cond_t *condition) {
+static void wake(atomic_int *parked, mha_system_condition *condition) {
     if (atomic_load(parked) > 0) {
-        pthread_mutex_lock(&pool.parking);
-        pthread_cond_broadcast(condition);
-        pthread_mutex_unlock(&pool.parking);
+        mha_system_lock(&pool.parking);
+        mha_system_wake_all(condition);
+        mha_system_unlock(&pool.parking);
     }
 }
 
@@ -149,59 +145,35 @@ static void leave_job(void) {
     wake(&pool.parked_callers, &pool.job_done);
 }
 
-static void *work(void *argument) {
-    uint32_t seen = (uint32_t)(uintptr_t)argument;
+static void work(void) {
+    uint32_t seen;
     int worker;
     mha_set_float_mode(MHA_DEFAULT_FLOAT_MODE); /* it began with that of its creator */
     for (;;) {
-        if (!spin_until(is_another_job, seen)) {
-            park_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
-        }
         if (join_job(&seen, &worker)) {
             run_tasks(worker);
             leave_job();
         }
-    }
-    return NULL;
-}
-
-static void create_workers(int wanted, const pthread_attr_t *detached) {
-    while (pool.num_workers < wanted) {
-        pthread_t thread;
-        void *seen = (void *)(uintptr_t)generation_of(atomic_load(&pool.state));
-        if (pthread_create(&thread, detached, work, seen) != 0) {
-            return;
+        if (!spin_until(is_another_job, seen)) {
+            park_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
         }
-        pool.num_workers++;
     }
 }
 
 static void set_fork_handler(void) {
     if (!pool.fork_handler_set) {
-        pool.fork_handler_set = pthread_atfork(NULL, NULL, start_over_in_child) == 0;
+        pool.fork_handler_set = mha_system_set_fork_handler(start_over_in_child);
     }
 }
 
-/* Starts workers until there are `wanted`, or the system gives no more. Signals are left to the
- * threads of the program; but blocked, a fault of a worker's own would be undefined. */
+/* Starts workers until there are `wanted`, or the system gives no more. */
 static void start_workers(int wanted) {
-    sigset_t all, before;
-    pthread_attr_t detached;
-    if (pool.num_workers >= wanted || pthread_attr_init(&detached) != 0) {
-        return;
+    if (pool.num_workers < wanted) {
+        set_fork_handler();
     }
-    set_fork_handler();
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGBUS);
-    sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL);
-    if (pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) == 0 &&
-        pthread_sigmask(SIG_SETMASK, &all, &before) == 0) {
-        create_workers(wanted, &detached);
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* of a valid set: cannot fail */
+    while (pool.num_workers < wanted && mha_system_start_thread(work)) {
+        pool.num_workers++;
     }
-    (void)pthread_attr_destroy(&detached);
 }
 
 /* The calling thread, which alone polls: in its own floating-point mode, since that runs the
@@ -269,21 +241,13 @@ static void publish_job(int helpers) {
 
 /* Parks for as long as a signal may wait. */
 static void park_caller(uint32_t joined) {
-    struct timespec until;
-    if (clock_gettime(CLOCK_REALTIME, &until) != 0) {
-        return;
-    }
-    until.tv_nsec += PARKED_CALLER_NANOSECONDS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_mutex_lock(&pool.parking);
+    mha_system_lock(&pool.parking);
     atomic_fetch_add(&pool.parked_callers, 1);
     if (!have_finished(joined)) {
-        (void)pthread_cond_timedwait(&pool.job_done, &pool.parking,
-                                     &until); /* or looked at early */
+        mha_system_wait_for(&pool.job_done, &pool.parking, PARKED_CALLER_NANOSECONDS);
     }
     atomic_fetch_sub(&pool.parked_callers, 1);
-    pthread_mutex_unlock(&pool.parking);
+    mha_system_unlock(&pool.parking);
 }
 
 /* Closes the job to late workers and waits for those inside, polling on. */
@@ -310,7 +274,7 @@ static void lead_job(caller *c) {
 
 typedef struct team_leader {
     caller *caller;
-    pthread_t thread;
+    mha_system_thread thread;
     jmp_buf out_of_team;
 } team_leader;
 
@@ -320,7 +284,7 @@ static void work_in_team(void *context) {
     team_leader *leader = context;
     uint32_t seen;
     int worker;
-    if (pthread_equal(pthread_self(), leader->thread)) {
+    if (mha_system_is_this_thread(leader->thread)) {
         lead_job(leader->caller);
         if (was_forked(leader->caller)) {
             longjmp(leader->out_of_team, 1);
@@ -336,17 +300,17 @@ static void work_in_team(void *context) {
 static void lead_team(caller *c) {
     team_leader leader;
     leader.caller = c;
-    leader.thread = pthread_self();
+    leader.thread = mha_system_this_thread();
     if (setjmp(leader.out_of_team) == 0) {
         pool.team(work_in_team, &leader, 0, 0);
     }
 }
 
 void mha_use_team(mha_team team) {
-    pthread_mutex_lock(&pool.in_use);
+    mha_system_lock(&pool.in_use);
     set_fork_handler();
     pool.team = pool.fork_handler_set ? team : NULL;
-    pthread_mutex_unlock(&pool.in_use);
+    mha_system_unlock(&pool.in_use);
 }
 
 /* Tasks for more threads than one, with the pool in use by this caller. */
@@ -368,7 +332,7 @@ static void run_pooled(int64_t num_tasks, int helpers, mha_task_function functio
         lead_job(c);
     }
     if (!was_forked(c)) {
-        pthread_mutex_unlock(&pool.in_use);
+        mha_system_unlock(&pool.in_use);
     } else if (!c->cancelled) {
         /* A signal handler forked and this is the child: the workers, and the tasks that they were
          * at, are gone, and so is the job. All tasks again, unless the handler also raised; the
@@ -387,7 +351,7 @@ mha_status mha_pool_run(int64_t num_tasks, int num_threads, mha_task_function fu
     if (helpers > MAX_WORKERS) {
         helpers = MAX_WORKERS;
     }
-    if (helpers < 1 || pthread_mutex_trylock(&pool.in_use) != 0) {
+    if (helpers < 1 || !mha_system_try_lock(&pool.in_use)) {
         run_inline(num_tasks, function, context, &c);
     } else {
         run_pooled(num_tasks, helpers, function, context, &c);

@@ -2,6 +2,7 @@
 #include "system.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -59,14 +60,6 @@ int mha_system_usable_cpus(void) {
     return cpus < 1 ? 1 : cpus;
 }
 
-void mha_system_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 void mha_system_yield(void) { sched_yield(); }
 
 int64_t mha_system_nanoseconds(void) {
@@ -75,4 +68,53 @@ int64_t mha_system_nanoseconds(void) {
         return 0;
     }
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void mha_system_wait_for(mha_system_condition *condition, mha_system_mutex *mutex,
+                         int64_t nanoseconds) {
+    struct timespec until;
+    if (clock_gettime(CLOCK_REALTIME, &until) != 0) {
+        return;
+    }
+    nanoseconds += until.tv_nsec;
+    until.tv_sec += (time_t)(nanoseconds / 1000000000);
+    until.tv_nsec = (long)(nanoseconds % 1000000000);
+    (void)pthread_cond_timedwait(condition, mutex, &until); /* looked at early, if it fails */
+}
+
+/* A pointer to a function does not fit one to an object by C's rules, but by those of POSIX. */
+static void *run_thread(void *run) {
+    ((void (*)(void))(uintptr_t)run)();
+    return NULL;
+}
+
+/* Blocked, a fault of a thread's own would be undefined. */
+static void choose_blocked_signals(sigset_t *blocked) {
+    sigfillset(blocked);
+    sigdelset(blocked, SIGSEGV);
+    sigdelset(blocked, SIGBUS);
+    sigdelset(blocked, SIGFPE);
+    sigdelset(blocked, SIGILL);
+}
+
+bool mha_system_start_thread(void (*run)(void)) {
+    sigset_t blocked, before;
+    pthread_attr_t detached;
+    pthread_t thread;
+    bool is_started = false;
+    if (pthread_attr_init(&detached) != 0) {
+        return false;
+    }
+    choose_blocked_signals(&blocked);
+    if (pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) == 0 &&
+        pthread_sigmask(SIG_SETMASK, &blocked, &before) == 0) {
+        is_started = pthread_create(&thread, &detached, run_thread, (void *)(uintptr_t)run) == 0;
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* of a valid set: cannot fail */
+    }
+    (void)pthread_attr_destroy(&detached);
+    return is_started;
+}
+
+bool mha_system_set_fork_handler(void (*start_over)(void)) {
+    return pthread_atfork(NULL, NULL, start_over) == 0;
 }

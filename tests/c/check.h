@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 
 #include "mha/mha.h"
 
@@ -20,12 +23,30 @@
 
 #define CHECK_OK(call) CHECK((call) == MHA_OK)
 
-/* An execution with a workspace of `bytes`; free(execution.workspace.base) after use. */
+/* Memory for a workspace of `bytes`. That of Windows has functions of its own. */
+static inline char *new_workspace(size_t bytes) {
+    const size_t size = (bytes / MHA_WORKSPACE_ALIGNMENT + 1) * MHA_WORKSPACE_ALIGNMENT;
+#ifdef _WIN32
+    char *memory = _aligned_malloc(size, MHA_WORKSPACE_ALIGNMENT);
+#else
+    char *memory = aligned_alloc(MHA_WORKSPACE_ALIGNMENT, size);
+#endif
+    CHECK(memory != NULL);
+    return memory;
+}
+
+static inline void free_workspace(char *memory) {
+#ifdef _WIN32
+    _aligned_free(memory);
+#else
+    free(memory);
+#endif
+}
+
+/* An execution with a workspace of `bytes`; free_workspace(execution.workspace.base) after use. */
 static inline mha_execution execution_of(size_t bytes, int num_threads) {
-    const size_t size = (bytes / 64 + 1) * 64;
     const mha_execution execution = {.num_threads = num_threads,
-                                     .workspace = {.base = aligned_alloc(64, size), .size = bytes}};
-    CHECK(execution.workspace.base != NULL);
+                                     .workspace = {.base = new_workspace(bytes), .size = bytes}};
     return execution;
 }
 

@@ -135,7 +135,7 @@ static void attend(const mha_attention *attention, int num_threads) {
     CHECK_OK(mha_scaled_dot_product_attention_workspace(attention, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_scaled_dot_product_attention_forward(attention, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 static void test_attention_of(mha_storage storage, int64_t query_len, bool query_is_half) {

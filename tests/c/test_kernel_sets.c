@@ -23,12 +23,11 @@ static void run(const mha_linear_projection *projection, mha_status wanted) {
     mha_execution execution = {.num_threads = 1};
     mha_status status = mha_linear_projection_workspace(projection, 1, 1, &bytes);
     if (status == MHA_OK) {
-        char *memory = aligned_alloc(MHA_WORKSPACE_ALIGNMENT, bytes + MHA_WORKSPACE_ALIGNMENT -
-                                                                  bytes % MHA_WORKSPACE_ALIGNMENT);
+        char *memory = new_workspace(bytes);
         mha_workspace_begin(&execution.workspace, memory, bytes);
         status = mha_linear_projection_forward(projection, 1, &execution);
         mha_workspace_end(&execution.workspace);
-        free(memory);
+        free_workspace(memory);
     }
     CHECK(status == wanted);
 }

@@ -4,9 +4,11 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
+#ifndef _WIN32
+#include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include "../../csrc/threads/partition.h"
 #include "../../csrc/threads/pool.h"
@@ -159,6 +161,10 @@ static void test_cancel_within_a_task(void) {
     }
 }
 
+#ifdef _WIN32 /* has no fork */
+static void test_fork(void) {}
+static void test_fork_within_a_call(void) {}
+#else
 static void test_fork(void) {
     check_one_run(100);
     const pid_t child = fork();
@@ -203,6 +209,8 @@ static void test_fork_within_a_call(void) {
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
+
+#endif
 
 typedef struct team {
     void (*work)(void *);

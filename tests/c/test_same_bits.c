@@ -83,7 +83,7 @@ static uint64_t hash_backward(uint64_t hash, const problem *p, const mha_attenti
     CHECK_OK(mha_scaled_dot_product_attention_backward_workspace(&gradients, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_scaled_dot_product_attention_backward(&gradients, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
     for (int i = 0; p->by_head && i < 3; i++) {
         hash = hash_of(hash, by_heads[i], HEADS * (i == 1 ? 2 * FARTHEST + 1 : 1), dtype);
     }
@@ -132,7 +132,7 @@ static uint64_t hash_attention(uint64_t hash, const problem *p, mha_dtype dtype,
     CHECK_OK(mha_scaled_dot_product_attention_workspace(&attention, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_scaled_dot_product_attention_forward(&attention, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
     hash = hash_of(hash, numbers.out[0], HEADS * p->query_len * p->value_head_dim, dtype);
     return hash_backward(hash, p, &attention, num_threads);
 }
@@ -148,7 +148,7 @@ static uint64_t hash_projection(uint64_t hash, int64_t rows, int64_t in, int64_t
     CHECK_OK(mha_linear_projection_workspace(&projection, 1, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_linear_projection_forward(&projection, 1, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
     return hash_of(hash, numbers.out[0], rows * out, dtype);
 }
 
@@ -179,7 +179,7 @@ static uint64_t hash_rotation(uint64_t hash, bool interleaved, mha_dtype dtype, 
     hash = hash_of(hash, numbers.out[0], HEADS * LENGTH * WIDTH, dtype);
     rotation.output = numbers.out[1];
     CHECK_OK(mha_rotary_backward(&rotation, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
     return hash_of(hash, numbers.out[1], HEADS * LENGTH * WIDTH, dtype);
 }
 

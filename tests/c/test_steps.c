@@ -25,7 +25,7 @@ static void project(const mha_linear_projection *projection, int num_threads) {
     CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 /* Strided, packed and threaded give the same bits, and all agree with the loop. */
@@ -189,7 +189,7 @@ static void check_attention(mha_dtype dtype, int64_t query_len, int64_t key_len,
     execution.workspace.size = bytes / 2;
     execution.workspace.used = 0;
     CHECK(mha_scaled_dot_product_attention_forward(&attention, &execution) == MHA_OUT_OF_MEMORY);
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
     free(query), free(key), free(value), free(output), free(expected);
 }
 
@@ -244,7 +244,7 @@ static void test_multi_head_attention(void) {
     for (int i = 0; i < LENGTH * DIM; i++) {
         CHECK(fabs(output[i] - expected[i]) < 1e-13);
     }
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 static void test_sizes(void) {

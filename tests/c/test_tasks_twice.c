@@ -142,7 +142,7 @@ static void run_figure(struct results *r, bool key_is_query, bool prepares, int 
         execution_of(bytes > backward_bytes ? bytes : backward_bytes, num_threads);
     CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));
     CHECK_OK(mha_multi_head_attention_backward(&gradients, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 /* 3 heads of 16 columns: the tasks that project them turn them, too. */
@@ -172,7 +172,7 @@ static void run_rotated(struct results *r, int num_threads) {
     CHECK_OK(mha_multi_head_attention_workspace(&layer, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
     CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 static void test_figure(void) {
@@ -237,7 +237,7 @@ static void run_ragged(struct results *r, int num_threads) {
         execution_of(bytes > backward_bytes ? bytes : backward_bytes, num_threads);
     CHECK_OK(mha_scaled_dot_product_attention_varlen_forward(&varlen, &execution));
     CHECK_OK(mha_scaled_dot_product_attention_varlen_backward(&gradients, &execution));
-    free(execution.workspace.base);
+    free_workspace(execution.workspace.base);
 }
 
 static void test_ragged(void) {

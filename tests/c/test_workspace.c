@@ -51,7 +51,7 @@ static void test_pieces(void) {
         for (size_t at = 0; at < size; at++) {
             base[at] = 1; /* the owner's again */
         }
-        free(base);
+        free_workspace(base);
     }
 }
 

@@ -10,7 +10,7 @@
 #define MHA_LINKAGE_BEGIN
 #define MHA_LINKAGE_END
 #endif
-#ifdef MHA_BUILDS_LIBRARY
+#if defined(MHA_BUILDS_LIBRARY) && !defined(_WIN32) /* where a DLL names what is seen */
 #define MHA_API_BEGIN MHA_LINKAGE_BEGIN _Pragma("GCC visibility push(default)")
 #define MHA_API_END _Pragma("GCC visibility pop") MHA_LINKAGE_END
 #else

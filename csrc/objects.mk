@@ -10,7 +10,7 @@ FLAGS += -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Wvla -Werror 
 FLAGS += -fPIC -fvisibility=hidden -DMHA_BUILDS_LIBRARY
 
 KERNELS := $(foreach set,$(SETS),kernels_float32_$(set) kernels_float64_$(set))
-CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*.c) $(wildcard $(ROOT)/csrc/threads/*.c))) dispatch
+CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*.c) $(wildcard $(ROOT)/csrc/threads/*.c))) dispatch processor
 OBJECTS := $(addprefix $(BUILD)/,$(addsuffix .o,$(CORE) $(KERNELS)))
 HEADERS := $(wildcard *.h $(ROOT)/csrc/*/*.h $(ROOT)/csrc/*/*.inc $(ROOT)/csrc/include/mha/*.h)
 

@@ -2,9 +2,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "kernels.h"
 #include "mha/runtime.h"
@@ -40,30 +37,9 @@ enum { NUM_KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
 
 static _Atomic(const mha_kernel_set *) chosen;
 
-#if defined(__x86_64__)
-/* Older compilers cannot ask for it by name. */
-static bool has_f16c(void) {
-    unsigned a, b, c = 0, d;
-    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
-
-/* __builtin_cpu_supports asks both CPUID and the operating system (XGETBV). */
-static int can_run(const mha_kernel_set *set) {
-#if defined(__x86_64__)
-    if (strcmp(set->name, "avx2") == 0) {
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    }
-    if (strcmp(set->name, "avx512") == 0) {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-    }
-#endif
-    return strcmp(set->name, "baseline") == 0 || strcmp(set->name, "neon") == 0;
-}
-
 const char *mha_available_instruction_set(int index) {
     for (int i = 0; i < NUM_KERNEL_SETS; i++) {
-        if (can_run(&kernel_sets[i]) && index-- == 0) {
+        if (mha_processor_runs(kernel_sets[i].name) && index-- == 0) {
             return kernel_sets[i].name;
         }
     }
@@ -75,7 +51,8 @@ void mha_use_kernel_set(const mha_kernel_set *set) { atomic_store(&chosen, set);
 mha_status mha_choose_kernels(const char *name) {
     const mha_kernel_set *best = NULL;
     for (int i = 0; i < NUM_KERNEL_SETS; i++) {
-        if (can_run(&kernel_sets[i]) && (name == NULL || strcmp(name, kernel_sets[i].name) == 0)) {
+        if (mha_processor_runs(kernel_sets[i].name) &&
+            (name == NULL || strcmp(name, kernel_sets[i].name) == 0)) {
             best = &kernel_sets[i];
         }
     }

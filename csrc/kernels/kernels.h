@@ -305,6 +305,9 @@ typedef struct mha_kernel_set {
     const mha_kernels *of[MHA_NUM_DTYPES];
 } mha_kernel_set;
 
+/* Whether the processor has the instructions of a set of this machine, by the set's name. */
+bool mha_processor_runs(const char *set);
+
 /* Every call from now on uses this set: mha_choose_kernels has asked whether it can run. */
 void mha_use_kernel_set(const mha_kernel_set *set);
 

@@ -10,6 +10,7 @@ Switches, as environment variables:
 import os
 import platform
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,8 +26,10 @@ COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=
 
 
 def instruction_sets():
-    """name -> compiler flags of the kernel sets of this machine: csrc/instruction_sets.txt."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    """name -> compiler flags of the kernel sets of the machine that the wheel is for, which need not
+    be this one: csrc/instruction_sets.txt."""
+    machine = sysconfig.get_platform().rsplit("-", 1)[-1]
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     found = {}
     for line in Path("csrc/instruction_sets.txt").read_text().splitlines():
         if not line.startswith("#"):
@@ -78,6 +81,16 @@ class BuildWithInstructionSets(build_ext):
         super().build_extensions()
 
 
+def compile_for_one_machine():
+    """Pythons for macOS may compile for two processors at once, whose kernels are different files.
+    Compiles for the one that ARCHFLAGS names, else for this machine's."""
+    if sysconfig.get_platform().endswith("-universal2"):
+        named = os.environ.get("ARCHFLAGS", "").split()
+        machine = named[1] if len(named) == 2 else platform.machine()
+        os.environ["ARCHFLAGS"] = f"-arch {machine}"
+        os.environ["_PYTHON_HOST_PLATFORM"] = sysconfig.get_platform().replace("universal2", machine)
+
+
 def switched_flags():
     compile_flags, link_flags = [], []
     if os.environ.get("MHA_SANITIZE") == "1":
@@ -98,6 +111,7 @@ def switched_flags():
     return compile_flags, link_flags
 
 
+compile_for_one_machine()
 compile_flags, link_flags = switched_flags()
 if sys.platform == "win32":
     sys.exit("mha needs a POSIX system (Linux or macOS): its thread pool is written for pthreads")

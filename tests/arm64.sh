@@ -2,7 +2,7 @@
 # The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python, wheels
 # of what the tests need, and mha compiled for it by a compiler that runs here. Some hours. A shard of
 # the suite is one file; what each gave stays in .arm64, so that a run that was stopped goes on
-# with the others, until there is another commit. Run by `make test-arm64`; needs root; exits with 75
+# with the others, until the sources or the tests change. Run by `make test-arm64`; needs root; exits with 75
 # where it cannot run.
 #   tests/arm64.sh [FILE ...]          without any: all of tests/test_*.py
 #   ARM64_WHEEL=file                   this wheel instead of what gcc compiles
@@ -67,8 +67,9 @@ prepare() {
     version=${version#python}
     site=$here/site
     [ -e "$site/ready" ] || { rm -rf "$site"; install_packages "$version"; }
-    commit="$(git rev-parse HEAD) ${ARM64_WHEEL:-}"
-    if [ "$(cat "$results/of" 2>/dev/null)" != "$commit" ]; then
+    local sources
+    sources="$(git rev-parse HEAD:setup.py HEAD:csrc HEAD:mha HEAD:tests HEAD:examples) ${ARM64_WHEEL:-}"
+    if [ "$(cat "$results/of" 2>/dev/null)" != "$sources" ]; then
         rm -rf "$run"
         git clone --quiet --no-local . "$run/source"
         if [ -n "${ARM64_WHEEL:-}" ]; then
@@ -77,7 +78,7 @@ prepare() {
             build_extension "$run/lib" "$version"
         fi
         mkdir -p "$results"
-        echo "$commit" >"$results/of"
+        echo "$sources" >"$results/of"
     fi
 }
 

@@ -26,8 +26,8 @@ COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=
 
 
 def instruction_sets():
-    """name -> compiler flags of the kernel sets of the machine that the wheel is for, which need not
-    be this one: csrc/instruction_sets.txt."""
+    """name -> compiler flags of the kernel sets of the machine that the wheel is for, which may be
+    another than this one: csrc/instruction_sets.txt."""
     machine = sysconfig.get_platform().rsplit("-", 1)[-1]
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     found = {}
@@ -87,8 +87,8 @@ def compile_for_one_machine():
     if sysconfig.get_platform().endswith("-universal2"):
         named = os.environ.get("ARCHFLAGS", "").split()
         machine = named[1] if len(named) == 2 else platform.machine()
-        os.environ["ARCHFLAGS"] = f"-arch {machine}"
-        os.environ["_PYTHON_HOST_PLATFORM"] = sysconfig.get_platform().replace("universal2", machine)
+        one = sysconfig.get_platform().replace("universal2", machine)
+        os.environ.update(ARCHFLAGS=f"-arch {machine}", _PYTHON_HOST_PLATFORM=one)
 
 
 def switched_flags():

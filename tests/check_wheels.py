@@ -17,7 +17,8 @@ from macholib.SymbolTable import SymbolTable
 
 LARGEST = 1_000_000  # bytes
 SETS = {"x86_64": {b"baseline", b"avx2", b"avx512"}, "aarch64": {b"baseline", b"neon"}}
-LIBRARIES = {"libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1",
+LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1",  # glibc
+             "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1",
              "/usr/lib/libSystem.B.dylib"}
 MACH_O_MACHINES = {0x01000007: "x86_64", 0x0100000c: "aarch64"}
 SHOWN = {"PyInit__core", "mha_extension_get_num_threads", "mha_extension_set_num_threads"}
@@ -52,7 +53,7 @@ def look_at_mach_o(path):
 
 def check(wheel, folder):
     size = wheel.stat().st_size
-    python_tag, abi_tag, platform = wheel.stem.split("-")[2:]
+    platform = wheel.stem.split("-")[-1]
     with zipfile.ZipFile(wheel) as files:
         [name] = [name for name in files.namelist() if re.fullmatch(r"mha/_core\..*\.so", name)]
         path = Path(files.extract(name, folder))

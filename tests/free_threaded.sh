@@ -6,32 +6,18 @@
 #   free_threaded.sh [SECONDS of the eight threads] [pytest's arguments for the suite]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tests/debian.sh
 seconds=${1:-60}
 shift $(($# > 0))
 here=$PWD/.free-threaded
 mkdir -p "$here"
 
-# Debian's source package, through this machine's own mirror and settings.
-fetch_source() {
-    local mirror key=/usr/share/keyrings/debian-archive-keyring.gpg
-    mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.* 2>/dev/null |
-        sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\?\([^ ]*\) .*/\2/p' | sed q)
-    mkdir -p "$here/source/lists"
-    cd "$here/source"
-    echo "deb-src [signed-by=$key] $mirror trixie main" >sources.list
-    local apt=(apt-get -qq -o "Dir::Etc::SourceList=$PWD/sources.list" -o Dir::Etc::SourceParts=/dev/null
-        -o "Dir::State::Lists=$PWD/lists" -o "Dir::Cache=$PWD")
-    "${apt[@]}" update
-    "${apt[@]}" source --download-only python3.13
-    tar --extract --strip-components 1 --file python3.13_*.orig.tar.xz
-}
-
 # Without pip and its libraries: packages are put beside it by the pip of .venv.
 build_python() {
-    fetch_source
+    fetch_python_source "$here/debian" trixie 3.13
     mkdir -p "$here/build"
     cd "$here/build"
-    ../source/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
+    ../debian/source/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
         --prefix="$here/python"
     make --silent --jobs "$(getconf _NPROCESSORS_ONLN)"
     make --silent install

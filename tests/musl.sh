@@ -26,17 +26,16 @@ fetch_loader() {
     dpkg-deb --extract "$here"/packages/musl_*.deb "$here/musl"
 }
 
-# Without the libraries of this machine, which are glibc's: binascii would take its zlib. Extensions
-# are looked for by the names that musl's wheels give them.
+# Without the libraries of this machine, which are glibc's and pkg-config would find: binascii would
+# take its zlib. Extensions are looked for by the names that musl's wheels give them.
 build_python() {
     fetch_python_source "$here/debian" "$release" "$version"
     mkdir -p "$here/build"
     cd "$here/build"
     ../debian/source/configure --quiet --without-ensurepip --disable-test-modules --prefix="$here/python" \
-        CC="$bin/python -m ziglang cc -target x86_64-linux-musl -dynamic" \
+        PKG_CONFIG=false CC="$bin/python -m ziglang cc -target x86_64-linux-musl -dynamic" \
         CFLAGS="-O1 -Wno-date-time" LDFLAGS="-Wl,--dynamic-linker=$loader"
     sed -i 's/x86_64-linux-gnu/x86_64-linux-musl/g' Makefile
-    echo "binascii binascii.c" >>Modules/Setup.local
     make --silent --jobs "$(getconf _NPROCESSORS_ONLN)"
     make --silent install
 }

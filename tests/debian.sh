@@ -19,9 +19,9 @@ apt_of_release() { # FOLDER RELEASE deb|deb-src ARGUMENT ...
     (cd "$folder" && "${apt[@]}" "$@")
 }
 
-# The source of Debian's python$3, unpacked in $1/source.
-fetch_python_source() { # FOLDER RELEASE VERSION
-    apt_of_release "$1" "$2" deb-src source --download-only "python$3"
-    mkdir -p "$1/source"
-    tar --extract --strip-components 1 --directory "$1/source" --file "$1/python$3"_*.orig.tar.?z
+# The source of a package, unpacked in $1/PACKAGE.
+fetch_source() { # FOLDER RELEASE PACKAGE
+    apt_of_release "$1" "$2" deb-src source --download-only "$3"
+    mkdir -p "$1/$3"
+    tar --extract --strip-components 1 --directory "$1/$3" --file "$1/$3"_*.orig.tar.?z*
 }

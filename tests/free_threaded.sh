@@ -14,10 +14,10 @@ mkdir -p "$here"
 
 # Without pip and its libraries: packages are put beside it by the pip of .venv.
 build_python() {
-    fetch_python_source "$here/debian" trixie 3.13
+    fetch_source "$here/debian" trixie python3.13
     mkdir -p "$here/build"
     cd "$here/build"
-    ../debian/source/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
+    ../debian/python3.13/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
         --prefix="$here/python"
     make --silent --jobs "$(getconf _NPROCESSORS_ONLN)"
     make --silent install

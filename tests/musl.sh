@@ -26,18 +26,24 @@ fetch_loader() {
     dpkg-deb --extract "$here"/packages/musl_*.deb "$here/musl"
 }
 
-# Without the libraries of this machine, which are glibc's and pkg-config would find: binascii would
-# take its zlib. Extensions are looked for by the names that musl's wheels give them.
+# Of this machine's libraries, which are glibc's, pkg-config would find zlib: it is compiled, too.
+# Extensions are looked for by the names that musl's wheels give them.
 build_python() {
-    fetch_python_source "$here/debian" "$release" "$version"
+    export CC="$bin/python -m ziglang cc -target x86_64-linux-musl -dynamic" PKG_CONFIG=false
+    local cores zlib=$here/debian/zlib
+    cores=$(getconf _NPROCESSORS_ONLN)
+    fetch_source "$here/debian" "$release" zlib
+    (cd "$zlib" && CFLAGS="-O2 -fPIC" ./configure --static && make --silent --jobs "$cores" libz.a)
+    fetch_source "$here/debian" "$release" "python$version"
     mkdir -p "$here/build"
     cd "$here/build"
-    ../debian/source/configure --quiet --without-ensurepip --disable-test-modules --prefix="$here/python" \
-        PKG_CONFIG=false CC="$bin/python -m ziglang cc -target x86_64-linux-musl -dynamic" \
-        CFLAGS="-O1 -Wno-date-time" LDFLAGS="-Wl,--dynamic-linker=$loader"
+    "../debian/python$version/configure" --quiet --without-ensurepip --disable-test-modules \
+        --prefix="$here/python" CFLAGS="-O1 -Wno-date-time" LDFLAGS="-Wl,--dynamic-linker=$loader" \
+        ZLIB_CFLAGS="-I$zlib" ZLIB_LIBS="$zlib/libz.a"
     sed -i 's/x86_64-linux-gnu/x86_64-linux-musl/g' Makefile
-    make --silent --jobs "$(getconf _NPROCESSORS_ONLN)"
+    make --silent --jobs "$cores"
     make --silent install
+    "$python" -c 'import zlib, binascii' && touch "$here/ready"
 }
 
 install_packages() {
@@ -51,7 +57,7 @@ install_packages() {
 
 mkdir -p "$here"
 [ -e "$loader" ] || fetch_loader
-if [ ! -x "$python" ]; then
+if [ ! -e "$here/ready" ]; then
     (build_python) >"$here/build.log" 2>&1 || { tail -20 "$here/build.log"; exit 1; }
 fi
 install_packages

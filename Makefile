@@ -3,7 +3,8 @@
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-neon, test-windows, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
-#             test-free-threaded (SECONDS=600), sanitize, sanitize-threads, lint
+#             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
+# make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
 # make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels, bench-reshaping
@@ -32,8 +33,9 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
 .PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
-	test-oldest-numpy test-kernels test-memory test-browser test-free-threaded sanitize sanitize-threads lint bench \
-	bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels bench-reshaping format clean check-prerequisites check-windows
+	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
+	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
+	bench-reshaping format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -159,6 +161,30 @@ test-oldest-numpy: dist/.built
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
 	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks"
 
+# The sdist is whole and builds without a network.
+test-sdist: $(VENV)/.test
+	$(PIP) 'setuptools>=77'
+	tests/sdist.sh
+
+# The suite on NEON's kernels, in an emulator; some hours, and goes on where it was stopped; needs root.
+test-arm64: $(VENV)/.test
+	$(PIP) 'setuptools>=77'
+	tests/arm64.sh
+
+.venv-wheels/.installed: pyproject.toml $(VENV)/.created
+	$(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python $(INSTALL) 'numpy>=2.0' $$($(EXTRA) release)
+	@touch $@
+
+# For other systems, compiled here, into wheelhouse/.
+wheels: .venv-wheels/.installed
+	tests/wheels.sh $(PLATFORMS)
+
+# Those of `make wheels` that can run here: on musl, and on AArch64 in an emulator.
+test-wheels: $(VENV)/.test .venv-wheels/.installed
+	tests/musl.sh wheelhouse/mha-*-musllinux_1_2_x86_64.whl
+	ARM64_WHEEL=$$(ls wheelhouse/mha-*-manylinux_2_28_aarch64.whl) tests/arm64.sh $(ARM64_TESTS)
+
 # Memory that runs out at every allocation, and arrays between forbidden pages.
 test-memory: $(VENV)/.test
 	LONGER=$(or $(LONGER),1) $(BIN)/python $(PYTEST) tests/memory
@@ -225,4 +251,4 @@ format: $(VENV)/.created
 
 clean:
 	rm -rf build dist *.egg-info mha/*.so tests/c/build benchmarks/machine/build .venv .venv-peers .venv-oldest \
-		.venv-sanitize .venv-bench
+		.venv-sanitize .venv-bench .venv-wheels wheelhouse .arm64 .musl

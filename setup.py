@@ -37,9 +37,11 @@ if not ON_WINDOWS:
 
 
 def instruction_sets():
-    """name -> compiler flags of the kernel sets of this machine: csrc/instruction_sets.txt."""
-    machine = platform.machine()
-    machine = {"AMD64": "x86_64", "arm64": "aarch64", "ARM64": "aarch64"}.get(machine, machine)
+    """name -> compiler flags of the kernel sets of the machine that the wheel is for, which may be
+    another than this one: csrc/instruction_sets.txt."""
+    name = sysconfig.get_platform()
+    machine = platform.machine() if name.startswith("mingw") else name.rsplit("-", 1)[-1]
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine)
     found = {}
     for line in Path("csrc/instruction_sets.txt").read_text().splitlines():
         if not line.startswith("#"):
@@ -98,8 +100,6 @@ class BuildWithInstructionSets(build_ext):
             # It takes the stack for aligned to 32 and 64 bytes, which that of Windows is not (its
             # bug 54412; Debian's and MSYS2's have a patch): moves of vectors must not insist on it.
             flags = [*flags, "-Wa,-muse-unaligned-vector-move"]
-        elif ON_WINDOWS:  # Zig, which does not know this one, turns as many loops into vectors
-            flags = [flag for flag in flags if not flag.startswith("-fvect-cost-model=")]
         if Path(source).parent.name == "python":  # no loops that have to be fast
             return [*flags, "-Os"]
         return flags if Path(source).parent.name == "kernels" else [*flags, "-O2"]
@@ -124,6 +124,16 @@ class BuildWithInstructionSets(build_ext):
         super().build_extensions()
 
 
+def compile_for_one_machine():
+    """Pythons for macOS may compile for two processors at once, whose kernels are different files.
+    Compiles for the one that ARCHFLAGS names, else for this machine's."""
+    if sysconfig.get_platform().endswith("-universal2"):
+        named = os.environ.get("ARCHFLAGS", "").split()
+        machine = named[1] if len(named) == 2 else platform.machine()
+        one = sysconfig.get_platform().replace("universal2", machine)
+        os.environ.update(ARCHFLAGS=f"-arch {machine}", _PYTHON_HOST_PLATFORM=one)
+
+
 def switched_flags():
     # GCC's library for Windows comes along, since users have none.
     compile_flags, link_flags = [], ["-static-libgcc" if ON_WINDOWS else "-pthread"]
@@ -145,6 +155,7 @@ def switched_flags():
     return compile_flags, link_flags
 
 
+compile_for_one_machine()
 compile_flags, link_flags = switched_flags()
 
 setup(

@@ -6,7 +6,7 @@
 #   free_threaded.sh [SECONDS of the eight threads] [pytest's arguments for the suite]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. tests/fetch_python.sh
+. tests/debian.sh
 seconds=${1:-60}
 shift $(($# > 0))
 here=$PWD/.free-threaded
@@ -14,10 +14,10 @@ mkdir -p "$here"
 
 # Without pip and its libraries: packages are put beside it by the pip of .venv.
 build_python() {
-    fetch_python "$here/source" trixie python3.13
+    fetch_source "$here/debian" trixie python3.13
     mkdir -p "$here/build"
     cd "$here/build"
-    ../source/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
+    ../debian/python3.13/configure --quiet --disable-gil --without-ensurepip --disable-test-modules \
         --prefix="$here/python"
     make --silent --jobs "$(getconf _NPROCESSORS_ONLN)"
     make --silent install

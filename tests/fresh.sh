@@ -6,16 +6,12 @@
 #   tests/fresh.sh [COMMAND ...]    without any: the README's blocks of commands, each in a new clone
 #   FRESH_RELEASE=trixie            another Debian than this machine's, and with it another Python
 #   FRESH_ROOT=folder               keeps the bare system there and takes it again the next time
+#   FRESH_WITH=folder               a copy of it stands in each clone, under its own name
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tests/debian.sh
 release=${FRESH_RELEASE:-$(. /etc/os-release && echo "${VERSION_CODENAME:-}")}
 home=/home/newcomer
-
-# The first of this machine's sources of packages; none: debootstrap's own.
-mirror() {
-    cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.* 2>/dev/null |
-        sed -nE 's/^URIs: *([^ ]+).*/\1/p; s/^deb (\[[^]]*\] )?([^ ]+) .*/\2/p' | sed 1q
-}
 
 # This machine's way to packages: the settings of apt and pip, certificates, names of hosts.
 copy_settings() {
@@ -86,6 +82,7 @@ run_inside() {
 clone() {
     rm -rf "$root$home/project"
     git clone --quiet --no-local . "$root$home/project"
+    [ -z "${FRESH_WITH:-}" ] || cp -r "$FRESH_WITH" "$root$home/project/"
     as root "chown -R newcomer: $home"
 }
 

@@ -4,7 +4,7 @@
 # what it shows them is looked at.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. tests/fetch_python.sh
+. tests/debian.sh
 here=$PWD/build/windows-extension
 objdump=x86_64-w64-mingw32-objdump
 mkdir -p "$here"
@@ -17,7 +17,7 @@ make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c WINDO
 
 # The headers of Python and NumPy for Windows; all that matters of a wheel for another system.
 fetch_headers() {
-    fetch_python "$here/python" bookworm python3.11 '*/Include' '*/PC/pyconfig.h'
+    fetch_source "$here" bookworm python3.11
     .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest "$here" \
         --only-binary=:all: --platform win_amd64 --python-version 3.11 --abi cp311 numpy
     .venv/bin/python - "$here"/numpy-*.whl "$here" <<'END'
@@ -31,7 +31,7 @@ END
 if [ ! -d "$here/numpy" ]; then
     fetch_headers >"$here/headers.log" 2>&1 || { tail -20 "$here/headers.log"; exit 1; }
 fi
-compiler="x86_64-w64-mingw32-gcc -I$here/python/Include -I$here/python/PC -I$here/numpy/_core/include"
+compiler="x86_64-w64-mingw32-gcc -I$here/python3.11/Include -I$here/python3.11/PC -I$here/numpy/_core/include"
 
 # What python311.dll has is what Python.h imports.
 echo '#include <Python.h>' | $compiler -DPY_SSIZE_T_CLEAN -x c -E - | .venv/bin/python -c '

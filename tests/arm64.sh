@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python, wheels
+# of what the tests need, and mha compiled for it by a compiler that runs here. Some hours. A shard of
+# the suite is one file; what each gave stays in .arm64, so that a run that was stopped goes on
+# with the others, until the sources or the tests change. Run by `make test-arm64`; needs root; exits with 75
+# where it cannot run.
+#   tests/arm64.sh [FILE ...]          without any: all of tests/test_*.py
+#   ARM64_WHEEL=file                   this wheel instead of what gcc compiles
+#   ARM64_RELEASE=bookworm ARM64_JOBS=2
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tests/debian.sh
+release=${ARM64_RELEASE:-$(. /etc/os-release && echo "${VERSION_CODENAME:-}")}
+here=$PWD/.arm64/$release
+root=$here/debian
+run=$here/$([ -z "${ARM64_WHEEL:-}" ] && echo suite || echo wheel)
+results=$run/results
+
+cannot() { echo "arm64: cannot run here: $1"; exit 75; }
+
+# No script of a package has to run for Python to: packages are only unpacked.
+make_system() {
+    mkdir -p "$here"
+    # shellcheck disable=SC2046
+    debootstrap --arch=arm64 --foreign --variant=minbase --include=python3,python3-dev,binutils \
+        "$release" "$root" $(mirror) >"$here/debootstrap.log" 2>&1 ||
+        { tail -5 "$here/debootstrap.log"; return 1; }
+    for package in "$root"/var/cache/apt/archives/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar --extract --keep-directory-symlink --directory "$root"
+        rm "$package"
+    done
+    rm -f "$root/proc"
+    mkdir -p "$root"/{proc,dev,tmp,project}
+    touch "$root/ready"
+}
+
+install_packages() { # into $site, what runs on Python $1
+    local platforms=(--platform any) pip glibc
+    for glibc in 2_28 2_27 2_26 2_24 2_17; do
+        platforms+=(--platform "manylinux_${glibc}_aarch64")
+    done
+    pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site"
+        --only-binary=:all: --implementation cp --python-version "$1"
+        --abi "cp${1/./}" --abi abi3 --abi none "${platforms[@]}")
+    mapfile -t wanted < <(.venv/bin/python -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")')
+    "${pip[@]}" numpy "${wanted[@]}"
+    "${pip[@]}" --upgrade --no-deps -r examples/requirements.txt
+    touch "$site/ready"
+}
+
+# The headers of Debian's own Python come before those of the one that runs setup.py.
+build_extension() { # into $1, for Python $2
+    local headers="-I$root/usr/include/python$2 -idirafter $root/usr/include"
+    CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
+        CFLAGS="-I$site/numpy/_core/include $headers" _PYTHON_HOST_PLATFORM=linux-aarch64 \
+        SETUPTOOLS_EXT_SUFFIX=".cpython-${2/./}-aarch64-linux-gnu.so" \
+        .venv/bin/python setup.py --quiet build_ext --build-temp "$run/objects" --build-lib "$1"
+    cp -r mha/. "$1/mha"
+    find "$1/mha" -name '_core*.so' -not -name '*-aarch64-*' -delete
+}
+
+prepare() {
+    [ -e "$root/ready" ] || { rm -rf --one-file-system "$root"; make_system || exit 75; }
+    local version
+    version=$(basename "$(readlink "$root/usr/bin/python3")")
+    version=${version#python}
+    site=$here/site
+    [ -e "$site/ready" ] || { rm -rf "$site"; install_packages "$version"; }
+    local sources
+    sources="$(git rev-parse HEAD:setup.py HEAD:csrc HEAD:mha HEAD:tests HEAD:examples) ${ARM64_WHEEL:-}"
+    if [ "$(cat "$results/of" 2>/dev/null)" != "$sources" ]; then
+        rm -rf "$run"
+        git clone --quiet --no-local . "$run/source"
+        if [ -n "${ARM64_WHEEL:-}" ]; then
+            python3 -m zipfile --extract "$ARM64_WHEEL" "$run/lib"
+        else
+            build_extension "$run/lib" "$version"
+        fi
+        mkdir -p "$results"
+        echo "$sources" >"$results/of"
+    fi
+}
+
+# Programs for AArch64 are started by the emulator, in this namespace alone: Linux 6.7 has that for
+# each namespace of users; where the machine knows the emulator already, nothing is to do. The first
+# eighteen bytes say "a 64-bit little-endian program or library for AArch64".
+register_emulator() {
+    local formats=/proc/sys/fs/binfmt_misc zeros='\x00\x00\x00\x00\x00\x00\x00\x00'
+    [ ! -e "$formats/qemu-aarch64" ] || return 0
+    mount -t binfmt_misc none "$formats" || return 1
+    printf '%s' ":qemu-aarch64:M::\\x7fELF\\x02\\x01\\x01\\x00$zeros\\x02\\x00\\xb7\\x00:" \
+        '\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:' \
+        "$(command -v qemu-aarch64-static qemu-aarch64 | sed 1q):F" >"$formats/register"
+}
+
+inside() {
+    chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONSAFEPATH=1 \
+        PYTHONPATH=/project/lib:/project/site:/project/source/tests:/project/source/examples \
+        bash -c "cd /project/source && $1" </dev/null
+}
+
+# A line of $results/lines for each file: its name, its status, its seconds, pytest's last line.
+run_shard() {
+    local name started=$SECONDS status=0
+    name=$(basename "$1" .py)
+    ! grep -qs "^$name " "$results/lines" || return 0
+    inside "python3 -m pytest -q -o timeout=0 $1" >"$results/$name.log" 2>&1 || status=$?
+    echo "$name $status $((SECONDS - started)) s: $(tail -1 "$results/$name.log")" |
+        tee -a "$results/lines"
+}
+
+run_suite() {
+    register_emulator || cannot "this system lets nobody register an emulator (Debian: apt install binfmt-support)"
+    mkdir -p "$root"/project/{lib,site,source}
+    mount --rbind /proc "$root/proc"
+    mount --rbind /dev "$root/dev"
+    mount --bind "$run/lib" "$root/project/lib"
+    mount --bind "$here/site" "$root/project/site"
+    mount --bind "$run/source" "$root/project/source"
+    echo "arm64: $(inside '. /etc/os-release && echo "$PRETTY_NAME, $(uname -m), $(python3 --version)"')," \
+        "$(inside 'python3 -c "import mha; print(mha.instruction_set(), mha.__file__)"')"
+    export -f run_shard inside
+    export root results
+    printf '%s\n' "$@" | xargs -P "${ARM64_JOBS:-2}" -I{} bash -c 'run_shard {}'
+    awk '{taken += $3; for (i = 5; i < NF; i++) if ($(i + 1) ~ /^passed/) passed += $i
+          if ($2 != 0) {failed = failed " " $1}}
+         END {printf "arm64: %d files, %d tests passed, %.0f minutes; failed:%s\n", NR, passed, taken / 60,
+              failed ? failed : " none"; exit failed != ""}' "$results/lines"
+}
+
+if [ -n "${ARM64_NAMESPACE:-}" ]; then # see below
+    run_suite "$@"
+    exit
+fi
+
+[ "$(id -u)" = 0 ] || cannot "it needs root"
+for program in debootstrap aarch64-linux-gnu-gcc; do
+    command -v "$program" >/dev/null || cannot "$program is missing (Debian: apt install debootstrap gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"
+done
+command -v qemu-aarch64-static qemu-aarch64 >/dev/null || cannot "qemu-aarch64 is missing (Debian: apt install qemu-user-static)"
+unshare --user --map-root-user --mount true 2>/dev/null || cannot "this root may make no namespaces"
+prepare
+# Longest first, as far as the files' sizes tell.
+# shellcheck disable=SC2046
+[ $# -gt 0 ] || set -- $(ls -S tests/test_*.py)
+ARM64_NAMESPACE=1 unshare --user --map-root-user --mount --propagation private \
+    tests/arm64.sh "$@"

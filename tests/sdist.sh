@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The sdist of HEAD: holds every file of the project, builds and installs where there is no network,
+# and some tests pass from it. Run by `make test-sdist`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+git clone --quiet --no-local . "$work/clone"
+(cd "$work/clone" && "$python" -c 'from setuptools import build_meta; build_meta.build_sdist(".")') >"$work/log" 2>&1 ||
+    { tail -20 "$work/log"; exit 1; }
+mkdir "$work/mha"
+tar --extract --strip-components 1 --directory "$work/mha" --file "$work"/clone/mha-*.tar.gz
+missing=$(git ls-files | while read -r file; do [ -e "$work/mha/$file" ] || echo "$file"; done)
+[ -z "$missing" ] || { printf 'sdist: missing, see MANIFEST.in:\n%s\n' "$missing"; exit 1; }
+
+cd "$work/mha"
+unshare --map-root-user --net "$python" - <<'END'
+import socket, sys
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=1)
+except OSError:
+    sys.exit(0)
+sys.exit("sdist: there is a network")
+END
+unshare --map-root-user --net "$python" -m pip install --quiet --disable-pip-version-check \
+    --no-build-isolation --no-index --no-deps --target "$work/site" .
+export PYTHONPATH=$work/site:$work/mha/tests PYTHONSAFEPATH=1
+"$python" -c 'import sys, mha; sys.exit(not mha.__file__.startswith(sys.argv[1]))' "$work/site"
+unshare --map-root-user --net "$python" -m pytest -q tests/test_linear_projection.py \
+    tests/test_multi_head_attention.py tests/test_wheels.py tests/test_layering.py
+echo "sdist: passed, $(wc -c <"$work"/clone/mha-*.tar.gz | sed ':a;s/\B[0-9]\{3\}\>/,&/;ta') bytes"

@@ -52,6 +52,7 @@ $(VENV)/.docs: $(VENV)/.test
 	@touch $@
 
 docs: $(VENV)/.docs
+	@echo "building the pages and running the notebooks (some minutes)"
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 

@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py [--write]      make bench-accuracy
 
 Errors are root mean squares, divided by the root mean square of the exact numbers, so that one
-unit in the last place of float32 is about 0.6e-7. --write: accuracy.md.
+rounding of float32 is 0.6e-7. --write: accuracy.md.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def layer_rows(progress):
 
 
 def type_rows(progress):
-    """12 heads, 512 tokens, head_dim 64 in each type; exact is two types up."""
+    """12 heads, 512 tokens, head_dim 64 in each type."""
     name = "12 heads, 512 tokens, head_dim 64"
     for dtype, exact_dtype, unit in ((np.float64, np.longdouble, 2**-53),
                                      (np.float32, np.float64, 2**-24),

@@ -62,6 +62,15 @@ def lead_to_pages(app, name, source):
     source[0] = re.sub(r"\]\(\.\./examples/(\w+)\.ipynb", r"](notebooks/\1.ipynb", source[0])
 
 
+def skip(app, what, name, member, skipped, options):
+    """Settings, which the class's own docstring lists, and fields of tuples."""
+    return skipped or type(member).__name__ in ("Setting", "_tuplegetter") or None
+
+
+def name_types(app, what, name, obj, options, signature, annotation):
+    return signature and re.sub(r"<class '([\w.]+)'>", r"\1", signature), annotation
+
+
 def setup(app):
     notebooks = HERE / "notebooks"
     notebooks.mkdir(exist_ok=True)
@@ -71,5 +80,7 @@ def setup(app):
             shutil.copyfile(notebook, copy)
     app.add_html_math_renderer("mathml", (formulas.inline, None), (formulas.block, None))
     app.connect("autodoc-process-docstring", docstrings.as_restructured_text)
+    app.connect("autodoc-process-signature", name_types)
+    app.connect("autodoc-skip-member", skip)
     app.connect("source-read", lead_to_pages)
     app.connect("build-finished", links.check)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import check_kind
+from mha.arguments import as_array, as_int, check_kind
 
 HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
                    " layer(x, return_weights=True)")
@@ -16,7 +16,7 @@ def as_numbers(array: ArrayLike, name: str) -> NDArray[np.float64]:
                         f" call returns take the {name}, as in output, weights ="
                         " layer(x, return_weights=True)")
     try:
-        array = np.asarray(array)
+        array = as_array(array, name)
     except ValueError:
         raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
                          ) from None
@@ -46,13 +46,20 @@ def check_sums(maps: NDArray[np.float64]) -> None:
 def weights_of_item(weights: ArrayLike, batch: int) -> NDArray[np.float64]:
     """weights (batch, heads, query_len, key_len), or without the first one or two axes, as those
     of one batch item, (heads, query_len, key_len)."""
+    batch = as_int(batch, "batch")
+    if isinstance(weights, np.ndarray) and weights.ndim == 4:
+        weights = weights[_index(batch, len(weights))]  # no more is converted than is wanted
+        batch = 0
     array = as_weights(weights)
     if array.ndim not in (2, 3, 4) or 0 in array.shape:
         raise ValueError(f"weights: got shape {array.shape}, wanted"
                          " (batch, heads, query_len, key_len) without the first one or two axes"
                          " at will, and none of size 0")
-    if array.ndim == 4:
-        if not -len(array) <= batch < len(array):
-            raise ValueError(f"batch: got {batch}, wanted an index into {len(array)} items")
-        array = array[batch]
-    return array.reshape(-1, *array.shape[-2:])
+    item = _index(batch, len(array) if array.ndim == 4 else 1)
+    return (array[item] if array.ndim == 4 else array).reshape(-1, *array.shape[-2:])
+
+
+def _index(batch: int, items: int) -> int:
+    if not -items <= batch < items:
+        raise ValueError(f"batch: got {batch}, wanted an index into {items} items")
+    return batch

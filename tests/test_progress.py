@@ -1,6 +1,5 @@
 """Bars of tqdm for what takes long: on a terminal alone, and gone at the end."""
 
-import importlib.util
 import io
 import sys
 
@@ -57,8 +56,18 @@ def test_without_tqdm_or_with_a_closed_stderr(monkeypatch):
     terminal = look_at(Terminal(), monkeypatch)
     terminal.close()
     assert list(progress(range(3), "counting", "number")) == [0, 1, 2]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     assert list(progress(range(3), "counting", "number")) == [0, 1, 2]
+
+
+def test_a_bar_that_breaks_stops_nothing(monkeypatch):
+    terminal = look_at(Terminal(), monkeypatch)
+    items = []
+    for one in progress(range(500), "counting", "number"):
+        items.append(one)
+        if one == 10:
+            terminal.close()
+    assert items == list(range(500))
 
 
 def test_the_callers_own_bar_is_the_only_one(monkeypatch):

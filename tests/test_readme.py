@@ -38,7 +38,7 @@ def test_its_python_runs(capsys):
     assert np.isfinite(names["gradients"].W_o).all()
 
 
-PAGES = ["index", "start", "masks", "viewing", "training", "decoding", "threads",
+PAGES = ["index", "start", "masks", "viewing", "heads", "training", "decoding", "threads",
          *(f"steps/{page.stem}" for page in (ROOT / "docs/steps").glob("*.md"))]
 
 

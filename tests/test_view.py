@@ -3,10 +3,13 @@ browser: tests/browser."""
 
 import base64
 import html
+import io
+import itertools
 import json
 import re
 import subprocess
 import sys
+import zipfile
 import zlib
 from html.parser import HTMLParser
 
@@ -123,6 +126,8 @@ def test_save_writes_the_page(tmp_path):
     ((np.eye(3)[None, None, None], WORDS), ValueError, r"weights: got shape \(1, 1, 1, 3, 3\)"),
     ((np.zeros((0, 3, 3)), WORDS), ValueError, "weights: got shape"),
     ((np.eye(3), WORDS[:2]), ValueError, "tokens: got 2, wanted 3"),
+    ((np.eye(3), itertools.count()), ValueError, "tokens: got 4, wanted 3"),
+    ((np.eye(3), 3), TypeError, "tokens: got int, wanted a sequence of 3"),
     ((np.eye(3), "the"), TypeError, "tokens: got str, wanted a sequence of 3"),
     ((np.eye(3), WORDS, ["a"]), ValueError, "key_tokens: got 1, wanted 3"),
     ((np.eye(3)[:, :2], WORDS), ValueError, "key_tokens: got none, wanted 2"),
@@ -142,11 +147,18 @@ def test_wrong_arguments_of_model():
         mha.view.model([], WORDS)
     with pytest.raises(ValueError, match=r"got \(3, 2\) queries and keys in layer 1"):
         mha.view.model([np.eye(3), np.eye(3)[:, :2]], WORDS)
-    with pytest.raises(ValueError, match="numbers below 0") as raised:
+    with pytest.raises(ValueError, match=r"^layer 2: weights: got numbers below 0"):
         mha.view.model([np.eye(3), np.eye(3), -np.eye(3)], WORDS)
-    assert raised.value.__notes__ == ["This is of layer 2."]
+    with pytest.raises(ValueError, match=r"got shape \(3, 3\), wanted \(layers, heads"):
+        mha.view.model(np.eye(3), WORDS)
     with pytest.raises(ValueError, match="batch: got 2"):
         mha.view.model(some_weights(1, 2, 4, 3, 3), WORDS, batch=2)
+    with pytest.raises(ValueError, match="batch: got 1, wanted an index into 1 items"):
+        mha.view.heads(some_weights(4, 3, 3), WORDS, batch=1)
+    with pytest.raises(TypeError, match="batch: got float"):
+        mha.view.heads(some_weights(4, 3, 3), WORDS, batch=0.0)
+    with pytest.raises(TypeError, match="masked"):
+        mha.view.heads(np.ma.array(np.eye(3), mask=np.eye(3)), WORDS)
 
 
 def test_more_than_a_browser_holds_is_refused(monkeypatch):
@@ -170,19 +182,20 @@ def test_the_command_makes_a_page_of_a_file(tmp_path):
     np.savez(tmp_path / "weights.npz", weights=some_weights(2, 4, 3, 3), tokens=WORDS)
     done = run_command("weights.npz", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("weights.html: 0.0 MB")
+    assert re.match(r"weights.html: \d+ kB; open", done.stdout)
     data, _ = page_at(tmp_path / "weights.html")
     assert (data["layers"], data["tokens"], data["title"]) == ([4, 4], WORDS, "weights")
 
 
 def test_the_command_takes_layers_by_name_and_other_options(tmp_path):
     layers = {f"layer_{i}": some_weights(2, i + 1, 3, 4) for i in (10, 2)}
+    layers["²"] = layers["layer_10"][:, :1]
     np.savez(tmp_path / "weights.npz", **layers, tokens=WORDS, key_tokens=list("abcd"))
     done = run_command("weights.npz", "--output", "page.html", "--batch", 1, "--title", "<b>",
                        cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data, shown = page_at(tmp_path / "page.html")
-    assert (data["layers"], data["title"], data["key_tokens"]) == ([3, 11], "<b>", list("abcd"))
+    assert (data["layers"], data["title"], data["key_tokens"]) == ([3, 11, 1], "<b>", list("abcd"))
     np.testing.assert_allclose(shown[:3], layers["layer_2"][1], rtol=0, atol=1e-5)
 
 
@@ -197,7 +210,7 @@ def test_the_command_numbers_what_has_no_words(tmp_path):
     (None, "No such file"),
     ({}, "got no weights"),
     ({"weights": np.eye(3), "tokens": WORDS[:1]}, "tokens: got 1, wanted 3"),
-    ({"weights": np.arange(3)}, "got an array of 1 axes"),
+    ({"weights": np.arange(3)}, "got no matrix of weights"),
     ({"weights": np.array([{}], object)}, "allow_pickle"),
 ])
 def test_the_command_says_what_is_wrong(tmp_path, arrays, message):
@@ -209,7 +222,45 @@ def test_the_command_says_what_is_wrong(tmp_path, arrays, message):
     assert not (tmp_path / "weights.html").exists()
 
 
-def test_the_command_refuses_a_file_of_another_kind(tmp_path):
-    (tmp_path / "weights.npz").write_bytes(b"PK\x03\x04 not a zip")
+def test_one_array_with_a_batch(tmp_path):
+    weights = some_weights(2, 4, 3, 3)
+    np.savez(tmp_path / "weights.npz", weights=weights, tokens=WORDS)
+    assert run_command("weights.npz", "--batch", 1, cwd=tmp_path).returncode == 0
+    data, shown = page_at(tmp_path / "weights.html")
+    assert data["layers"] == [4]
+    np.testing.assert_allclose(shown, weights[1], rtol=0, atol=1e-5)
+
+
+def bomb():
+    """An archive of some kilobytes with an array of 8 GB in it, of which nobody needs the data."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (1000, 1000, 1000)})
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights.npy", header.getvalue() + b"\0" * 1000)
+    return made.getvalue()
+
+
+def damaged():
+    made = io.BytesIO()
+    np.savez_compressed(made, weights=some_weights(4, 9, 9))
+    data = bytearray(made.getvalue())
+    data[120:160] = bytes(40)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    (b"", "EOF|magic"), (b"PK\x03\x04 not a zip", "zip"), (b"no array at all", "magic"),
+    (bomb(), "more than a page can show"), (damaged(), "cannot be read|magic|Bad|EOF")])
+def test_the_command_refuses_files_of_another_kind(tmp_path, data, message):
+    (tmp_path / "weights.npz").write_bytes(data)
     done = run_command("weights.npz", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(message, done.stderr), done.stderr
+
+
+def test_the_command_refuses_folders(tmp_path):
+    for path in (".", "/"):
+        done = run_command(path, cwd=tmp_path)
+        assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -9,8 +9,9 @@ heat maps.
 from __future__ import annotations
 
 import html
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ class View:
                 ' title="attention weights"></iframe>')
 
     def __repr__(self) -> str:
-        return f"<View, {len(self.html) / 1e6:.1f} MB: a notebook shows it, .save(path) writes it>"
+        return f"<View, {len(self.html) // 1000:,} kB: a notebook shows it, .save(path) writes it>"
 
 
 def heads(weights: ArrayLike, tokens: Sequence[object],
@@ -93,6 +94,9 @@ def model(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating], tokens:
     """
     if not isinstance(weights_of_layers, np.ndarray):
         weights_of_layers = list(weights_of_layers)
+    elif weights_of_layers.ndim < 3:
+        raise ValueError(f"weights_of_layers: got shape {weights_of_layers.shape}, wanted (layers,"
+                         " heads, query_len, key_len); of one layer: mha.view.heads")
     if len(weights_of_layers) == 0:
         raise ValueError("weights_of_layers: got none, wanted the weights of one layer or more")
     return _view(weights_of_layers, tokens, key_tokens, batch, title)
@@ -101,7 +105,9 @@ def model(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating], tokens:
 def _view(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating],
           tokens: Sequence[object], key_tokens: Sequence[object] | None, batch: int,
           title: str) -> View:
-    layers = [_weights_of(weights, batch, layer) for layer, weights in enumerate(weights_of_layers)]
+    several = len(weights_of_layers) > 1
+    layers = [_weights_of(weights, batch, f"layer {layer}: " if several else "")
+              for layer, weights in enumerate(weights_of_layers)]
     query_len, key_len = shape = layers[0].shape[1:]
     for layer, weights in enumerate(layers):
         if weights.shape[1:] != shape:
@@ -120,17 +126,15 @@ def _view(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating],
     return View(page_of(layers, queries, keys, str(title)), min(tallest, 900))
 
 
-def _weights_of(weights: ArrayLike, batch: int, layer: int) -> NDArray[np.float64]:
-    """(heads, query_len, key_len) of one layer."""
+def _weights_of(weights: ArrayLike, batch: int, where: str) -> NDArray[np.float64]:
+    """(heads, query_len, key_len) of one layer; errors begin with where it is."""
     try:
         of_item = weights_of_item(weights, batch)
         check_sums(of_item)
+        if np.isinf(of_item).any():
+            raise ValueError("weights: got infinite numbers, wanted attention weights")
     except (TypeError, ValueError) as error:
-        if layer:
-            error.add_note(f"This is of layer {layer}.")
-        raise
-    if np.isinf(of_item).any():
-        raise ValueError("weights: got infinite numbers, wanted attention weights")
+        raise type(error)(f"{where}{error}") from error
     return of_item
 
 
@@ -138,8 +142,12 @@ def _words(tokens: Sequence[object], length: int, name: str) -> list[str]:
     if isinstance(tokens, (str, bytes)):
         raise TypeError(f"{name}: got {type(tokens).__name__}, wanted a sequence of {length} tokens"
                         ", as a tokenizer or text.split() gives")
-    words = [str(token) for token in tokens]
+    try:
+        words = [str(token) for token in itertools.islice(tokens, length + 1)]
+    except TypeError:
+        raise TypeError(f"{name}: got {type(tokens).__name__}, wanted a sequence of {length}"
+                        " tokens") from None
     if len(words) != length:
-        raise ValueError(f"{name}: got {len(words)}, wanted {length}, one a row or column of the"
-                         " weights")
+        got = len(tokens) if isinstance(tokens, Sized) else len(words)
+        raise ValueError(f"{name}: got {got}, wanted {length}, one a row or column of the weights")
     return words

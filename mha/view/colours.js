@@ -53,9 +53,12 @@ function paint(context, codes, rows, columns, least, largest, colours) {
 // browsers give; its context draws in the page's units.
 function sizeCanvas(canvas, width, height) {
   const most = 16000;
-  const ratio = Math.min(window.devicePixelRatio || 1, most / Math.max(width, height, 1));
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
+  const pixels = length => {
+    const ratio = Math.min(window.devicePixelRatio || 1, most / Math.max(length, 1));
+    return Math.max(1, Math.round(length * ratio));
+  };
+  canvas.width = pixels(width);
+  canvas.height = pixels(height);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");

@@ -77,6 +77,12 @@ class Grid {
     some();
   }
 
+  // All of them at once, as paper needs it.
+  paintAll(colours) {
+    this.painting = null;
+    this.buttons.forEach((_, index) => this.paintOne(index, colours));
+  }
+
   paintOne(index, colours) {
     const {queryLen, keyLen} = this.weights;
     const rows = Math.min(queryLen, THUMBNAIL), columns = Math.min(keyLen, THUMBNAIL);

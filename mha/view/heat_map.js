@@ -3,23 +3,29 @@
 const LABEL_FONT = '"DejaVu Sans Mono", ui-monospace, monospace';
 const SMALLEST_LABELLED = 11; // pixels of a cell that has a word beside it
 const MOST_LABEL = 110;       // pixels of a word; longer ones are cut
+const MOST_LETTERS = 40;      // that are looked at of a word
+const MOST_MAPS = 36;         // at once
 
 class HeatMaps {
-  // point(cell): the pointer is at {query, key, head}, or null; keep(cell): a click or an arrow key.
-  constructor(place, weights, {point, keep}) {
+  // point(cell): the pointer is at {query, key, head}, or null; keep(cell): of a click; moveTo(cell):
+  // of an arrow key; at(): what is isolated.
+  constructor(place, weights, handlers) {
     this.place = place;
     this.weights = weights;
-    this.handlers = {point, keep};
+    this.handlers = handlers;
     this.maps = [];
+    this.words = [weights.tokens, weights.keyTokens].map(tokens => tokens.map(shortened));
+    this.labels = new Map(); // of each size of a cell
   }
 
-  // Returns the weight of the last colour.
+  // Returns the weight of the last colour, and how many heads were left out.
   draw(state, least, colours) {
-    this.panels(state.chosen.length);
-    const single = state.chosen.length === 1;
+    const shown = state.chosen.slice(0, MOST_MAPS);
+    const single = shown.length === 1;
     const room = Math.max(this.place.clientWidth - 8, 240);
-    const largest = Math.max(...state.chosen.map(head => this.weights.largestCode(head)), 1);
-    state.chosen.forEach((head, place) => {
+    const largest = Math.max(...shown.map(head => this.weights.largestCode(head)), 1);
+    this.panels(shown.length);
+    shown.forEach((head, place) => {
       const map = this.maps[place];
       map.caption.textContent = this.weights.heads[head].name;
       map.caption.hidden = single;
@@ -27,7 +33,7 @@ class HeatMaps {
         + ` ${this.weights.queryLen} queries by ${this.weights.keyLen} keys; arrow keys read its numbers`);
       this.drawOne(map, head, single ? room : Math.min(room, 300), least, largest, state, colours);
     });
-    return this.weights.weight(largest);
+    return {end: this.weights.weight(largest), leftOut: state.chosen.length - shown.length};
   }
 
   // As many figures as there are heads to show.
@@ -53,13 +59,11 @@ class HeatMaps {
   }
 
   drawOne(map, head, room, least, largest, state, colours) {
-    const {queryLen, keyLen, tokens, keyTokens} = this.weights;
-    const context = map.canvas.getContext("2d");
+    const {queryLen, keyLen} = this.weights;
     const size = Math.min(30, Math.max(SMALLEST_LABELLED, Math.floor((room - MOST_LABEL) / keyLen)));
     const labelled = size * keyLen + MOST_LABEL <= room || keyLen <= 160 && room > 300;
-    context.font = `${Math.min(size - 2, 13)}px ${LABEL_FONT}`;
-    const left = labelled ? Math.ceil(this.widest(context, tokens)) + 6 : 0;
-    const top = labelled ? Math.ceil(this.widest(context, keyTokens)) + 6 : 0;
+    const [queries, keys] = labelled ? this.labelsOf(size) : [{width: 0}, {width: 0}];
+    const left = queries.width, top = keys.width;
     const cell = labelled ? size : Math.max(room / keyLen, room / keyLen > 1 ? 1 : room / keyLen);
     Object.assign(map, {left, top, cell, head});
     const drawing = sizeCanvas(map.canvas, left + cell * keyLen, top + cell * queryLen);
@@ -67,7 +71,7 @@ class HeatMaps {
     drawing.imageSmoothingEnabled = cell < 1;
     drawing.drawImage(map.small, left, top, cell * keyLen, cell * queryLen);
     if (labelled) {
-      this.writeLabels(drawing, map, state.isolated, colours);
+      this.writeLabels(drawing, map, queries.words, keys.words, state.isolated, colours);
     }
     drawing.strokeStyle = colours.faint;
     drawing.strokeRect(left, top, cell * keyLen, cell * queryLen);
@@ -86,28 +90,36 @@ class HeatMaps {
     }
   }
 
-  widest(context, tokens) {
-    const longest = tokens.reduce((most, token) => token.length > most.length ? token : most, "");
-    return Math.min(context.measureText(visible(longest)).width + 8, MOST_LABEL);
+  // The words beside the rows and above the columns, cut to MOST_LABEL, and the room they take.
+  labelsOf(cell) {
+    if (!this.labels.has(cell)) {
+      const context = document.createElement("canvas").getContext("2d");
+      context.font = labelFont(cell);
+      this.labels.set(cell, this.words.map(words => {
+        const cuts = words.map(word => cut(context, word, MOST_LABEL));
+        const widest = cuts.reduce((most, word) => Math.max(most, context.measureText(word).width), 0);
+        return {words: cuts, width: Math.ceil(Math.min(widest, MOST_LABEL)) + 10};
+      }));
+    }
+    return this.labels.get(cell);
   }
 
-  writeLabels(context, {left, top, cell}, isolated, colours) {
-    const {tokens, keyTokens} = this.weights;
-    context.font = `${Math.min(cell - 2, 13)}px ${LABEL_FONT}`;
+  writeLabels(context, {left, top, cell}, queryWords, keyWords, isolated, colours) {
+    context.font = labelFont(cell);
     context.textBaseline = "middle";
-    const write = (token, chosen, room, x, y) => {
+    const write = (word, chosen, x, y) => {
       context.fillStyle = chosen ? colours.accent : colours.ink;
-      context.fillText(cut(context, visible(token), room), x, y);
+      context.fillText(word, x, y);
     };
     context.textAlign = "right";
-    tokens.forEach((token, query) => {
-      write(token, isolated?.query === query, left - 4, left - 4, top + (query + 0.5) * cell);
+    queryWords.forEach((word, query) => {
+      write(word, isolated?.query === query, left - 4, top + (query + 0.5) * cell);
     });
     context.save();
     context.rotate(-Math.PI / 2);
     context.textAlign = "left";
-    keyTokens.forEach((token, key) => {
-      write(token, isolated?.key === key, top - 4, 4 - top, left + (key + 0.5) * cell);
+    keyWords.forEach((word, key) => {
+      write(word, isolated?.key === key, 4 - top, left + (key + 0.5) * cell);
     });
     context.restore();
   }
@@ -139,17 +151,27 @@ class HeatMaps {
 
   pressed(map, event) {
     const {queryLen, keyLen} = this.weights;
-    const {query, key} = this.at ?? {query: 0, key: 0};
+    const at = this.handlers.at();
+    const {query, key} = {query: 0, key: 0, ...at};
+    const isInside = at?.query !== undefined && at.key !== undefined;
     const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
       Home: [0, -key], End: [0, keyLen - 1 - key]};
     if (event.key in moves) {
       event.preventDefault();
-      const [down, right] = this.at ? moves[event.key] : [0, 0];
-      this.at = {query: Math.min(Math.max(query + down, 0), queryLen - 1),
-        key: Math.min(Math.max(key + right, 0), keyLen - 1)};
-      this.handlers.keep({...this.at, head: map.head});
+      const [down, right] = isInside ? moves[event.key] : [0, 0];
+      this.handlers.moveTo({query: Math.min(Math.max(query + down, 0), queryLen - 1),
+        key: Math.min(Math.max(key + right, 0), keyLen - 1), head: map.head});
     }
   }
+}
+
+function labelFont(cell) {
+  return `${Math.min(cell - 2, 13)}px ${LABEL_FONT}`;
+}
+
+function shortened(token) {
+  const letters = [...visible(token.slice(0, 4 * MOST_LETTERS))];
+  return letters.length > MOST_LETTERS ? `${letters.slice(0, MOST_LETTERS).join("")}…` : letters.join("");
 }
 
 // The word, or as much of it as fits before an ellipsis.

@@ -19,7 +19,7 @@ class Lines {
     const found = this.count(state.chosen, Math.max(least, 1), first, last, step);
     const most = count ? this.largest(state.chosen, first, last, step) : 0;
     state.chosen.forEach((head, place) => {
-      const paths = this.paths(head, found.least, most || this.weights.largestCode(head),
+      const paths = this.paths(head, found, most || this.weights.largestCode(head),
         {first, last, step}, row, width);
       context.strokeStyle = colours.heads[place % NUM_HEAD_COLOURS];
       context.lineWidth = count ? 1.6 : 1.2;
@@ -44,25 +44,28 @@ class Lines {
       : {first: isolated.index, last: queryLen * keyLen, step: keyLen, count: 1};
   }
 
-  // How many lines there are from `least` on, and the code from which on they are few enough.
+  // How many lines there are from `least` on, the code from which on they are few enough, and how
+  // many of just that code there is room for: the first ones.
   count(chosen, least, first, last, step) {
-    const buckets = new Uint32Array(256);
+    const ofCode = this.ofCode ??= new Uint32Array(UNKNOWN);
+    ofCode.fill(0);
     let lines = 0;
     for (const head of chosen) {
       const codes = this.weights.heads[head].codes;
       for (let at = first; at < last; at += step) {
         const code = codes[at];
         if (code >= least && code !== UNKNOWN) {
-          buckets[code >> 8]++;
+          ofCode[code]++;
           lines++;
         }
       }
     }
-    let kept = 0, bucket = 256;
-    while (bucket > 0 && kept + buckets[bucket - 1] <= MOST_LINES) {
-      kept += buckets[--bucket];
+    let above = 0, code = UNKNOWN - 1;
+    while (code > least && above + ofCode[code] <= MOST_LINES) {
+      above += ofCode[code--];
     }
-    return {lines, leftOut: lines - kept, least: Math.max(least, bucket << 8)};
+    const ofLeast = Math.min(ofCode[code], MOST_LINES - above);
+    return {lines, leftOut: lines - above - ofLeast, least: code, ofLeast};
   }
 
   largest(chosen, first, last, step) {
@@ -78,14 +81,16 @@ class Lines {
     return most;
   }
 
-  // A path for each level of opacity, up to that of the code `most`, that has lines.
-  paths(head, least, most, {first, last, step}, row, width) {
+  // A path for each level of opacity, up to that of the code `most`, that has lines; takes from
+  // found.ofLeast.
+  paths(head, found, most, {first, last, step}, row, width) {
     const {codes} = this.weights.heads[head];
     const {keyLen} = this.weights;
     const paths = new Array(LEVELS).fill(null);
     for (let at = first; at < last; at += step) {
       const code = codes[at];
-      if (code >= least && code !== UNKNOWN) {
+      const isKept = code > found.least || code === found.least && found.ofLeast-- > 0;
+      if (isKept && code !== UNKNOWN) {
         const level = Math.min(Math.floor(code / most * LEVELS), LEVELS - 1);
         const path = paths[level] ??= new Path2D();
         const from = (Math.floor(at / keyLen) + 0.5) * row, to = (at % keyLen + 0.5) * row;
@@ -123,6 +128,7 @@ class TokenList {
     list.addEventListener("pointerover", event => isolate(indexOf(event)));
     list.addEventListener("pointerleave", () => isolate(null));
     list.addEventListener("focusin", event => isolate(indexOf(event)));
+    list.addEventListener("focusout", () => isolate(null));
     list.addEventListener("click", event => event.target.closest("button") && keep(indexOf(event)));
     list.addEventListener("keydown", event => this.pressed(event));
   }

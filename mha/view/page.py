@@ -19,12 +19,14 @@ def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
             key_tokens: list[str] | None, title: str) -> str:
     """The page of layers of weights, (heads, query_len, key_len) each."""
     largest = max(float(np.nanmax(weights, initial=0.0)) for weights in layers)
-    scale = (largest or 1.0) / LARGEST_CODE
-    codes = b"".join(_codes(weights, scale).tobytes() for weights in layers)
+    scale = largest / LARGEST_CODE or 1.0
+    packer = zlib.compressobj()
+    packed = b"".join([*(packer.compress(_codes(weights, scale).tobytes()) for weights in layers),
+                       packer.flush()])
     data: dict[str, object] = {
         "title": title, "tokens": tokens, "key_tokens": key_tokens, "scale": scale,
         "layers": [len(weights) for weights in layers],
-        "weights": base64.b64encode(zlib.compress(codes)).decode()}
+        "weights": base64.b64encode(packed).decode()}
     parts = {"{title}": html.escape(title.encode(errors="replace").decode()),
              "{style}": _text("page.css"), "{data}": _as_script(data),
              "{script}": "\n".join(_text(name) for name in SCRIPTS)}

@@ -24,10 +24,13 @@ class Viewer {
     this.keys = this.tokenList("keys", this.weights.keyTokens, "key");
     this.heatMaps = new HeatMaps(byId("heat-maps"), this.weights, {
       point: cell => this.isolate(cell),
-      keep: cell => cell && this.keep(cell),
+      keep: cell => cell ? this.keep(cell) : this.letGo(),
+      moveTo: cell => this.change({isolated: cell, kept: true}),
+      at: () => this.state.isolated,
     });
     this.row = Math.max(this.weights.queryLen, this.weights.keyLen) > 60 ? 16 : 22;
     document.documentElement.style.setProperty("--row", `${this.row}px`);
+    byId("detail").classList.toggle("short", this.row * this.weights.queryLen < 800);
     this.listen();
     this.setThreshold(this.firstThreshold());
     this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
@@ -50,27 +53,39 @@ class Viewer {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => this.setTheme(event.matches));
     document.addEventListener("keydown", event => {
       if (event.key === "Escape") {
-        this.change({isolated: null, kept: false});
+        this.letGo();
       }
     });
+    byId("let-go").addEventListener("click", () => this.letGo());
     window.addEventListener("resize", () => this.change({}));
     // Paper is white.
     window.addEventListener("beforeprint", () => {
       this.wasDark = this.isDark;
       this.setTheme(false);
+      this.grid.paintAll(this.colours);
       this.draw();
     });
+    window.addEventListener("pageshow", () => this.showControls()); // a browser may fill them in again
     window.addEventListener("afterprint", () => this.setTheme(this.wasDark));
   }
 
-  // Twice what each key would get from a query that makes no difference between them, at most 20 %.
+  showControls() {
+    for (const radio of document.querySelectorAll("input[name=mode]")) {
+      radio.checked = radio.value === this.state.mode;
+    }
+    byId("several").checked = false;
+    byId("threshold").value = this.state.place;
+  }
+
+  // Up to twice what each key would get from a query that makes no difference between them, and to
+  // 20 %.
   firstThreshold() {
-    return Math.round((Math.log10(Math.min(2 / this.weights.keyLen, 0.2)) + 3) / 3 * 100);
+    return Math.floor((Math.log10(Math.min(2 / this.weights.keyLen, 0.2)) + 3) / 3 * 100);
   }
 
   // The slider's places are powers of ten, from 0.1 % to 100 %; its first one is 0.
   setThreshold(place) {
-    const threshold = place <= 0 ? 0 : 10 ** (3 * place / 100 - 3);
+    const threshold = place <= 0 ? 0 : Number((10 ** (3 * place / 100 - 3)).toPrecision(2)); // as shown
     byId("threshold").value = place;
     byId("threshold-shown").textContent = percent(threshold);
     byId("threshold").setAttribute("aria-valuetext", percent(threshold));
@@ -89,14 +104,18 @@ class Viewer {
 
   // Opens these heads alone; or, adding, chooses those that are not chosen yet, or else no longer.
   choose(heads, adds) {
-    const {chosen} = this.state;
+    let {chosen, isolated} = this.state;
     if (!adds && !byId("several").checked) {
-      this.change({chosen: heads});
+      chosen = heads;
     } else {
       const missing = heads.filter(head => !chosen.includes(head));
       const left = missing.length ? [...chosen, ...missing] : chosen.filter(head => !heads.includes(head));
-      this.change({chosen: left.length ? left : heads.slice(0, 1)});
+      chosen = left.length ? left : heads.slice(0, 1);
     }
+    if (isolated?.head !== undefined && !chosen.includes(isolated.head)) {
+      isolated = {...isolated, head: chosen[0]}; // the cell stays, of a head that is shown
+    }
+    this.change({chosen, isolated});
     this.say(`${this.names()} shown`);
   }
 
@@ -106,9 +125,17 @@ class Viewer {
     }
   }
 
+  // Keeps what is isolated, or lets it go where it is kept already.
   keep(isolated) {
-    const again = this.state.kept && JSON.stringify(this.state.isolated) === JSON.stringify(isolated);
-    this.change({isolated, kept: !again});
+    if (this.state.kept && JSON.stringify(this.state.isolated) === JSON.stringify(isolated)) {
+      this.letGo();
+    } else {
+      this.change({isolated, kept: true});
+    }
+  }
+
+  letGo() {
+    this.change({isolated: null, kept: false});
   }
 
   change(changes) {
@@ -136,7 +163,9 @@ class Viewer {
       this.queries.show(side === "query" ? isolated.index : null, state.kept, side === "key" ? shares : null);
       this.keys.show(side === "key" ? isolated.index : null, state.kept, side === "query" ? shares : null);
     } else {
-      byId("scale-end").textContent = percent(this.heatMaps.draw(state, this.least, colours));
+      const drawn = this.heatMaps.draw(state, this.least, colours);
+      byId("scale-end").textContent = percent(drawn.end);
+      byId("cut").textContent = drawn.leftOut ? `the first of ${state.chosen.length} heads` : "";
     }
     this.showIsolated(isolated, shares, heads);
   }
@@ -169,15 +198,16 @@ class Viewer {
 
   // The tokens that the isolated one attends to most (a key: is attended by), and how much.
   showIsolated(isolated, shares, heads) {
-    const wanted = JSON.stringify([this.state.isolated, this.state.chosen]);
+    const wanted = JSON.stringify([this.state.isolated, this.state.chosen, this.state.kept]);
     if (this.shownIsolated === wanted) {
       return;
     }
     this.shownIsolated = wanted;
     const title = byId("isolated-title");
-    title.textContent = isolated ? `${isolated.side} ${isolated.index}: ` : "No token isolated";
+    title.textContent = isolated ? `${isolated.side} ${isolated.index}: ` : "Point at a token";
     byId("strongest").replaceChildren();
     byId("token-hint").hidden = Boolean(isolated);
+    byId("let-go").hidden = !this.state.kept;
     byId("mean").textContent = "";
     if (!isolated) {
       return;
@@ -187,8 +217,10 @@ class Viewer {
     const others = isolated.side === "query" ? keyTokens : tokens;
     writeToken(title, own[isolated.index]);
     byId("mean").textContent = heads.length > 1 ? `mean of ${heads.length} heads` : this.weights.heads[heads[0]].name;
-    const strongest = [...shares.keys()].filter(other => !(shares[other] <= 0))
-      .sort((one, other) => (shares[other] || 0) - (shares[one] || 0)).slice(0, STRONGEST);
+    const rank = other => Number.isNaN(shares[other]) ? Infinity : shares[other]; // NaN comes first
+    const strongest = [...shares.keys()].filter(other => rank(other) > 0)
+      .sort((one, other) => rank(other) === rank(one) ? one - other : rank(other) - rank(one))
+      .slice(0, STRONGEST);
     byId("strongest").append(...strongest.map(other => this.strongestItem(others[other], shares[other])));
     this.sayIsolated(isolated, strongest, shares, own, others);
   }

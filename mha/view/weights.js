@@ -3,7 +3,10 @@
 const UNKNOWN = 65535; // stands for NaN
 
 async function unpack(data) {
-  const packed = Uint8Array.from(atob(data.weights), letter => letter.charCodeAt(0));
+  const letters = atob(data.weights), packed = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) {
+    packed[at] = letters.charCodeAt(at);
+  }
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new DataView(await new Response(stream).arrayBuffer());
   const codes = new Uint16Array(bytes.byteLength / 2);
@@ -38,9 +41,9 @@ class Weights {
     return code === UNKNOWN ? NaN : code * this.scale;
   }
 
-  // The smallest code whose weight is no less than the threshold.
+  // The smallest code whose weight, before it was rounded, may be no less than the threshold.
   codeOf(threshold) {
-    return Math.min(Math.ceil(threshold / this.scale - 1e-9), UNKNOWN);
+    return Math.min(Math.ceil(threshold / this.scale - 0.5), UNKNOWN);
   }
 
   largestCode(head) {
@@ -68,24 +71,34 @@ class Weights {
   }
 }
 
-// A weight in words: 41 %, 0.3 %, 0.0021 %.
+// A weight in words: 41 %, 99.6 %, 0.3 %. Of what is below 0.01 % a code knows little.
 function percent(weight) {
   if (Number.isNaN(weight)) {
     return "NaN";
   }
   const hundred = 100 * weight;
-  return `${hundred >= 10 ? hundred.toFixed(0) : String(Number(hundred.toPrecision(2)))} %`;
+  if (hundred > 0 && hundred < 0.01) {
+    return "< 0.01 %";
+  }
+  if (hundred >= 99 && hundred < 100) {
+    return `${Math.min(hundred, 99.9).toFixed(1)} %`;
+  }
+  const digits = hundred < 0.1 ? 1 : 2;
+  return `${hundred >= 10 ? hundred.toFixed(0) : Number(hundred.toPrecision(digits))} %`;
 }
+
+// Letters that nobody sees, or that turn others around; joiners belong inside of words.
+const UNSEEN = new RegExp("[\\u0080-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
+  + "\\u2060-\\u206f\\u3000\\u3164\\ufeff]|^[\\u200c\\u200d]|[\\u200c\\u200d]$", "g");
 
 // A token as it can be seen: blanks and line ends have signs of their own.
 function visible(token) {
   if (token === "") {
     return "∅";
   }
-  const shown = token.replace(/\n/g, "↵").replace(/\r/g, "␍").replace(/\t/g, "⇥")
+  const shown = token.replace(/\n/g, "↵").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/\u00a0/g, "⍽")
     .replace(/[\u0000-\u001f\u007f]/g, letter => String.fromCharCode(0x2400 + letter.charCodeAt(0) % 0x5e))
-    .replace(/[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\u0080-\u009f]/g,
-      letter => `U+${letter.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
+    .replace(UNSEEN, letter => `U+${letter.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
   return /^ +$/.test(shown) ? "␣".repeat(shown.length) : shown;
 }
 

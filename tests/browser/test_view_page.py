@@ -111,7 +111,7 @@ def test_hovering_isolates_a_token_on_either_side(opened):
     assert text(page, "#status") == "key 0, The, is attended by down 100 %, cat 25 %"
     page.hover("#title")
     settle(page)
-    assert text(page, "#isolated-title") == "No token isolated"
+    assert text(page, "#isolated-title") == "Point at a token"
     assert pixel(page, "#line-canvas", 1, ROW * 2.5)[3] > 80
     assert pixel(page, "#line-canvas", width / 2, ROW * 2)[3] > 60
 
@@ -125,7 +125,51 @@ def test_a_click_keeps_a_token_until_escape(opened):
     assert page.get_attribute("#queries button >> nth=1", "aria-pressed") == "true"
     page.keyboard.press("Escape")
     settle(page)
-    assert text(page, "#isolated-title") == "No token isolated"
+    assert text(page, "#isolated-title") == "Point at a token"
+
+
+def test_a_finger_lets_go_what_it_kept(opened):
+    page = opened(mha.view.heads(one_line_each(), WORDS), has_touch=True)
+    page.tap("#queries button >> nth=1")
+    settle(page)
+    assert text(page, "#isolated-title") == "query 1: cat"
+    assert page.is_visible("#let-go")
+    page.tap("#queries button >> nth=1")
+    settle(page)
+    assert text(page, "#isolated-title") == "Point at a token"
+    page.tap("#queries button >> nth=2")
+    page.tap("#let-go")
+    settle(page)
+    assert text(page, "#isolated-title") == "Point at a token"
+    assert not page.is_visible("#let-go")
+
+
+def test_nan_comes_first(opened):
+    weights = random_weights(1, 30, 30)
+    weights[0, 2, 5] = np.nan
+    page = opened(mha.view.heads(weights, range(30)))
+    page.hover("#queries button >> nth=2")
+    settle(page)
+    assert strongest(page)[0] == ("5", "NaN") and len(strongest(page)) == 10
+
+
+def test_the_way_back_shows_what_the_controls_say(opened):
+    page = opened(mha.view.heads(one_line_each(), WORDS))
+    page.check("input[value=heat-map]")
+    settle(page)
+    page.goto("about:blank")
+    page.go_back()
+    page.locator("html[data-ready]").wait_for(state="attached")
+    settle(page)
+    assert page.is_checked("input[value=heat-map]") == page.is_visible("#heat-maps")
+    assert page.is_checked("input[value=lines]") == page.is_visible("#lines")
+
+
+def test_chosen_things_are_seen_in_forced_colours(opened):
+    page = opened(mha.view.heads(one_line_each(), WORDS), forced_colors="active")
+    outlines = page.locator("#grid td button").evaluate_all(
+        "buttons => buttons.map(button => getComputedStyle(button).outlineStyle)")
+    assert outlines == ["solid", "none"]
 
 
 def test_the_mean_of_several_heads_is_listed(opened):
@@ -165,6 +209,26 @@ def test_too_many_lines_are_cut_to_the_heaviest(opened):
     assert 3000 < shown <= 4000 and total <= 8 * 60 * 60
 
 
+@pytest.mark.parametrize(("weights", "drawn"), [
+    (np.full((1, 64, 64), 1 / 64), "4000 of 4096 lines, the heaviest"),
+    (np.full((1, 63, 63), 1 / 63), ""),
+    (np.concatenate([np.eye(100)[:1], np.full((99, 100), 0.01)])[None],
+     "4000 of 9901 lines, the heaviest"),
+])
+def test_equal_weights_are_cut_too(opened, weights, drawn):
+    page = opened(mha.view.heads(weights, range(weights.shape[-1])))
+    page.locator("#threshold").fill("0")
+    settle(page)
+    assert text(page, "#cut") == drawn
+    assert pixel(page, "#line-canvas", 1, 8)[3] > 0
+
+
+def test_a_fifth_is_no_less_than_twenty_percent(opened):
+    page = opened(mha.view.heads(np.full((1, 5, 5), 0.2), range(5)))
+    assert float(text(page, "#threshold-shown").split()[0]) <= 20
+    assert pixel(page, "#line-canvas", 1, ROW * 0.5)[3] > 0
+
+
 def test_the_heat_map_has_the_colours_of_the_weights(opened):
     weights = one_line_each()
     weights[0, 3] = np.nan
@@ -191,6 +255,44 @@ def test_the_heat_map_has_the_colours_of_the_weights(opened):
     page.mouse.click(box["x"] + left + 0.5 * cell, box["y"] + top + 3.5 * cell)
     settle(page)
     assert text(page, "#status") == "The: NaN of down"
+
+
+def test_a_kept_cell_stays_when_another_head_is_opened(opened):
+    page = opened(mha.view.heads(np.stack([np.eye(4), np.full((4, 4), 0.25)]), WORDS))
+    page.check("input[value=heat-map]")
+    settle(page)
+    box = page.locator("#heat-maps canvas").bounding_box()
+    page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 15)
+    settle(page)
+    assert text(page, "#isolated-title") == "query 3: down → down: 100 %"
+    page.click("button[data-head='1']")
+    settle(page)
+    assert text(page, "#isolated-title") == "query 3: down → down: 25 %"
+    assert text(page, "#mean") == "head 1"
+
+
+def test_very_many_heads_are_not_all_drawn_as_heat_maps(opened):
+    page = opened(mha.view.model(random_weights(5, 10, 4, 4), WORDS))
+    page.check("input[value=heat-map]")
+    page.check("#several")
+    for layer in range(5):
+        page.get_by_role("button", name=f"all heads of layer {layer}").click()
+    settle(page)
+    assert page.locator("#heat-maps canvas").count() == 36
+    assert text(page, "#cut") == "the first of 50 heads"
+
+
+def test_long_tokens_are_cut_once(opened):
+    page = opened(mha.view.heads(random_weights(2, 64, 64), ["lorem ipsum " * 100] * 64))
+    page.check("input[value=heat-map]")
+    settle(page)
+    took = page.evaluate("""() => {
+        const before = performance.now();
+        document.querySelector("#heat-maps canvas").dispatchEvent(
+            new PointerEvent("pointermove", {clientX: 600, clientY: 400}));
+        return new Promise(done => requestAnimationFrame(() => done(performance.now() - before)));
+    }""")
+    assert took < 2000  # it was half a minute
 
 
 def test_several_heat_maps_name_their_heads(opened):
@@ -249,7 +351,7 @@ def test_every_control_has_a_name_and_the_page_its_regions(opened):
     for role, name in (("radio", "Lines"), ("radio", "Heat map"), ("slider", "Hide weights below"),
                        ("checkbox", "Choose several heads"), ("region", "All heads"),
                        ("region", "Layer 0, head 0"), ("list", "from (query)"),
-                       ("list", "to (key)"), ("complementary", "No token isolated"),
+                       ("list", "to (key)"), ("complementary", "Point at a token"),
                        ("button", "layer 1, head 2"), ("button", "query 2: sat")):
         assert page.get_by_role(role, name=name).count() == 1, (role, name)
     nameless = page.evaluate("""() => [...document.querySelectorAll("button, input")].filter(
@@ -308,13 +410,18 @@ def test_the_colours_follow_the_system_and_the_button(opened, scheme):
 
 
 def test_paper_gets_the_light_colours_and_no_controls(opened, tmp_path):
-    page = opened(mha.view.heads(one_line_each(), WORDS), color_scheme="dark")
+    weights = np.tile(one_line_each()[0], (12, 12, 1, 1))
+    page = opened(mha.view.model(weights, WORDS), color_scheme="dark")
     page.evaluate("addEventListener('beforeprint', () => setTimeout(() => 0));"
                   "window.printed = []; addEventListener('beforeprint', () => printed.push("
                   "document.documentElement.dataset.theme))")
+    page.evaluate("addEventListener('beforeprint', () => { const read = document.createElement("
+                  "'canvas').getContext('2d'); read.drawImage(document.querySelector("
+                  "'button[data-head=\"143\"] canvas'), 0, 0);"
+                  "printed.push(...read.getImageData(0, 1, 1, 1).data); })")
     pdf = page.pdf()
     assert pdf.startswith(b"%PDF")
-    assert page.evaluate("printed") == ["light"]
+    assert page.evaluate("printed") == ["light", 255, 255, 255, 255]  # the last head's, too
     settle(page)
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.emulate_media(media="print")

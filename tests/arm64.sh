@@ -100,9 +100,11 @@ inside() {
         bash -c "cd /project/source && $1" </dev/null
 }
 
-# A line of $results/lines for each file: its name, its status, its seconds, pytest's last line.
+# A line of $results/lines for each file: its name, its status, its seconds, pytest's last line; none
+# for one that was stopped.
 run_shard() {
     local name started=$SECONDS status=0
+    trap 'exit 1' INT TERM
     name=$(basename "$1" .py)
     ! grep -qs "^$name " "$results/lines" || return 0
     inside "python3 -m pytest -q -o timeout=0 $1" >"$results/$name.log" 2>&1 || status=$?

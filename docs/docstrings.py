@@ -40,12 +40,12 @@ def _joined(lines):
     of one paragraph, which become a list."""
     made, section = [], None
     for at, line in enumerate(lines):
-        if line in SECTIONS and re.fullmatch("-{3,}", (lines + [""])[at + 1]):
+        if line in SECTIONS and re.fullmatch("-{3,}", [*lines, ""][at + 1]):
             section = line
         before = made[-1] if made else ""
         goes_on = line.startswith(" ") and (
-            before.startswith("- ") or " : " in before and not before.startswith(" ")
-            and section in DEFINING and re.search(r"(,| or| must)$", before))
+            before.startswith("- ") or (" : " in before and not before.startswith(" ")
+            and section in DEFINING and re.search(r"(,| or| must)$", before)))
         if goes_on:
             made[-1] += f" {line.strip()}"
         elif section == "Raises" and before.startswith("- ") and line:

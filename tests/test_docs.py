@@ -30,7 +30,8 @@ no definition
 
 Raises
 ------
-ValueError: if | so.
+ValueError: if | so. TypeError: what
+is `x`s.
 
 >>> 1 * 2
 2"""
@@ -54,7 +55,8 @@ no definition
 
 .. rubric:: Raises
 
-ValueError: if \\| so.
+- ValueError: if \\| so.
+- TypeError: what is ``x``\\ s.
 
 >>> 1 * 2
 2"""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def compiler_of_windows():
              "or put a gcc for Windows on the PATH (MSYS2, WinLibs), or name one in CC")
 
 
+@cache  # asked for each file
 def is_gcc(command):
     said = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True,
                           check=True).stdout

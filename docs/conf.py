@@ -26,13 +26,12 @@ author = copyright = "the authors of mha"
 version = release = mha.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.viewcode", "myst_nb", "sphinx_copybutton",
               "sphinx_design"]
-exclude_patterns = ["_build", "_tables"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "mha"
 html_static_path = ["_static"]
 html_css_files = ["mha.css"]
 html_show_sphinx = False
-templates_path = []
 
 html_math_renderer = "mathml"
 

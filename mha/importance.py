@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Never
 
 import numpy as np
@@ -224,7 +224,7 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     _check_iterable(gate_gradients, "gate_gradients")
     total: NDArray[np.float64] | None = None
     count = 0
-    for one in progress(gate_gradients, "gradients", "example", _length(gate_gradients)):
+    for one in progress(gate_gradients, "gradients", "example"):
         magnitudes = np.abs(_floats(one, "gate_gradients"))
         if total is None:
             total = np.zeros(magnitudes.shape)
@@ -303,10 +303,6 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
 def _check_iterable(arrays: Any, name: str) -> None:
     if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)):
         raise TypeError(f"{name}: got {type(arrays).__name__}, wanted a sequence of arrays")
-
-
-def _length(arrays: Iterable[ArrayLike]) -> int | None:
-    return len(arrays) if isinstance(arrays, Sized) else None
 
 
 def _floats(array: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -3,10 +3,11 @@ that has their letters.
 """
 
 import contextlib
+import itertools
 import math
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,11 +36,21 @@ def checked(query_labels: Sequence[object] | None, key_labels: Sequence[object] 
 
 def words_of(labels: Sequence[object], length: int, name: str) -> list[str]:
     """The labels as printable words, of which there must be so many."""
-    words = ["".join(c if c.isprintable() else " " for c in str(label)) for label in labels]
-    if len(words) != length:
-        raise ValueError(f"{name}: got {len(words)}, wanted {length}, one a row or column of the"
-                         " weights")
-    return words
+    return ["".join(c if c.isprintable() else " " for c in text)
+            for text in texts_of(labels, length, name)]
+
+
+def texts_of(labels: Sequence[object], length: int, name: str) -> list[str]:
+    """The labels as text, of which there must be so many."""
+    try:
+        texts = [str(label) for label in itertools.islice(labels, length + 1)]
+    except TypeError:
+        raise TypeError(f"{name}: got {type(labels).__name__}, wanted a sequence of {length}"
+                        " tokens") from None
+    if len(texts) != length:
+        got = len(labels) if isinstance(labels, Sized) else len(texts)
+        raise ValueError(f"{name}: got {got}, wanted {length}, one a row or column of the weights")
+    return texts
 
 
 def columns_of(word: str) -> int:

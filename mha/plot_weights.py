@@ -1,5 +1,7 @@
 """The weights that `mha.plot` and `mha.view` are given: what is none says so."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -11,6 +13,10 @@ HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
 
 def as_numbers(array: ArrayLike, name: str) -> NDArray[np.float64]:
     """array in float64; a tuple of arrays, as calls return, is a TypeError."""
+    return _real_numbers(array, name).astype(float)
+
+
+def _real_numbers(array: ArrayLike, name: str) -> NDArray[Any]:
     if isinstance(array, tuple) and any(getattr(item, "ndim", 0) > 1 for item in array):
         raise TypeError(f"{name}: got a tuple of {len(array)} arrays, wanted one array; of what a"
                         f" call returns take the {name}, as in output, weights ="
@@ -21,7 +27,7 @@ def as_numbers(array: ArrayLike, name: str) -> NDArray[np.float64]:
         raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
                          ) from None
     check_kind(array, name, "biuf", "real numbers")
-    return array.astype(float)
+    return array
 
 
 def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
@@ -47,19 +53,12 @@ def weights_of_item(weights: ArrayLike, batch: int) -> NDArray[np.float64]:
     """weights (batch, heads, query_len, key_len), or without the first one or two axes, as those
     of one batch item, (heads, query_len, key_len)."""
     batch = as_int(batch, "batch")
-    if isinstance(weights, np.ndarray) and weights.ndim == 4:
-        weights = weights[_index(batch, len(weights))]  # no more is converted than is wanted
-        batch = 0
-    array = as_weights(weights)
+    array = _real_numbers(weights, "weights")
     if array.ndim not in (2, 3, 4) or 0 in array.shape:
         raise ValueError(f"weights: got shape {array.shape}, wanted"
                          " (batch, heads, query_len, key_len) without the first one or two axes"
                          " at will, and none of size 0")
-    item = _index(batch, len(array) if array.ndim == 4 else 1)
-    return (array[item] if array.ndim == 4 else array).reshape(-1, *array.shape[-2:])
-
-
-def _index(batch: int, items: int) -> int:
-    if not -items <= batch < items:
-        raise ValueError(f"batch: got {batch}, wanted an index into {items} items")
-    return batch
+    items = array if array.ndim == 4 else array[None]
+    if not -len(items) <= batch < len(items):
+        raise ValueError(f"batch: got {batch}, wanted an index into {len(items)} items")
+    return as_weights(items[batch]).reshape(-1, *array.shape[-2:])

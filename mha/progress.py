@@ -3,7 +3,7 @@
 import contextlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -22,7 +22,7 @@ def progress(items: Iterable[Item], description: str, unit: str,
                 with contextlib.suppress(Exception):  # stderr may have been closed
                     bar.update()
             elif time.monotonic() - start > SECONDS and not has_one:
-                bar = _new_bar(description, unit, total, done)
+                bar = _new_bar(items, description, unit, total, done)
             yield item
     finally:
         if bar is not None:
@@ -30,9 +30,12 @@ def progress(items: Iterable[Item], description: str, unit: str,
                 bar.close()
 
 
-def _new_bar(description: str, unit: str, total: int | None, done: int) -> Any:
+def _new_bar(items: Iterable[Any], description: str, unit: str, total: int | None,
+             done: int) -> Any:
     """A bar on a terminal or in a notebook; elsewhere, and without tqdm, one that shows nothing."""
     with contextlib.suppress(Exception):
+        if total is None and isinstance(items, Sized):
+            total = len(items)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a notebook without ipywidgets: a plain bar
             from tqdm.auto import tqdm

@@ -74,6 +74,8 @@ def test_the_callers_own_bar_is_the_only_one(monkeypatch):
     terminal = look_at(Terminal(), monkeypatch)
     bar = tqdm(range(3), "mine", file=io.StringIO())
     assert list(progress(bar, "counting", "number")) == [0, 1, 2]
+    unsized = tqdm(iter([np.ones(2)]), "mine", file=io.StringIO())
+    assert mha.importance.gradient(unsized, normalise=False).tolist() == [1, 1]
     assert "counting" not in terminal.getvalue()
 
 

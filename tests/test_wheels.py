@@ -1,6 +1,7 @@
 """What wheels are made of: the kernels of their machine; and how a release is made."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 WORKFLOW = ROOT / ".github/workflows/release.yml"
 
 SOURCES = """
-import sys, sysconfig, types
+import os, sys, sysconfig, types
+sysconfig.get_platform = lambda: os.environ["_PYTHON_HOST_PLATFORM"]  # on POSIX it is so by itself
 built = {}
 sys.modules["setuptools"] = types.SimpleNamespace(
     setup=built.update, Extension=lambda name, **settings: settings)
@@ -30,31 +32,30 @@ def chosen(host_platform, **environment):
     environment = {**os.environ, "_PYTHON_HOST_PLATFORM": host_platform, **environment}
     done = subprocess.run([sys.executable, "-c", SOURCES], cwd=ROOT, text=True, check=True,
                           capture_output=True, env=environment)
-    *sources, platform, flags = done.stdout.split("\n")[:-1]
+    *sources, target, flags = done.stdout.split("\n")[:-1]
     sets = {match[1] for match in (re.search(r"kernels_float32_(\w+)\.c", name)
                                    for name in sources) if match}
-    return sets, platform, flags
+    return sets, target, flags
 
 
 INTEL, ARM = {"baseline", "avx2", "avx512"}, {"baseline", "neon"}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="only POSIX systems are asked for another platform")
-@pytest.mark.parametrize(("platform", "sets"), [
+@pytest.mark.parametrize(("target", "sets"), [
     ("linux-x86_64", INTEL), ("linux-aarch64", ARM), ("macosx-11.0-arm64", ARM),
-    ("macosx-10.13-x86_64", INTEL), ("linux-riscv64", {"baseline"})])
-def test_kernels_are_those_of_the_machine_that_the_wheel_is_for(platform, sets):
-    assert chosen(platform)[:2] == (sets, platform)
+    ("macosx-10.13-x86_64", INTEL), ("win-amd64", INTEL), ("win-arm64", ARM),
+    ("linux-riscv64", {"baseline"})])
+def test_kernels_are_those_of_the_machine_that_the_wheel_is_for(target, sets):
+    assert chosen(target)[:2] == (sets, target)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="only POSIX systems are asked for another platform")
 @pytest.mark.parametrize(("machine", "sets"), [("arm64", ARM), ("x86_64", INTEL)])
 def test_macos_compiles_for_one_machine(machine, sets):
     """Though its Python would compile for both."""
     named = chosen("macosx-11-universal2", ARCHFLAGS=f"-arch {machine}")
     assert named == (sets, f"macosx-11-{machine}", f"-arch {machine}")
-    _, platform, flags = chosen("macosx-11-universal2", ARCHFLAGS="-arch arm64 -arch x86_64")
-    assert "universal2" not in platform and flags == f"-arch {os.uname().machine}"
+    _, target, flags = chosen("macosx-11-universal2", ARCHFLAGS="-arch arm64 -arch x86_64")
+    assert "universal2" not in target and flags == f"-arch {platform.machine()}"
 
 
 def test_actions_are_pinned_and_only_tags_are_published():

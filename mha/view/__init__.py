@@ -9,14 +9,14 @@ heat maps.
 from __future__ import annotations
 
 import html
-import itertools
 import os
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.plot_labels import texts_of
 from mha.plot_weights import check_sums, weights_of_item
 from mha.view.page import page_of
 
@@ -142,12 +142,4 @@ def _words(tokens: Sequence[object], length: int, name: str) -> list[str]:
     if isinstance(tokens, (str, bytes)):
         raise TypeError(f"{name}: got {type(tokens).__name__}, wanted a sequence of {length} tokens"
                         ", as a tokenizer or text.split() gives")
-    try:
-        words = [str(token) for token in itertools.islice(tokens, length + 1)]
-    except TypeError:
-        raise TypeError(f"{name}: got {type(tokens).__name__}, wanted a sequence of {length}"
-                        " tokens") from None
-    if len(words) != length:
-        got = len(tokens) if isinstance(tokens, Sized) else len(words)
-        raise ValueError(f"{name}: got {got}, wanted {length}, one a row or column of the weights")
-    return words
+    return texts_of(tokens, length, name)

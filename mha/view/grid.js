@@ -152,13 +152,10 @@ class Grid {
     }
     const {layer, head} = this.weights.heads[index];
     const {layers} = this.weights;
-    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-      Home: [0, -head], End: [0, layers[layer] - 1 - head]};
-    if (event.key in moves) {
-      event.preventDefault();
-      const [down, right] = moves[event.key];
-      const toLayer = Math.min(Math.max(layer + down, 0), layers.length - 1);
-      const toHead = Math.min(Math.max(head + right, 0), layers[toLayer] - 1);
+    const step = stepOf(event, head, layers[layer] - 1);
+    if (step) {
+      const toLayer = clamped(layer + step[0], layers.length - 1);
+      const toHead = clamped(head + step[1], layers[toLayer] - 1);
       const to = layers.slice(0, toLayer).reduce((sum, heads) => sum + heads, 0) + toHead;
       this.focusable(to);
       this.buttons[to].focus();

@@ -64,7 +64,7 @@ class HeatMaps {
     const labelled = size * keyLen + MOST_LABEL <= room || keyLen <= 160 && room > 300;
     const [queries, keys] = labelled ? this.labelsOf(size) : [{width: 0}, {width: 0}];
     const left = queries.width, top = keys.width;
-    const cell = labelled ? size : Math.max(room / keyLen, room / keyLen > 1 ? 1 : room / keyLen);
+    const cell = labelled ? size : room / keyLen;
     Object.assign(map, {left, top, cell, head});
     const drawing = sizeCanvas(map.canvas, left + cell * keyLen, top + cell * queryLen);
     this.paintCells(map, head, least, largest, colours);
@@ -154,13 +154,11 @@ class HeatMaps {
     const at = this.handlers.at();
     const {query, key} = {query: 0, key: 0, ...at};
     const isInside = at?.query !== undefined && at.key !== undefined;
-    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-      Home: [0, -key], End: [0, keyLen - 1 - key]};
-    if (event.key in moves) {
-      event.preventDefault();
-      const [down, right] = isInside ? moves[event.key] : [0, 0];
-      this.handlers.moveTo({query: Math.min(Math.max(query + down, 0), queryLen - 1),
-        key: Math.min(Math.max(key + right, 0), keyLen - 1), head: map.head});
+    const step = stepOf(event, key, keyLen - 1);
+    if (step) {
+      const [down, right] = isInside ? step : [0, 0];
+      this.handlers.moveTo({query: clamped(query + down, queryLen - 1),
+        key: clamped(key + right, keyLen - 1), head: map.head});
     }
   }
 }

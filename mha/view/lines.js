@@ -15,14 +15,13 @@ class Lines {
     const {queryLen, keyLen} = this.weights;
     const width = this.canvas.parentElement.clientWidth < 520 ? 90 : 260;
     const context = sizeCanvas(this.canvas, width, row * Math.max(queryLen, keyLen));
-    const {first, last, step, count} = this.range(state.isolated);
-    const found = this.count(state.chosen, Math.max(least, 1), first, last, step);
-    const most = count ? this.largest(state.chosen, first, last, step) : 0;
+    const range = this.range(state.isolated);
+    const found = this.count(state.chosen, Math.max(least, 1), range);
+    context.lineWidth = state.isolated ? 1.6 : 1.2;
     state.chosen.forEach((head, place) => {
-      const paths = this.paths(head, found, most || this.weights.largestCode(head),
-        {first, last, step}, row, width);
+      const most = state.isolated ? found.most : this.weights.largestCode(head);
+      const paths = this.paths(head, found, most, range, row, width);
       context.strokeStyle = colours.heads[place % NUM_HEAD_COLOURS];
-      context.lineWidth = count ? 1.6 : 1.2;
       paths.forEach((path, level) => {
         if (path) {
           context.globalAlpha = (level + 1) / LEVELS;
@@ -37,19 +36,19 @@ class Lines {
   range(isolated) {
     const {queryLen, keyLen} = this.weights;
     if (!isolated) {
-      return {first: 0, last: queryLen * keyLen, step: 1, count: 0};
+      return {first: 0, last: queryLen * keyLen, step: 1};
     }
     return isolated.side === "query"
-      ? {first: isolated.index * keyLen, last: (isolated.index + 1) * keyLen, step: 1, count: 1}
-      : {first: isolated.index, last: queryLen * keyLen, step: keyLen, count: 1};
+      ? {first: isolated.index * keyLen, last: (isolated.index + 1) * keyLen, step: 1}
+      : {first: isolated.index, last: queryLen * keyLen, step: keyLen};
   }
 
-  // How many lines there are from `least` on, the code from which on they are few enough, and how
-  // many of just that code there is room for: the first ones.
-  count(chosen, least, first, last, step) {
+  // How many lines there are from `least` on, the code from which on they are few enough, how many of
+  // just that code there is room for (the first ones), and the largest code of all.
+  count(chosen, least, {first, last, step}) {
     const ofCode = this.ofCode ??= new Uint32Array(UNKNOWN);
     ofCode.fill(0);
-    let lines = 0;
+    let lines = 0, most = least;
     for (const head of chosen) {
       const codes = this.weights.heads[head].codes;
       for (let at = first; at < last; at += step) {
@@ -57,28 +56,16 @@ class Lines {
         if (code >= least && code !== UNKNOWN) {
           ofCode[code]++;
           lines++;
+          most = Math.max(most, code);
         }
       }
     }
-    let above = 0, code = UNKNOWN - 1;
+    let above = 0, code = most;
     while (code > least && above + ofCode[code] <= MOST_LINES) {
       above += ofCode[code--];
     }
     const ofLeast = Math.min(ofCode[code], MOST_LINES - above);
-    return {lines, leftOut: lines - above - ofLeast, least: code, ofLeast};
-  }
-
-  largest(chosen, first, last, step) {
-    let most = 1;
-    for (const head of chosen) {
-      const codes = this.weights.heads[head].codes;
-      for (let at = first; at < last; at += step) {
-        if (codes[at] > most && codes[at] !== UNKNOWN) {
-          most = codes[at];
-        }
-      }
-    }
-    return most;
+    return {lines, leftOut: lines - above - ofLeast, least: code, ofLeast, most};
   }
 
   // A path for each level of opacity, up to that of the code `most`, that has lines; takes from
@@ -134,7 +121,7 @@ class TokenList {
   }
 
   focus(index) {
-    index = Math.min(Math.max(index, 0), this.buttons.length - 1);
+    index = clamped(index, this.buttons.length - 1);
     this.buttons[this.focused].tabIndex = -1;
     this.buttons[index].tabIndex = 0;
     this.focused = index;

@@ -10,7 +10,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-SCRIPTS = ("weights.js", "colours.js", "grid.js", "lines.js", "heat_map.js", "viewer.js")
+SCRIPTS = ("weights.js", "colours.js", "keys.js", "grid.js", "lines.js", "heat_map.js", "viewer.js")
 LARGEST_CODE = 65534  # of the largest weight
 UNKNOWN = 65535       # NaN
 

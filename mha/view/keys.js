@@ -1,0 +1,16 @@
+// Keys that move among rows and columns.
+
+function clamped(number, last) {
+  return Math.min(Math.max(number, 0), last);
+}
+
+// How far an arrow key, Home or End leads from a column, as [rows, columns]; null for other keys.
+function stepOf(event, column, lastColumn) {
+  const steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+    Home: [0, -column], End: [0, lastColumn - column]};
+  if (!(event.key in steps)) {
+    return null;
+  }
+  event.preventDefault();
+  return steps[event.key];
+}

@@ -24,14 +24,16 @@ import mha  # noqa: E402
 project = "mha"
 author = copyright = "the authors of mha"
 version = release = mha.__version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.viewcode", "myst_nb", "sphinx_copybutton",
-              "sphinx_design"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "myst_nb",
+              "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "mha"
 html_static_path = ["_static"]
 html_css_files = ["mha.css"]
 html_show_sphinx = False
+
+autosummary_generate = False  # the tables alone
 
 html_math_renderer = "mathml"
 

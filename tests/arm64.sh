@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python, wheels
-# of what the tests need, and mha compiled for it by a compiler that runs here. Some hours. A shard of
-# the suite is one file; what each gave stays in .arm64, so that a run that was stopped goes on
-# with the others, until the sources or the tests change. Run by `make test-arm64`; needs root; exits with 75
-# where it cannot run.
+# of what the tests need, and mha compiled for it by a compiler that runs here. Some hours. What each
+# test gave stays in .arm64, so that a run that was stopped goes on with the others, until the
+# sources or the tests change. Run by `make test-arm64`; needs root; exits with 75 where it cannot run.
 #   tests/arm64.sh [FILE ...]          without any: all of tests/test_*.py
 #   ARM64_WHEEL=file                   this wheel instead of what gcc compiles
 #   ARM64_RELEASE=bookworm ARM64_JOBS=2
@@ -100,35 +99,45 @@ inside() {
         bash -c "cd /project/source && $1" </dev/null
 }
 
-# A line of $results/lines for each file: its name, its status, its seconds, pytest's last line; none
-# for one that was stopped.
+# Each test's outcome is a line of $results/<file>.jsonl when it has ended (tests/resume.py), and those that have
+# one are not run again. BLAS has one thread: those of two would wait for each other in loops, which
+# the emulator makes long.
 run_shard() {
-    local name started=$SECONDS status=0
-    trap 'exit 1' INT TERM
+    local name status=0
     name=$(basename "$1" .py)
-    ! grep -qs "^$name " "$results/lines" || return 0
-    inside "python3 -m pytest -q -o timeout=0 $1" >"$results/$name.log" 2>&1 || status=$?
-    echo "$name $status $((SECONDS - started)) s: $(tail -1 "$results/$name.log")" |
-        tee -a "$results/lines"
+    inside "OPENBLAS_NUM_THREADS=1 RESUME_FILE=/project/results/$name.jsonl python3 -m pytest -q -p resume -o timeout=0 $1" \
+        >>"$results/$name.log" 2>&1 || status=$?
+    echo "$name $status: $(tail -1 "$results/$name.log")"
+    [ "$status" = 0 ]
 }
 
 run_suite() {
     register_emulator || cannot "this system lets nobody register an emulator (Debian: apt install binfmt-support)"
-    mkdir -p "$root"/project/{lib,site,source}
+    mkdir -p "$root"/project/{lib,site,source,results}
     mount --rbind /proc "$root/proc"
     mount --rbind /dev "$root/dev"
     mount --bind "$run/lib" "$root/project/lib"
     mount --bind "$here/site" "$root/project/site"
     mount --bind "$run/source" "$root/project/source"
+    mount --bind "$results" "$root/project/results"
     echo "arm64: $(inside '. /etc/os-release && echo "$PRETTY_NAME, $(uname -m), $(python3 --version)"')," \
         "$(inside 'python3 -c "import mha; print(mha.instruction_set(), mha.__file__)"')"
     export -f run_shard inside
     export root results
-    printf '%s\n' "$@" | xargs -P "${ARM64_JOBS:-2}" -I{} bash -c 'run_shard {}'
-    awk '{taken += $3; for (i = 5; i < NF; i++) if ($(i + 1) ~ /^passed/) passed += $i
-          if ($2 != 0) {failed = failed " " $1}}
-         END {printf "arm64: %d files, %d tests passed, %.0f minutes; failed:%s\n", NR, passed, taken / 60,
-              failed ? failed : " none"; exit failed != ""}' "$results/lines"
+    local failed=0
+    printf '%s\n' "$@" | xargs -P "${ARM64_JOBS:-2}" -I{} bash -c 'run_shard {}' || failed=1
+    python3 - "$results"/*.jsonl <<'END'
+import json, pathlib, sys
+passed, failed, seconds = 0, [], 0
+for path in map(pathlib.Path, sys.argv[1:]):
+    tests = {test[0]: test for test in map(json.loads, path.read_text().splitlines())}.values()
+    print(f"| {path.stem} | {len(tests)} | {sum(test[2] for test in tests):.0f} |")
+    passed += sum(test[1] == "passed" for test in tests)
+    failed += [f"{name}: {outcome}" for name, outcome, _ in tests if outcome != "passed"]
+    seconds += sum(test[2] for test in tests)
+print(f"arm64: {passed} tests passed in {seconds / 60:.0f} minutes of one processor", *failed, sep="\narm64: ")
+END
+    return "$failed"
 }
 
 if [ -n "${ARM64_NAMESPACE:-}" ]; then # see below

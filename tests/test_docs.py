@@ -1,6 +1,8 @@
 """What turns docstrings into pages, and what finds broken links; `make docs` builds the site."""
 
+import importlib
 import importlib.util
+import re
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -82,3 +84,18 @@ def test_broken_links_are_found(tmp_path):
     assert broken == {"one.html -> #gone", "one.html -> missing.png",
                       "below/two.html -> ../one.html#no"}
     assert external == {"https://example.org/a"}
+
+
+def test_the_reference_begins_with_a_table_of_all_names():
+    api = DOCS / "api"
+    listed = re.findall(r"^   (mha\.\S+)$", (api / "index.md").read_text(encoding="utf-8"), re.M)
+    wanted = {"mha.reference.steps"}
+    for page in api.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for kind, name in re.findall(r"^\.\. auto(\w+):: (mha\.\S+)$", text, re.M):
+            if kind != "module":
+                wanted.add(name)
+            elif not name.startswith(("mha.compat", "mha.reference")):
+                members = importlib.import_module(name).__all__
+                wanted |= {f"{name}.{member}" for member in members}
+    assert sorted(listed) == sorted(wanted)

@@ -78,3 +78,12 @@ def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):
     assert "pip install --editable ." in last
     assert "circular" not in run.stderr
     assert len(run.stderr.splitlines()) < 10
+
+
+def test_code_of_the_site_is_not_cut_off():
+    """Its theme shows 106 columns at most; 86 fit beside an editor, too."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        if "_build" not in path.parts:
+            blocks = re.findall(r"^```\w+\n(.*?)^```", path.read_text(encoding="utf-8"),
+                                re.MULTILINE | re.DOTALL)
+            assert [line for block in blocks for line in block.split("\n") if len(line) > 86] == []

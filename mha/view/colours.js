@@ -1,6 +1,8 @@
 // Colours, which the style sheet names for each theme.
 
 const NUM_HEAD_COLOURS = 8;
+const LINE_STYLES = [ // of the first heads in these colours, the next, the next ...
+  {border: "solid", dashes: []}, {border: "dashed", dashes: [7, 4]}, {border: "dotted", dashes: [2, 3]}];
 
 function styleColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -30,6 +32,12 @@ function readColours() {
     heads: Array.from({length: NUM_HEAD_COLOURS}, (_, i) => styleColour(`--head-${i}`)),
     ink: styleColour("--ink"), faint: styleColour("--faint"), accent: styleColour("--accent"),
   };
+}
+
+// What the head is drawn with that was chosen after so many others.
+function styleOf(colours, place) {
+  const round = Math.floor(place / NUM_HEAD_COLOURS) % LINE_STYLES.length;
+  return {colour: colours.heads[place % NUM_HEAD_COLOURS], ...LINE_STYLES[round]};
 }
 
 // Pixels (rows, columns) of codes, of which those from `largest` on have the last colour, and those

@@ -115,11 +115,11 @@ class Grid {
     return largest.map((code, at) => unknown[at] ? UNKNOWN : Math.sqrt(code) * 255);
   }
 
-  show(chosen, colourOf) {
+  show(chosen, colours) {
     this.buttons.forEach((button, index) => {
       const place = chosen.indexOf(index);
       button.setAttribute("aria-pressed", String(place >= 0));
-      button.style.setProperty("--chosen-colour", place >= 0 ? colourOf(place) : "");
+      button.style.setProperty("--chosen-colour", place >= 0 ? styleOf(colours, place).colour : "");
     });
   }
 

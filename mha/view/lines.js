@@ -21,7 +21,9 @@ class Lines {
     state.chosen.forEach((head, place) => {
       const most = state.isolated ? found.most : this.weights.largestCode(head);
       const paths = this.paths(head, found, most, range, row, width);
-      context.strokeStyle = colours.heads[place % NUM_HEAD_COLOURS];
+      const {colour, dashes} = styleOf(colours, place);
+      context.strokeStyle = colour;
+      context.setLineDash(dashes);
       paths.forEach((path, level) => {
         if (path) {
           context.globalAlpha = (level + 1) / LEVELS;

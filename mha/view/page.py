@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 SCRIPTS = ("weights.js", "colours.js", "keys.js", "grid.js", "lines.js", "heat_map.js", "viewer.js")
 LARGEST_CODE = 65534  # of the largest weight
 UNKNOWN = 65535       # NaN
+PART = 1 << 20        # weights that are converted at a time
 
 
 def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
@@ -21,7 +22,8 @@ def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
     largest = max(float(np.nanmax(weights, initial=0.0)) for weights in layers)
     scale = largest / LARGEST_CODE or 1.0
     packer = zlib.compressobj()
-    packed = b"".join([*(packer.compress(_codes(weights, scale).tobytes()) for weights in layers),
+    packed = b"".join([*(packer.compress(_codes(part, scale).tobytes()) for weights in layers
+                         for part in np.array_split(weights.ravel(), weights.size // PART + 1)),
                        packer.flush()])
     data: dict[str, object] = {
         "title": title, "tokens": tokens, "key_tokens": key_tokens, "scale": scale,

@@ -182,15 +182,15 @@ class Viewer {
       return;
     }
     this.shownChosen = wanted;
-    const colourOf = place => this.colours.heads[place % NUM_HEAD_COLOURS];
     const name = this.names();
     byId("chosen").textContent = name[0].toUpperCase() + name.slice(1);
-    this.grid.show(this.state.chosen, colourOf);
+    this.grid.show(this.state.chosen, this.colours);
     const several = this.state.chosen.length > 1 ? this.state.chosen.slice(0, 24) : [];
     byId("legend").replaceChildren(...several.map((head, place) => {
       const item = document.createElement("li");
       const swatch = document.createElement("span");
-      swatch.style.background = colourOf(place);
+      const {colour, border} = styleOf(this.colours, place);
+      swatch.style.borderTop = `4px ${border} ${colour}`;
       item.append(swatch, this.weights.heads[head].name);
       return item;
     }));

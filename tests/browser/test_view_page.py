@@ -90,6 +90,25 @@ def test_lines_go_from_query_to_key(opened):
     assert pixel(page, "#line-canvas", width - 2, ROW * 2.5)[3] == 0
 
 
+def test_colours_that_come_again_are_dashed(opened):
+    weights = np.zeros((9, 4, 4))
+    weights[:8, :, 0] = 1
+    weights[8] = np.eye(4)
+    page = opened(mha.view.heads(weights, WORDS))
+
+    def inked_along_query_2():
+        settle(page)
+        return {pixel(page, "#line-canvas", x, ROW * 2.5)[3] > 80 for x in range(150, 250)}
+
+    page.click("button[data-head='8']")
+    assert inked_along_query_2() == {True}
+    page.get_by_role("button", name="all heads of layer 0").click()
+    assert inked_along_query_2() == {True, False}
+    styles = page.locator("#legend span").evaluate_all(
+        "spans => spans.map(span => getComputedStyle(span).borderTopStyle)")
+    assert styles == ["solid"] * 8 + ["dashed"]
+
+
 def test_hovering_isolates_a_token_on_either_side(opened):
     weights = one_line_each()
     weights[0, 1] = [0.25, 0.125, 0.5, 0.125]

@@ -168,8 +168,9 @@ setup(
             include_dirs=["csrc/include", numpy.get_include()],
             depends=sorted(str(path) for pattern in ("*.h", "*.inc")
                            for path in Path("csrc").rglob(pattern)),
-            extra_compile_args=COMMON_FLAGS + compile_flags,
-            extra_link_args=link_flags,
+            # Whatever CFLAGS say: sums have an order, NaN and infinity a meaning.
+            extra_compile_args=[*COMMON_FLAGS, *compile_flags, "-fno-fast-math"],
+            extra_link_args=[*link_flags, "-fno-fast-math"],
         )
     ],
     cmdclass={"build_ext": BuildWithInstructionSets},

@@ -15,6 +15,12 @@ sys.path.insert(0, str(HERE))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
 
+# Kernels warn of what concerns nobody here: that they talk to this process without encryption.
+PROFILE = HERE / "_build/ipython/profile_default"
+PROFILE.mkdir(parents=True, exist_ok=True)
+(PROFILE / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
+os.environ["IPYTHONDIR"] = str(PROFILE.parent)
+
 import docstrings  # noqa: E402
 import formulas  # noqa: E402
 import links  # noqa: E402
@@ -39,6 +45,7 @@ html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
+nb_merge_streams = True
 nb_execution_mode = "cache"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

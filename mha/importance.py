@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_bool, as_int, check_kind, no_memory
+from mha.half_precision import widened
 from mha.keywords import names_its_keywords, unknown_keyword
 from mha.progress import progress
 
@@ -284,6 +285,7 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
         raise TypeError(f"residual: got {type(residual).__name__}, wanted a share in [0, 1]")
     if not 0 <= residual <= 1:
         raise ValueError(f"residual: got {residual!r}, wanted a share in [0, 1]")
+    residual = float(residual)
     mixed: NDArray[np.float64] | None = None
     for one in weights:
         layer = _floats(one, "weights")
@@ -301,12 +303,13 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
 
 
 def _check_iterable(arrays: Any, name: str) -> None:
-    if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)):
+    if (not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes))
+            or getattr(arrays, "ndim", 1) == 0):
         raise TypeError(f"{name}: got {type(arrays).__name__}, wanted a sequence of arrays")
 
 
 def _floats(array: ArrayLike, name: str) -> NDArray[np.float64]:
-    given = as_array(array, name)
+    given = widened(as_array(array, name))
     check_kind(given, name, "iuf", "floats")
     return given.astype(np.float64)
 

@@ -33,7 +33,8 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None,
 
     Raises
     ------
-    ValueError: sizes that do not fit. TypeError: a type other than float32, float64 or integer.
+    ValueError: sizes that do not fit. TypeError: a type other than float16, bfloat16,
+    float32, float64 or integer.
 
     Source: Vaswani et al. 2017, section 3.2.2, figure 2: the linear projections.
 

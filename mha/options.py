@@ -139,7 +139,8 @@ OPTIONS = {
         "floats (heads,), optional",
         "One more score a head that only the denominator of softmax sees: a row's weights sum to"
         " less than 1, lse counts it, and a row that sees no key gives zeros and lse = sinks[h]."
-        " Zeros give softmax plus one, -inf none. Of parts that are merged, one gets the sinks.",
+        " Zeros give softmax plus one, -inf none. Of parts that are merged, one gets the sinks. Not"
+        " with empty_rows=\"uniform\".",
         "OpenAI 2025, \"gpt-oss-120b & gpt-oss-20b Model Card\", section 2.2; Miller 2023,"
         " \"Attention Is Off By One\"",
         (("s_aux attention_sinks", "sinks="), ("softmax1", "sinks=, zeros"))),
@@ -160,7 +161,8 @@ OPTIONS = {
     "query_offset": Option(
         "int or ints over the batch axes, optional",
         "The position of query 0 among the keys, by default key_len - query_len; 0 is PyTorch's"
-        " upper-left triangle.",
+        " upper-left triangle. No default (a ValueError) with key_lengths and unlike lengths, where"
+        " it matters.",
         "flash-attn 2.1 (Dao 2023), whose causal mask is aligned to the lower right"),
     "window": Option(
         "(left, right), ints >= 0 or None, optional",

@@ -236,7 +236,7 @@ def _one_matrix(array: NDArray[Number], name: str) -> NDArray[Number]:
     """(1, ..., 1, query_len, key_len) -> (query_len, key_len)."""
     if array.ndim < 2 or math.prod(array.shape[:-2]) != 1 or 0 in array.shape:
         raise ValueError(f"{name}: got shape {array.shape}, wanted one matrix (query_len, key_len)"
-                         f"; choose one, as in {name}[0, 0]")
+                         f"; choose one, as in {name}[{', '.join('0' * (array.ndim - 2))}]")
     return array.reshape(array.shape[-2:])
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_int, check_kind
+from mha.half_precision import widened
 
 HOW_TO_GET_THEM = ("those come with return_weights=True: output, weights ="
                    " layer(x, return_weights=True)")
@@ -26,6 +27,7 @@ def _real_numbers(array: ArrayLike, name: str) -> NDArray[Any]:
     except ValueError:
         raise ValueError(f"{name}: got rows or matrices of unlike sizes, wanted one array"
                          ) from None
+    array = widened(array)
     check_kind(array, name, "biuf", "real numbers")
     return array
 
@@ -42,7 +44,8 @@ def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
 def check_sums(maps: NDArray[np.float64]) -> None:
     """ValueError where no row can be weights, dropout of a half included: outputs are positive
     where the values are."""
-    sums = maps.sum(axis=-1)
+    with np.errstate(over="ignore"):
+        sums = maps.sum(axis=-1)
     if (sums > 2.001).all():
         raise ValueError(f"weights: got rows that sum to {sums.min():.3g} and more, as those of an"
                          " output may, but attention weights of a query sum to 1;"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python, wheels
-# of what the tests need, and mha compiled for it by a compiler that runs here. Some hours. What each
-# test gave stays in .arm64, so that a run that was stopped goes on with the others, until the
-# sources or the tests change. Run by `make test-arm64`; needs root; exits with 75 where it cannot run.
+# of what the tests need, and the commit's mha compiled for it by a compiler that runs here. Some
+# hours. What each test gave stays in .arm64, so that a run that was stopped goes on with the others,
+# of the commit that it began with: `rm -r .arm64/*/suite` begins anew. Run by `make test-arm64`;
+# needs root; exits with 75 where it cannot run.
 #   tests/arm64.sh [FILE ...]          without any: all of tests/test_*.py
 #   ARM64_WHEEL=file                   this wheel instead of what gcc compiles
 #   ARM64_RELEASE=bookworm ARM64_JOBS=2
@@ -14,6 +15,7 @@ here=$PWD/.arm64/$release
 root=$here/debian
 run=$here/$([ -z "${ARM64_WHEEL:-}" ] && echo suite || echo wheel)
 results=$run/results
+python=$PWD/.venv/bin/python
 
 cannot() { echo "arm64: cannot run here: $1"; exit 75; }
 
@@ -51,12 +53,11 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
 # The headers of Debian's own Python come before those of the one that runs setup.py.
 build_extension() { # into $1, for Python $2
     local headers="-I$root/usr/include/python$2 -idirafter $root/usr/include"
-    CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
+    (cd "$run/source" && CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
         CFLAGS="-I$site/numpy/_core/include $headers" _PYTHON_HOST_PLATFORM=linux-aarch64 \
         SETUPTOOLS_EXT_SUFFIX=".cpython-${2/./}-aarch64-linux-gnu.so" \
-        .venv/bin/python setup.py --quiet build_ext --build-temp "$run/objects" --build-lib "$1"
-    cp -r mha/. "$1/mha"
-    find "$1/mha" -name '_core*.so' -not -name '*-aarch64-*' -delete
+        "$python" setup.py --quiet build_ext --build-temp "$run/objects" --build-lib "$1")
+    cp -r "$run/source/mha/." "$1/mha"
 }
 
 prepare() {
@@ -66,19 +67,20 @@ prepare() {
     version=${version#python}
     site=$here/site
     [ -e "$site/ready" ] || { rm -rf "$site"; install_packages "$version"; }
-    local sources
-    sources="$(git rev-parse HEAD:setup.py HEAD:csrc HEAD:mha HEAD:tests HEAD:examples) ${ARM64_WHEEL:-}"
-    if [ "$(cat "$results/of" 2>/dev/null)" != "$sources" ]; then
+    [ -z "${ARM64_WHEEL:-}" ] || cmp --silent "$ARM64_WHEEL" "$run/wheel" || rm -rf "$run"
+    if [ ! -e "$run/ready" ]; then
         rm -rf "$run"
         git clone --quiet --no-local . "$run/source"
         if [ -n "${ARM64_WHEEL:-}" ]; then
             python3 -m zipfile --extract "$ARM64_WHEEL" "$run/lib"
+            cp "$ARM64_WHEEL" "$run/wheel"
         else
             build_extension "$run/lib" "$version"
         fi
         mkdir -p "$results"
-        echo "$sources" >"$results/of"
+        touch "$run/ready"
     fi
+    echo "arm64: commit $(git -C "$run/source" rev-parse --short HEAD), of $(git rev-parse --short HEAD) here"
 }
 
 # Programs for AArch64 are started by the emulator, in this namespace alone: Linux 6.7 has that for
@@ -107,7 +109,7 @@ run_shard() {
     name=$(basename "$1" .py)
     inside "OPENBLAS_NUM_THREADS=1 RESUME_FILE=/project/results/$name.jsonl python3 -m pytest -q -p resume -o timeout=0 $1" \
         >>"$results/$name.log" 2>&1 || status=$?
-    echo "$name $status: $(tail -1 "$results/$name.log")"
+    echo "$name $status: $(tail -1 "$results/$name.log")" | tee "$results/$name.status"
     [ "$status" = 0 ]
 }
 
@@ -132,6 +134,8 @@ passed, failed, seconds = 0, [], 0
 for path in map(pathlib.Path, sys.argv[1:]):
     tests = {test[0]: test for test in map(json.loads, path.read_text().splitlines())}.values()
     print(f"| {path.stem} | {len(tests)} | {sum(test[2] for test in tests):.0f} |")
+    said = path.with_suffix(".status").read_text().split(":")[0].split()
+    failed += [f"{path.stem}: pytest ended with {said[1]}"] * (said[1] != "0")
     passed += sum(test[1] == "passed" for test in tests)
     failed += [f"{name}: {outcome}" for name, outcome, _ in tests if outcome != "passed"]
     seconds += sum(test[2] for test in tests)

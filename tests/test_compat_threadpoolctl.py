@@ -54,3 +54,8 @@ def test_other_extensions_of_the_same_name_are_left_alone():
     """ml_dtypes, matplotlib and many others have a _core or the like."""
     assert all(library["filepath"] == mha._core.__file__
                for library in threadpoolctl.threadpool_info() if library["user_api"] == "mha")
+
+
+def test_a_limit_beyond_an_int_is_no_small_one():
+    with threadpoolctl.threadpool_limits({"mha": 2**31 + 1}):
+        assert mha.get_num_threads() == 256

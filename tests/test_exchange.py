@@ -83,7 +83,8 @@ def test_tensors_are_views(dtype, by_token):
 
 @pytest.mark.parametrize("array", [
     np.arange(3), np.ones(3, bool), np.ones(3, ">f4"), np.ones(3, complex), np.ones(3, object),
-    np.zeros(17, np.int8)[1:].view(np.float64), np.zeros(3, "f4, i2")["f0"]],
+    np.zeros(17, np.int8)[1:].view(np.float64), np.zeros(3, "f4, i2")["f0"],
+    np.ones(9, np.float32)[::-2]],
     ids=lambda array: str(array.dtype))
 def test_what_is_no_tensor(array):
     with pytest.raises(TypeError, match="floating-point"):

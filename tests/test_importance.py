@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -253,3 +254,13 @@ W = np.full((1, 2, 3, 3), 1 / 3)
 def test_errors_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_fractions_and_bfloat16_are_numbers():
+    weights = np.full((2, 3, 3), 1 / 4, np.float32)
+    halves = (weights.view(np.uint32) >> 16).astype(np.uint16).view([("mha_bfloat16", np.uint16)])
+    rolled = mha.importance.rollout([halves], residual=Fraction(1, 2))
+    assert rolled.dtype == np.float64
+    np.testing.assert_array_equal(rolled, mha.importance.rollout([weights], residual=0.5))
+    with pytest.raises(TypeError, match="gate_gradients: got ndarray, wanted a sequence"):
+        mha.importance.gradient(np.array(1.0))

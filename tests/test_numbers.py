@@ -419,3 +419,20 @@ def test_gradients_have_no_negative_zeros_where_nothing_is_seen():
     output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value, scale=-1.0,
                                                             causal=True)
     assert not np.signbit(pullback(np.ones_like(output)).query[:43]).any()
+
+
+@pytest.mark.parametrize("query_axis", [1, 4])
+def test_a_bias_that_keys_share_has_a_gradient_of_many_terms(query_axis):
+    """It adds up to grad lse, whatever the values: the weights of a row add up to 1."""
+    rng = np.random.default_rng(0)
+    query, bias = (rng.standard_normal((1, 2, length, width)).astype(np.float32)
+                   for length, width in ((4, 16), (query_axis, 1)))
+    key, value = rng.standard_normal((2, 1, 2, 50_000, 16)).astype(np.float32)
+    grad_output = rng.standard_normal((1, 2, 4, 16)).astype(np.float32)
+    grad_lse = rng.standard_normal((1, 2, 4)).astype(np.float32)
+    pullback = mha.scaled_dot_product_attention_vjp(query, key, value, bias=bias)[1]
+    wanted = grad_lse.astype(float)
+    if query_axis == 1:
+        wanted = wanted.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(pullback(grad_output, grad_lse).bias[..., 0], wanted, rtol=0,
+                               atol=3e-7)

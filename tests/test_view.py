@@ -6,6 +6,7 @@ import html
 import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import mha
+from mha.view import command
 
 WORDS = ["The", "cat", "sat"]
 
@@ -97,6 +99,19 @@ def test_no_word_becomes_markup():
     view.html.encode()
 
 
+def test_bfloat16_is_shown_without_its_package():
+    weights = some_weights(2, 3, 3).astype(np.float32)
+    bits = (weights.view(np.uint32) >> 16).astype(np.uint16)
+    _, shown = data_of(mha.view.heads(bits.view([("mha_bfloat16", np.uint16)]), WORDS))
+    np.testing.assert_allclose(shown, weights, rtol=2**-7, atol=1e-4)
+
+
+def test_subnormal_weights_keep_their_order():
+    weights = np.array([[91747 * 5e-324, 0], [0, 45873 * 5e-324]])
+    _, shown = data_of(mha.view.heads(weights, WORDS[:2]))
+    assert shown[0, 0, 0] > shown[0, 1, 1] > 0
+
+
 def test_words_that_look_like_the_pages_own_places_stay():
     names = ["{title}", "{data}", "{script}", "{style}"]
     view = mha.view.heads(np.eye(4), names, title="{data}{script}")
@@ -106,6 +121,8 @@ def test_words_that_look_like_the_pages_own_places_stay():
 
 def test_a_notebook_gets_a_frame_with_the_whole_page():
     view = mha.view.heads(np.eye(3), ['"', "'", "&quot;"])
+    view.height = '1"><script>'
+    assert '1"><script>' not in view._repr_html_()
     view.height = 321
     [(tag, attributes)] = Elements(view._repr_html_()).found
     assert tag == "iframe" and attributes["srcdoc"] == view.html
@@ -120,6 +137,8 @@ def test_save_writes_the_page(tmp_path):
     view.save(str(tmp_path / "again.html"))
     with pytest.raises(FileNotFoundError):
         view.save(tmp_path / "missing" / "page.html")
+    with pytest.raises(ValueError, match="wanted a page"):
+        view.save(tmp_path / "slide.png")
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
@@ -157,6 +176,8 @@ def test_wrong_arguments_of_model():
         mha.view.heads(some_weights(4, 3, 3), WORDS, batch=1)
     with pytest.raises(TypeError, match="batch: got float"):
         mha.view.heads(some_weights(4, 3, 3), WORDS, batch=0.0)
+    with pytest.raises(TypeError, match="weights_of_layers: got int"):
+        mha.view.model(5, WORDS)
     with pytest.raises(TypeError, match="masked"):
         mha.view.heads(np.ma.array(np.eye(3), mask=np.eye(3)), WORDS)
 
@@ -185,6 +206,28 @@ def test_the_command_makes_a_page_of_a_file(tmp_path):
     assert re.match(r"weights.html: \d+ kB; open", done.stdout)
     data, _ = page_at(tmp_path / "weights.html")
     assert (data["layers"], data["tokens"], data["title"]) == ([4, 4], WORDS, "weights")
+
+
+@pytest.mark.parametrize("arguments", [["weights.html"], ["weights.npz", "--output", "weights.npz"],
+                                       ["link.npz"]])
+def test_the_command_never_writes_over_the_weights(tmp_path, arguments):
+    np.savez(tmp_path / "weights.npz", weights=some_weights(2, 4, 3, 3), tokens=WORDS)
+    (tmp_path / "link.npz").write_bytes((tmp_path / "weights.npz").read_bytes())
+    for link in ("weights.html", "link.html"):
+        (tmp_path / link).hardlink_to(tmp_path / f"{link.removesuffix('.html')}.npz")
+    before = (tmp_path / arguments[0]).read_bytes()
+    done = run_command(*arguments, cwd=tmp_path)
+    assert done.returncode == 1 and "wanted another --output" in done.stderr
+    assert (tmp_path / arguments[0]).read_bytes() == before
+
+
+def test_the_command_prints_names_that_the_terminal_has_no_letters_for(tmp_path):
+    np.savez(tmp_path / "猫.npz", weights=some_weights(2, 3, 3))
+    done = subprocess.run([sys.executable, "-m", "mha", "view", "猫.npz", "--title", ""],
+                          cwd=tmp_path, capture_output=True, timeout=60,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert page_at(tmp_path / "猫.html")[0]["title"] == ""
 
 
 def test_the_command_takes_layers_by_name_and_other_options(tmp_path):
@@ -229,6 +272,15 @@ def test_one_array_with_a_batch(tmp_path):
     data, shown = page_at(tmp_path / "weights.html")
     assert data["layers"] == [4]
     np.testing.assert_allclose(shown, weights[1], rtol=0, atol=1e-5)
+
+
+def test_all_arrays_together_are_of_a_size_for_a_page(monkeypatch, tmp_path):
+    np.savez(tmp_path / "weights.npz", **{f"layer_{i}": some_weights(2, 9, 9) for i in range(4)})
+    monkeypatch.setattr(command, "MOST_BYTES", 8 * 2 * 81 * 4)
+    assert len(command.read(tmp_path / "weights.npz", False)[0]) == 4
+    monkeypatch.setattr(command, "MOST_BYTES", 8 * 2 * 81 * 4 - 1)
+    with pytest.raises(ValueError, match=r"layer_3.npy: got shape \(2, 9, 9\), with what"):
+        command.read(tmp_path / "weights.npz", False)
 
 
 def bomb():

@@ -149,7 +149,8 @@ static bool is_givable(PyArrayObject *array) {
     bool fits = PyArray_ISBEHAVED_RO(array) && (typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 ||
                                                 mha_storage_of(array) != MHA_AS_COMPUTED);
     for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
-        fits = fits && PyArray_STRIDE(array, axis) % PyArray_ITEMSIZE(array) == 0;
+        fits = fits && PyArray_STRIDE(array, axis) >= 0 &&
+               PyArray_STRIDE(array, axis) % PyArray_ITEMSIZE(array) == 0;
     }
     return fits;
 }
@@ -167,8 +168,9 @@ PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssi
     PyArrayObject *array = (PyArrayObject *)args[1];
     const bool by_token = args[2] == Py_True;
     if (!is_givable(array) || (by_token && PyArray_NDIM(array) < 3)) {
-        PyErr_SetString(PyExc_TypeError, "array: wanted aligned floating-point numbers, by_token in"
-                                         " at least 3 axes");
+        PyErr_SetString(PyExc_TypeError,
+                        "array: wanted aligned floating-point numbers, forwards, by_token in"
+                        " at least 3 axes");
         return NULL;
     }
     const exchange *table = exchange_of(args[0]);

@@ -40,7 +40,7 @@ class MhaController(threadpoolctl.LibController):
     def set_num_threads(self, num_threads: int) -> None:
         change = self._get_symbol("mha_extension_set_num_threads")
         if change is not None:
-            change(max(1, num_threads))
+            change(min(max(1, num_threads), 2**31 - 1))  # a C int
 
     def get_version(self) -> str:
         return mha.__version__

@@ -84,7 +84,7 @@ class Safetensors(Arrays):
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
             raise ImportError("safetensors: got no package to check such files with, wanted"
-                              " pip install safetensors, or mha[safetensors]") from error
+                              " pip install safetensors") from error
         try:
             with safe_open(path, framework="numpy"):
                 pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +48,14 @@ class View:
 
         >>> mha.view.heads(weights, ["The", "cat", "sat"]).save("heads.html")
         """
+        if Path(path).suffix.lower() in (".png", ".pdf", ".svg", ".jpg", ".jpeg"):
+            raise ValueError(f"path: got {os.fspath(path)}, wanted a page, as heads.html; pictures:"
+                             " mha.plot.heads(weights, tokens).savefig")
         Path(path).write_text(self.html, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         return (f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-modals"'
-                f' width="100%" height="{self.height}" style="border: 0"'
+                f' width="100%" height="{html.escape(str(self.height))}" style="border: 0"'
                 ' title="attention weights"></iframe>')
 
     def __repr__(self) -> str:
@@ -93,6 +96,9 @@ def model(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating], tokens:
     >>> mha.view.model(weights_of_layers, ["The", "cat", "sat"]).save("model.html")
     """
     if not isinstance(weights_of_layers, np.ndarray):
+        if not isinstance(weights_of_layers, Iterable):
+            raise TypeError(f"weights_of_layers: got {type(weights_of_layers).__name__}, wanted the"
+                            " weights of each layer")
         weights_of_layers = list(weights_of_layers)
     elif weights_of_layers.ndim < 3:
         raise ValueError(f"weights_of_layers: got shape {weights_of_layers.shape}, wanted (layers,"
@@ -122,8 +128,14 @@ def _view(weights_of_layers: Sequence[ArrayLike] | NDArray[np.floating],
     if key_tokens is None and key_len != query_len:
         raise ValueError(f"key_tokens: got none, wanted {key_len} tokens, one a key")
     keys = None if key_tokens is None else _words(key_tokens, key_len, "key_tokens")
-    tallest = max(140 + 22 * max(query_len, key_len), 190 + 45 * len(layers))
-    return View(page_of(layers, queries, keys, str(title)), min(tallest, 900))
+    return View(page_of(layers, queries, keys, str(title)),
+                _height(len(layers), count // (query_len * key_len), max(query_len, key_len)))
+
+
+def _height(num_layers: int, num_heads: int, most_tokens: int) -> int:
+    """Of the frame: that of the page as wide as in a notebook, at most 900 pixels."""
+    overview = 0 if num_heads == 1 else 160 + 30 * num_layers
+    return min(120 + max(overview + 190, 110 + 22 * most_tokens), 900)
 
 
 def _weights_of(weights: ArrayLike, batch: int, where: str) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ layers, (layers, heads, query_len, key_len).
     numpy.savez("weights.npz", weights=numpy.stack(weights_of_layers), tokens=tokens)
 """
 WORDS = ("tokens", "key_tokens")
+MOST_BYTES = 8 * view.MOST_WEIGHTS  # of all arrays of a file
 
 
 def add_to(commands: "Commands") -> None:
@@ -43,15 +44,21 @@ def add_to(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    title = options.weights.stem if options.title is None else options.title
     try:
-        layers, tokens, key_tokens = read(options.weights, options.batch is not None)
-        page = view.model(layers, tokens, key_tokens, batch=options.batch or 0,
-                          title=options.title or options.weights.stem)
         output = options.output or options.weights.with_suffix(".html")
+        layers, tokens, key_tokens = read(options.weights, options.batch is not None)
+        page = view.model(layers, tokens, key_tokens, batch=options.batch or 0, title=title)
+        if output.exists() and output.samefile(options.weights):
+            raise ValueError("got the same file as page, wanted another --output")
         page.save(output)
     except (OSError, ValueError, TypeError) as error:
         sys.exit(f"{options.weights}: {error}")
-    print(f"{output}: {len(page.html) // 1000:,} kB; open it in a browser")
+    except MemoryError:
+        sys.exit(f"{options.weights}: got more than the memory holds, wanted fewer weights")
+    said = f"{output}: {len(page.html) // 1000:,} kB; open it in a browser"
+    coding = sys.stdout.encoding or "utf-8"
+    print(said.encode(coding, "backslashreplace").decode(coding))
     if options.open:
         webbrowser.open(output.resolve().as_uri())
 
@@ -64,7 +71,7 @@ def read(path: Path, has_batch: bool,
     except (OSError, ValueError):
         raise
     except Exception as error:  # a damaged archive raises whatever its decompressor does
-        raise ValueError(f"cannot be read: {error}") from error
+        raise ValueError(f"cannot be read: {str(error) or type(error).__name__}") from error
     words = {name: np.ravel(arrays.pop(name)).tolist() for name in WORDS if name in arrays}
     layers = [arrays[name] for name in sorted(arrays, key=_in_order)]
     if not layers:
@@ -84,27 +91,32 @@ def _arrays_of(path: Path) -> list[tuple[str, NDArray[Any]]]:
     with path.open("rb") as file:
         if file.read(2) != b"PK":
             file.seek(0)
-            return [("weights", _array(file, "weights"))]
+            return [("weights", _array(file, "weights", MOST_BYTES))]
     found = []
+    left = MOST_BYTES
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.endswith(".npy"):
                 with archive.open(name) as member:
-                    found.append((name.removesuffix(".npy"), _array(member, name)))
+                    array = _array(member, name, left)
+                found.append((name.removesuffix(".npy"), array))
+                left -= array.nbytes
     return found
 
 
-def _array(file: IO[bytes], name: str) -> NDArray[Any]:
+def _array(file: IO[bytes], name: str, most: int) -> NDArray[Any]:
     """The array, if its header says that it is of a size for a page."""
     version = npy.read_magic(file)
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = header(file)
-    if math.prod(shape) * (1 if dtype.kind == "U" else dtype.itemsize) > 8 * view.MOST_WEIGHTS:
-        raise ValueError(f"{name}: got shape {shape}, more than a page can show")
+    if math.prod(shape) * max(dtype.itemsize, 1) > most:
+        raise ValueError(f"{name}: got shape {shape}, with what the file holds before more than a"
+                         " page can show; save some layers, or of a batch one item, in a file of"
+                         " its own")
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)
 
 
 def _in_order(name: str) -> list[object]:
     """layer_2 before layer_10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]

@@ -8,6 +8,9 @@ class Grid {
     this.weights = weights;
     this.choose = choose;
     this.buttons = [];
+    this.columnNames = [];
+    this.rowNames = [];
+    this.places = new Map(); // of each button: [layer, head], -1 for that of a name
     this.fill(table);
     table.addEventListener("click", event => this.clicked(event));
     table.addEventListener("keydown", event => this.pressed(event));
@@ -16,22 +19,30 @@ class Grid {
 
   fill(table) {
     const {heads, layers} = this.weights;
-    const columns = Math.max(...layers);
+    const columns = layers.reduce((most, heads) => Math.max(most, heads));
     const ofHead = head => heads.flatMap((one, index) => one.head === head ? [index] : []);
     const ofLayer = layer => heads.flatMap((one, index) => one.layer === layer ? [index] : []);
     const names = table.createTHead().insertRow();
     names.append(document.createElement("td"));
     for (let head = 0; head < columns; head++) {
-      names.append(this.name(String(head), `head ${head} of all layers`, "col", ofHead(head)));
+      const cell = this.name(String(head), `head ${head} of all layers`, "col", ofHead(head));
+      this.columnNames.push(cell.firstChild);
+      this.places.set(cell.firstChild, [-1, head]);
+      names.append(cell);
     }
     const body = table.createTBody();
     let index = 0;
     layers.forEach((numHeads, layer) => {
       const row = body.insertRow();
-      row.append(this.name(layers.length > 1 ? `layer ${layer}` : "all", `all heads of layer ${layer}`, "row",
-        ofLayer(layer)));
+      const cell = this.name(layers.length > 1 ? `layer ${layer}` : "all", `all heads of layer ${layer}`, "row",
+        ofLayer(layer));
+      this.rowNames.push(cell.firstChild);
+      this.places.set(cell.firstChild, [layer, -1]);
+      row.append(cell);
       for (let head = 0; head < numHeads; head++) {
-        row.insertCell().append(this.button(index++));
+        const button = this.button(index++);
+        this.places.set(button, [layer, head]);
+        row.insertCell().append(button);
       }
     });
   }
@@ -40,7 +51,7 @@ class Grid {
     const cell = document.createElement("th");
     const button = document.createElement("button");
     cell.scope = scope;
-    Object.assign(button, {type: "button", textContent: text, title});
+    Object.assign(button, {type: "button", textContent: text, title, tabIndex: -1});
     button.setAttribute("aria-label", title);
     button.addEventListener("click", event => {
       event.stopPropagation();
@@ -139,26 +150,40 @@ class Grid {
     this.focused = index;
   }
 
+  // Arrow keys move among thumbnails, and beyond the first ones to the names.
   pressed(event) {
-    const button = event.target.closest("button[data-head]");
-    if (!button) {
+    const place = this.places.get(event.target.closest("button"));
+    if (!place) {
       return;
     }
-    const index = Number(button.dataset.head);
-    if (event.key === " ") {
-      event.preventDefault();
-      this.choose([index], true);
-      return;
-    }
-    const {layer, head} = this.weights.heads[index];
+    const [layer, head] = place; // -1: the name of a column or a row
     const {layers} = this.weights;
-    const step = stepOf(event, head, layers[layer] - 1);
+    if (event.key === " " && layer >= 0 && head >= 0) {
+      event.preventDefault();
+      this.choose([this.indexOf(layer, head)], true);
+      return;
+    }
+    const columnsOf = row => row < 0 ? this.columnNames.length : layers[row];
+    const step = stepOf(event, head, columnsOf(layer) - 1);
     if (step) {
-      const toLayer = clamped(layer + step[0], layers.length - 1);
-      const toHead = clamped(head + step[1], layers[toLayer] - 1);
-      const to = layers.slice(0, toLayer).reduce((sum, heads) => sum + heads, 0) + toHead;
-      this.focusable(to);
-      this.buttons[to].focus();
+      const toLayer = Math.min(Math.max(layer + step[0], head < 0 ? 0 : -1), layers.length - 1);
+      const toHead = Math.min(Math.max(head + step[1], toLayer < 0 ? 0 : -1), columnsOf(toLayer) - 1);
+      this.focusAt(toLayer, toHead);
+    }
+  }
+
+  indexOf(layer, head) {
+    return this.weights.layers.slice(0, layer).reduce((sum, heads) => sum + heads, 0) + head;
+  }
+
+  focusAt(layer, head) {
+    if (layer < 0) {
+      this.columnNames[head].focus();
+    } else if (head < 0) {
+      this.rowNames[layer].focus();
+    } else {
+      this.focusable(this.indexOf(layer, head));
+      this.buttons[this.focused].focus();
     }
   }
 }

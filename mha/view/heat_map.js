@@ -5,6 +5,8 @@ const SMALLEST_LABELLED = 11; // pixels of a cell that has a word beside it
 const MOST_LABEL = 110;       // pixels of a word; longer ones are cut
 const MOST_LETTERS = 40;      // that are looked at of a word
 const MOST_MAPS = 36;         // at once
+const LEAST_HEIGHT = 48;      // pixels of a map, however few its queries
+const MOST_HEIGHT = 8000;     // however many: browsers draw no larger ones sharply
 
 class HeatMaps {
   // point(cell): the pointer is at {query, key, head}, or null; keep(cell): of a click; moveTo(cell):
@@ -60,21 +62,25 @@ class HeatMaps {
 
   drawOne(map, head, room, least, largest, state, colours) {
     const {queryLen, keyLen} = this.weights;
-    const size = Math.min(30, Math.max(SMALLEST_LABELLED, Math.floor((room - MOST_LABEL) / keyLen)));
-    const labelled = size * keyLen + MOST_LABEL <= room || keyLen <= 160 && room > 300;
+    const size = Math.min(30, Math.max(SMALLEST_LABELLED, Math.floor((room - MOST_LABEL) / keyLen)),
+      MOST_HEIGHT / queryLen);
+    const fits = size * keyLen + MOST_LABEL <= room || keyLen <= 160 && room > 300;
+    const labelled = fits && size >= SMALLEST_LABELLED;
     const [queries, keys] = labelled ? this.labelsOf(size) : [{width: 0}, {width: 0}];
     const left = queries.width, top = keys.width;
-    const cell = labelled ? size : room / keyLen;
-    Object.assign(map, {left, top, cell, head});
-    const drawing = sizeCanvas(map.canvas, left + cell * keyLen, top + cell * queryLen);
+    const across = labelled ? size : Math.min(room / keyLen, 30);
+    const down = Math.max(Math.min(across, MOST_HEIGHT / queryLen), LEAST_HEIGHT / queryLen);
+    const width = across * keyLen, height = down * queryLen;
+    Object.assign(map, {left, top, across, down, head});
+    const drawing = sizeCanvas(map.canvas, left + width, top + height);
     this.paintCells(map, head, least, largest, colours);
-    drawing.imageSmoothingEnabled = cell < 1;
-    drawing.drawImage(map.small, left, top, cell * keyLen, cell * queryLen);
+    drawing.imageSmoothingEnabled = Math.min(across, down) < 1;
+    drawing.drawImage(map.small, left, top, width, height);
     if (labelled) {
-      this.writeLabels(drawing, map, queries.words, keys.words, state.isolated, colours);
+      this.writeLabels(drawing, map, size, [queries.words, keys.words], state.isolated, colours);
     }
     drawing.strokeStyle = colours.faint;
-    drawing.strokeRect(left, top, cell * keyLen, cell * queryLen);
+    drawing.strokeRect(left, top, width, height);
     this.mark(drawing, map, state.isolated, colours);
   }
 
@@ -104,8 +110,8 @@ class HeatMaps {
     return this.labels.get(cell);
   }
 
-  writeLabels(context, {left, top, cell}, queryWords, keyWords, isolated, colours) {
-    context.font = labelFont(cell);
+  writeLabels(context, {left, top, across, down}, size, [queryWords, keyWords], isolated, colours) {
+    context.font = labelFont(size);
     context.textBaseline = "middle";
     const write = (word, chosen, x, y) => {
       context.fillStyle = chosen ? colours.accent : colours.ink;
@@ -113,19 +119,19 @@ class HeatMaps {
     };
     context.textAlign = "right";
     queryWords.forEach((word, query) => {
-      write(word, isolated?.query === query, left - 4, top + (query + 0.5) * cell);
+      write(word, isolated?.query === query, left - 4, top + (query + 0.5) * down);
     });
     context.save();
     context.rotate(-Math.PI / 2);
     context.textAlign = "left";
     keyWords.forEach((word, key) => {
-      write(word, isolated?.key === key, 4 - top, left + (key + 0.5) * cell);
+      write(word, isolated?.key === key, 4 - top, left + (key + 0.5) * across);
     });
     context.restore();
   }
 
   // Frames the row or the column, or the cell, that is isolated.
-  mark(context, {left, top, cell}, isolated, colours) {
+  mark(context, {left, top, across, down}, isolated, colours) {
     if (!isolated) {
       return;
     }
@@ -133,18 +139,18 @@ class HeatMaps {
     context.strokeStyle = colours.accent;
     context.lineWidth = 2;
     if (isolated.query !== undefined) {
-      context.strokeRect(left, top + isolated.query * cell, keyLen * cell, cell);
+      context.strokeRect(left, top + isolated.query * down, keyLen * across, down);
     }
     if (isolated.key !== undefined) {
-      context.strokeRect(left + isolated.key * cell, top, cell, queryLen * cell);
+      context.strokeRect(left + isolated.key * across, top, across, queryLen * down);
     }
   }
 
-  cellAt({canvas, left, top, cell, head}, event) {
+  cellAt({canvas, left, top, across, down, head}, event) {
     const {queryLen, keyLen} = this.weights;
     const box = canvas.getBoundingClientRect();
-    const key = Math.floor((event.clientX - box.left - left) / cell);
-    const query = Math.floor((event.clientY - box.top - top) / cell);
+    const key = Math.floor((event.clientX - box.left - left) / across);
+    const query = Math.floor((event.clientY - box.top - top) / down);
     const inside = key >= 0 && key < keyLen && query >= 0 && query < queryLen;
     return inside ? {query, key, head} : null;
   }

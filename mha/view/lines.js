@@ -135,6 +135,9 @@ class TokenList {
     const last = this.buttons.length - 1;
     const moves = {ArrowUp: index - 1, ArrowDown: index + 1, PageUp: index - 10, PageDown: index + 10,
       Home: 0, End: last};
+    if (hasModifier(event)) {
+      return;
+    }
     if (event.key in moves) {
       event.preventDefault();
       this.focus(moves[event.key]);

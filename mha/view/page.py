@@ -43,6 +43,7 @@ def _codes(weights: NDArray[np.float64], scale: float) -> NDArray[np.uint16]:
     """Each weight as a multiple of scale, little-endian."""
     unknown = np.isnan(weights)
     codes = np.rint(np.where(unknown, 0.0, np.maximum(weights, 0.0)) / scale)
+    codes = np.minimum(codes, LARGEST_CODE)  # the scale of subnormal numbers is a rough one
     codes[unknown] = UNKNOWN
     return codes.astype("<u2")
 

@@ -10,11 +10,11 @@ class Viewer {
     this.state = {
       chosen: [0],      // indices of heads
       mode: "lines",
-      place: 0,         // of the slider
+      places: {lines: this.firstThreshold(), "heat-map": 0}, // of the slider
       isolated: null,   // {query}, {key} or, in a heat map, {query, key}
       kept: false,      // whether a click keeps it
     };
-    byId("title").textContent = data.title;
+    byId("title").textContent = data.title && visible(data.title);
     for (const id of ["overview", "several-label", "grid-hint"]) {
       byId(id).hidden = this.weights.heads.length === 1;
     }
@@ -30,9 +30,8 @@ class Viewer {
     });
     this.row = Math.max(this.weights.queryLen, this.weights.keyLen) > 60 ? 16 : 22;
     document.documentElement.style.setProperty("--row", `${this.row}px`);
-    byId("detail").classList.toggle("short", this.row * this.weights.queryLen < 800);
     this.listen();
-    this.setThreshold(this.firstThreshold());
+    this.setThreshold(this.state.places.lines);
     this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
   }
 
@@ -46,7 +45,10 @@ class Viewer {
 
   listen() {
     for (const radio of document.querySelectorAll("input[name=mode]")) {
-      radio.addEventListener("change", () => this.change({mode: radio.value, isolated: null, kept: false}));
+      radio.addEventListener("change", () => {
+        this.change({mode: radio.value, isolated: null, kept: false});
+        this.setThreshold(this.state.places[radio.value]);
+      });
     }
     byId("threshold").addEventListener("input", event => this.setThreshold(Number(event.target.value)));
     byId("theme").addEventListener("click", () => this.setTheme(!this.isDark));
@@ -56,17 +58,23 @@ class Viewer {
         this.letGo();
       }
     });
-    byId("let-go").addEventListener("click", () => this.letGo());
+    byId("let-go").addEventListener("click", () => {
+      this.letGo();
+      byId("isolated-title").focus(); // the button goes
+    });
     window.addEventListener("resize", () => this.change({}));
     // Paper is white.
     window.addEventListener("beforeprint", () => {
-      this.wasDark = this.isDark;
+      this.wasDark ??= this.isDark; // it may be said twice
       this.setTheme(false);
       this.grid.paintAll(this.colours);
       this.draw();
     });
     window.addEventListener("pageshow", () => this.showControls()); // a browser may fill them in again
-    window.addEventListener("afterprint", () => this.setTheme(this.wasDark));
+    window.addEventListener("afterprint", () => {
+      this.setTheme(this.wasDark ?? this.isDark);
+      this.wasDark = null;
+    });
   }
 
   showControls() {
@@ -74,7 +82,7 @@ class Viewer {
       radio.checked = radio.value === this.state.mode;
     }
     byId("several").checked = false;
-    byId("threshold").value = this.state.place;
+    byId("threshold").value = this.state.places[this.state.mode];
   }
 
   // Up to twice what each key would get from a query that makes no difference between them, and to
@@ -90,7 +98,9 @@ class Viewer {
     byId("threshold-shown").textContent = percent(threshold);
     byId("threshold").setAttribute("aria-valuetext", percent(threshold));
     this.least = this.weights.codeOf(threshold);
-    this.change({place});
+    this.state.places[this.state.mode] = place;
+    byId("left-out").textContent = threshold ? `Weights below ${percent(threshold)} are not shown.` : "";
+    this.change({});
   }
 
   setTheme(isDark) {
@@ -151,6 +161,10 @@ class Viewer {
     const isolated = side && {side, index: state.isolated[side]};
     const isLines = state.mode === "lines";
     byId("lines").hidden = !isLines;
+    byId("detail").classList.toggle("short", isLines && this.row * weights.queryLen < 800); // stays on one sheet
+    byId("token-hint").textContent = (isLines ? "Only its lines stay, and its weights come in numbers."
+      : "Its row and column are framed, and its weights come in numbers.")
+      + " A click keeps it, Escape lets it go. By keys: Tab and the arrows, Enter.";
     byId("heat-maps").hidden = byId("scale").hidden = isLines;
     byId("cut").textContent = "";
     this.showChosen();
@@ -185,7 +199,8 @@ class Viewer {
     const name = this.names();
     byId("chosen").textContent = name[0].toUpperCase() + name.slice(1);
     this.grid.show(this.state.chosen, this.colours);
-    const several = this.state.chosen.length > 1 ? this.state.chosen.slice(0, 24) : [];
+    const {chosen} = this.state;
+    const several = chosen.length > 1 ? chosen.slice(0, NUM_HEAD_COLOURS * LINE_STYLES.length) : [];
     byId("legend").replaceChildren(...several.map((head, place) => {
       const item = document.createElement("li");
       const swatch = document.createElement("span");
@@ -194,6 +209,11 @@ class Viewer {
       item.append(swatch, this.weights.heads[head].name);
       return item;
     }));
+    if (several.length && several.length < chosen.length) {
+      const item = document.createElement("li");
+      item.append(`and ${chosen.length - several.length} more, in these colours again`);
+      byId("legend").append(item);
+    }
   }
 
   // The tokens that the isolated one attends to most (a key: is attended by), and how much.
@@ -221,14 +241,15 @@ class Viewer {
     const strongest = [...shares.keys()].filter(other => rank(other) > 0)
       .sort((one, other) => rank(other) === rank(one) ? one - other : rank(other) - rank(one))
       .slice(0, STRONGEST);
-    byId("strongest").append(...strongest.map(other => this.strongestItem(others[other], shares[other])));
+    byId("strongest").append(...strongest.map(other => this.strongestItem(other, others[other], shares[other])));
     this.sayIsolated(isolated, strongest, shares, own, others);
   }
 
-  strongestItem(token, share) {
+  strongestItem(index, token, share) {
     const item = document.createElement("li");
     const number = document.createElement("span");
     item.style.setProperty("--weight", share > 0 ? Math.min(share, 1).toFixed(3) : "0");
+    item.dataset.index = index;
     number.textContent = percent(share);
     writeToken(item, token);
     item.append(number);
@@ -239,7 +260,10 @@ class Viewer {
     const cell = this.state.isolated;
     if ("query" in cell && "key" in cell) {
       this.say(`${visible(others[cell.key])}: ${percent(shares[cell.key])} of ${visible(own[index])}`);
-      byId("isolated-title").append(` → ${visible(others[cell.key])}: ${percent(shares[cell.key])}`);
+      const title = byId("isolated-title");
+      title.append(" → ");
+      writeToken(title, others[cell.key]);
+      title.append(`: ${percent(shares[cell.key])}`);
       return;
     }
     const list = strongest.slice(0, 4).map(other => `${visible(others[other])} ${percent(shares[other])}`);

@@ -87,18 +87,24 @@ function percent(weight) {
   return `${hundred >= 10 ? hundred.toFixed(0) : Number(hundred.toPrecision(digits))} %`;
 }
 
-// Letters that nobody sees, or that turn others around; joiners belong inside of words.
-const UNSEEN = new RegExp("[\\u0080-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
-  + "\\u2060-\\u206f\\u3000\\u3164\\ufeff]|^[\\u200c\\u200d]|[\\u200c\\u200d]$", "g");
+const MOST_SHOWN = 400; // letters of a token or a title
+
+// Letters that nobody sees, or that turn others around; joiners and selectors belong behind others.
+const UNSEEN = new RegExp("[\\u0080-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u1680\\u180e\\u2000-\\u200b\\u200e"
+  + "\\u200f\\u2028-\\u202e\\u205f-\\u206f\\u2800\\u3000\\u3164\\ufeff\\uffa0\\u{e0000}-\\u{e007f}]"
+  + "|^[\\u200c\\u200d\\ufe00-\\ufe0f]|[\\u200c\\u200d]$", "gu");
 
 // A token as it can be seen: blanks and line ends have signs of their own.
 function visible(token) {
   if (token === "") {
     return "∅";
   }
+  if (token.length > MOST_SHOWN) {
+    return `${visible(token.slice(0, MOST_SHOWN))}…`;
+  }
   const shown = token.replace(/\n/g, "↵").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/\u00a0/g, "⍽")
     .replace(/[\u0000-\u001f\u007f]/g, letter => String.fromCharCode(0x2400 + letter.charCodeAt(0) % 0x5e))
-    .replace(UNSEEN, letter => `U+${letter.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
+    .replace(UNSEEN, letter => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
   return /^ +$/.test(shown) ? "␣".repeat(shown.length) : shown;
 }
 

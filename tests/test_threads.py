@@ -159,6 +159,9 @@ LONG_CALLS = {  # what to prepare, and a call that takes seconds on any machine
     "deep projection": (
         "x, w = np.zeros((200, 1 << 21), np.float32), np.zeros((1 << 21, 32), np.float32)",
         "[mha.linear(x, w) for _ in range(99)]"),
+    "layer of many sequences": (
+        "x = np.ones((400, 128, 512), np.float32)\nlayer = mha.MultiHeadAttention(512, 8).freeze()",
+        "[layer(x) for _ in range(99)]"),
     "many queries of few keys": (
         "q, k = np.ones((1_000_000, 64), np.float32), np.ones((300, 64), np.float32)\n"
         "output, pullback = mha.scaled_dot_product_attention_vjp(q, k, k)",

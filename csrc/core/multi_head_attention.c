@@ -6,6 +6,7 @@
  * The projected arrays live in the workspace. Splitting and merging heads are strides. */
 #include "multi_head_attention.h"
 
+#include "by_sequences.h"
 #include "matmul.h"
 #include "prepare_heads.h"
 #include "run.h"
@@ -244,7 +245,7 @@ static mha_linear_projection output_projection(const mha_multi_head_attention *l
     return projection;
 }
 
-static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
+static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
     matrices m = {.batch = 0};
     MHA_TRY(plan_matrices(layer, &m));
@@ -282,6 +283,12 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
     /* 5. Output projection: (batch, query_len, output_dim). */
     const mha_linear_projection output = output_projection(layer, &m);
     return mha_linear_projection_forward(&output, 1, execution);
+}
+
+static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
+    const mha_sequence_groups groups = mha_plan_sequence_groups(layer, execution->num_threads);
+    return groups.count == 0 ? run_all_steps(layer, execution)
+                             : mha_run_sequence_groups(layer, &groups, run_all_steps, execution);
 }
 
 MHA_DEFINE_RUN(mha_multi_head_attention_forward, mha_multi_head_attention, run_steps)

@@ -205,6 +205,42 @@ static void test_scaled_dot_product_attention(void) {
     }
 }
 
+/* Many sequences with packed weights, which are taken in groups: each is as if alone, and the
+ * workspace of more of them is no larger. */
+static void check_sequences(mha_multi_head_attention layer, const double *x, int64_t numbers,
+                            const double *expected) {
+    enum { SEQUENCES = 43 };
+    double *many = malloc((size_t)(SEQUENCES * numbers) * sizeof *many);
+    double *output = malloc((size_t)(SEQUENCES * numbers) * sizeof *output);
+    size_t packed_size, bytes, bytes_of_more;
+    CHECK_OK(mha_packed_weight_size(MHA_FLOAT64, layer.W_q.in, layer.W_q.out, &packed_size));
+    void *packed = malloc(packed_size);
+    CHECK(many != NULL && output != NULL && packed != NULL);
+    const mha_weight_packing packing = {MHA_FLOAT64, layer.W_q, packed};
+    mha_execution one_thread = {.num_threads = 1};
+    CHECK_OK(mha_pack_weight(&packing, &one_thread));
+    for (int64_t i = 0; i < SEQUENCES * numbers; i++) {
+        many[i] = x[i % numbers];
+    }
+    layer.W_q = layer.W_k = layer.W_v = layer.W_o = mha_packed_weight(&packing);
+    layer.query = layer.key = layer.value = many;
+    layer.output = output;
+    layer.batch_shape[0] = 10 * SEQUENCES;
+    CHECK_OK(mha_multi_head_attention_workspace(&layer, 1, &bytes_of_more));
+    layer.batch_shape[0] = SEQUENCES;
+    CHECK_OK(mha_multi_head_attention_workspace(&layer, 1, &bytes));
+    CHECK(bytes == bytes_of_more);
+    mha_execution execution = execution_of(bytes, 1);
+    CHECK_OK(mha_multi_head_attention_forward(&layer, &execution));
+    for (int64_t i = 0; i < SEQUENCES * numbers; i++) {
+        CHECK(fabs(output[i] - expected[i % numbers]) < 1e-13);
+    }
+    free_workspace(execution.workspace.base);
+    free(packed);
+    free(output);
+    free(many);
+}
+
 /* With identity weights and one head the whole figure is plain attention. */
 static void test_multi_head_attention(void) {
     enum { LENGTH = 20, DIM = 8 };
@@ -245,6 +281,7 @@ static void test_multi_head_attention(void) {
         CHECK(fabs(output[i] - expected[i]) < 1e-13);
     }
     free_workspace(execution.workspace.base);
+    check_sequences(layer, x, LENGTH * DIM, expected);
 }
 
 static void test_sizes(void) {

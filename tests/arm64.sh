@@ -107,6 +107,7 @@ inside() {
 run_shard() {
     local name status=0
     name=$(basename "$1" .py)
+    rm -f "$results/$name.status"
     inside "OPENBLAS_NUM_THREADS=1 RESUME_FILE=/project/results/$name.jsonl python3 -m pytest -q -p resume -o timeout=0 $1" \
         >>"$results/$name.log" 2>&1 || status=$?
     echo "$name $status: $(tail -1 "$results/$name.log")" | tee "$results/$name.status"
@@ -134,8 +135,9 @@ passed, failed, seconds = 0, [], 0
 for path in map(pathlib.Path, sys.argv[1:]):
     tests = {test[0]: test for test in map(json.loads, path.read_text().splitlines())}.values()
     print(f"| {path.stem} | {len(tests)} | {sum(test[2] for test in tests):.0f} |")
-    said = path.with_suffix(".status").read_text().split(":")[0].split()
-    failed += [f"{path.stem}: pytest ended with {said[1]}"] * (said[1] != "0")
+    status = path.with_suffix(".status")
+    said = status.read_text().split(":")[0].split()[1] if status.exists() else "nothing: was it stopped?"
+    failed += [f"{path.stem}: pytest ended with {said}"] * (said != "0")
     passed += sum(test[1] == "passed" for test in tests)
     failed += [f"{name}: {outcome}" for name, outcome, _ in tests if outcome != "passed"]
     seconds += sum(test[2] for test in tests)

@@ -4,6 +4,7 @@ them through all steps (csrc/core/by_sequences.c). A layer that is not frozen go
 
 import numpy as np
 import pytest
+from option_cases import option_cases
 
 import mha
 
@@ -18,19 +19,16 @@ def step_by_step(width=24, heads=3, dtype=np.float32, **settings):
     return mha.MultiHeadAttention(width, heads, rng=0, dtype=dtype, **settings)
 
 
-def batches(rng, batch, query_len, key_len, heads):
-    return {
-        "plain": {}, "causal": {"causal": True},
-        "mask": {"mask": rng.random((batch, 1, query_len, key_len)) > 0.3},
-        "one mask": {"mask": rng.random((query_len, key_len)) > 0.3},
-        "bias": {"bias": rng.standard_normal((batch, heads, query_len, key_len)).astype("f4")},
-        "lengths": {"key_lengths": rng.integers(0, key_len + 1, batch)},
-        "lengths of queries": {"key_lengths": rng.integers(0, key_len + 1, (batch, query_len))},
-        "offsets": {"causal": True, "query_offset": rng.integers(-3, 9, batch)},
-        "window": {"window": (3, 1), "alibi": np.ones(heads), "sinks": np.ones(heads)},
-        "gates": {"head_gate": rng.random(heads)},
-        "all results": {"return_weights": True, "return_lse": True},
-    }
+def calls(rng, batch, query_len, key_len, heads):
+    """Keywords of a call: every option, alone and with causal, and what only a layer has."""
+    yield from ({}, {"causal": True}, {"head_gate": rng.random(heads)},
+                {"return_weights": True, "return_lse": True},
+                {"window": (3, 1), "alibi": np.ones(heads), "sinks": np.ones(heads)})
+    for name, values in option_cases(rng, (batch,), heads, query_len, key_len).items():
+        for value in values if name not in ("dropout", "dropout_offsets") else ():
+            value = value[None] if np.ndim(value) == 3 else value  # layers want the batch's axis
+            yield {name: value}
+            yield {"causal": True, "query_offset": 1, name: value}
 
 
 def bits(results):
@@ -46,11 +44,11 @@ def test_groups_give_the_bits_of_each_sequence(batch, query_len, key_len, dtype)
     query = rng.standard_normal((batch, query_len, 24)).astype(dtype)
     memory = query if query_len == key_len else rng.standard_normal((batch, key_len, 24)
                                                                    ).astype(dtype)
-    for name, options in batches(rng, batch, query_len, key_len, 3).items():
+    for options in calls(rng, batch, query_len, key_len, 3):
         wanted = bits(plain(query, memory, **options))
         for threads in (1, 2, 3):
             with mha.threads(threads):
-                assert bits(layer(query, memory, **options)) == wanted, (name, threads)
+                assert bits(layer(query, memory, **options)) == wanted, (options.keys(), threads)
     alone = [layer(query[i], memory[i], causal=True) for i in range(batch)]
     assert np.stack(alone).tobytes() == layer(query, memory, causal=True).tobytes()
 

@@ -14,7 +14,6 @@ enum { FEWEST_ROWS = 96, MOST_ROWS = 512 };
 typedef struct sequences_job {
     const mha_multi_head_attention *layer;
     mha_sequence_groups groups;
-    int64_t inner; /* batch items of each sequence along the first axis */
     mha_layer_steps steps;
     size_t workspace_size;
     mha_pieces workspaces; /* of each worker */
@@ -30,11 +29,6 @@ static bool keeps_steps(const mha_kept_steps *kept) {
 static bool is_packed(const mha_multi_head_attention *l) {
     return l->W_q.format != NULL && l->W_k.format != NULL && l->W_v.format != NULL &&
            l->W_o.format != NULL;
-}
-
-static int64_t inner_of(const mha_multi_head_attention *l) {
-    int64_t inner;
-    return mha_count_elements(l->batch_shape + 1, l->batch_axes - 1, &inner) == MHA_OK ? inner : 0;
 }
 
 static double numbers_of(const mha_weight *weight) {
@@ -54,14 +48,15 @@ static double operations_of(const mha_multi_head_attention *l, int64_t items) {
  * of rotations again, and where so few groups are left that threads would wait for the last. */
 mha_sequence_groups mha_plan_sequence_groups(const mha_multi_head_attention *l, int num_threads) {
     enum { TASKS_A_THREAD = 2, MANY_TASKS = 8 };
-    const mha_sequence_groups none = {0, 0, 0};
+    const mha_sequence_groups none = {0};
     if (l->batch_axes == 0 || !is_packed(l) || keeps_steps(&l->kept) || l->rotary != NULL) {
         return none;
     }
-    const int64_t inner = inner_of(l), outer = l->batch_shape[0];
-    int64_t rows;
-    if (__builtin_mul_overflow(inner, mha_larger(l->query_len, l->key_len), &rows) || rows == 0 ||
-        rows > MOST_ROWS) {
+    const int64_t outer = l->batch_shape[0];
+    int64_t inner, rows, all_rows;
+    if (mha_count_elements(l->batch_shape + 1, l->batch_axes - 1, &inner) != MHA_OK ||
+        __builtin_mul_overflow(inner, mha_larger(l->query_len, l->key_len), &rows) ||
+        __builtin_mul_overflow(rows, outer, &all_rows) || rows == 0 || rows > MOST_ROWS) {
         return none;
     }
     const int64_t sequences = mha_divide_up((int64_t)FEWEST_ROWS, rows);
@@ -69,11 +64,12 @@ mha_sequence_groups mha_plan_sequence_groups(const mha_multi_head_attention *l, 
     const int threads = mha_threads_for(count, operations_of(l, outer * inner), num_threads);
     const bool is_even = outer % sequences == 0 && count % threads == 0;
     const int64_t wanted = (int64_t)threads * (is_even ? TASKS_A_THREAD : MANY_TASKS);
-    return count < wanted ? none : (mha_sequence_groups){sequences, count, threads};
+    return count < wanted ? none : (mha_sequence_groups){sequences, inner, count, threads};
 }
 
-static const void *behind(const void *rows, int64_t count, size_t bytes) {
-    return rows == NULL ? NULL : (const char *)rows + count * (int64_t)bytes;
+/* Of what is read, or written: whoever passed it knows which. */
+static void *behind(const void *rows, int64_t count, size_t bytes) {
+    return rows == NULL ? NULL : (char *)rows + count * (int64_t)bytes;
 }
 
 /* The sequences from `first` on of what has the batch axes in front. */
@@ -90,8 +86,8 @@ static void fill_group(const sequences_job *job, int64_t group, mha_multi_head_a
     const mha_multi_head_attention *l = job->layer;
     const int64_t first = group * job->groups.sequences;
     const int64_t count = mha_smaller(job->groups.sequences, l->batch_shape[0] - first);
-    const int64_t queries = first * job->inner * l->query_len;
-    const int64_t keys = first * job->inner * l->key_len;
+    const int64_t queries = first * job->groups.inner * l->query_len;
+    const int64_t keys = first * job->groups.inner * l->key_len;
     const size_t item = mha_dtype_size(l->dtype);
     *part = *l;
     *options = *l->options;
@@ -101,17 +97,17 @@ static void fill_group(const sequences_job *job, int64_t group, mha_multi_head_a
         behind(l->query, queries * l->W_q.in, mha_storage_size(l->dtype, l->query_storage));
     part->key = behind(l->key, keys * l->W_k.in, mha_storage_size(l->dtype, l->key_storage));
     part->value = behind(l->value, keys * l->W_v.in, mha_storage_size(l->dtype, l->value_storage));
-    part->output = (void *)behind(l->output, queries * l->W_o.out,
-                                  mha_storage_size(l->dtype, l->output_storage));
-    part->weights = (void *)behind(l->weights, queries * l->num_heads * l->key_len, item);
-    part->lse = (void *)behind(l->lse, queries * l->num_heads, item);
-    part->origin = (void *)behind(l->origin, queries * l->num_heads, item);
-    part->denominator = (void *)behind(l->denominator, queries * l->num_heads, item);
+    part->output =
+        behind(l->output, queries * l->W_o.out, mha_storage_size(l->dtype, l->output_storage));
+    part->weights = behind(l->weights, queries * l->num_heads * l->key_len, item);
+    part->lse = behind(l->lse, queries * l->num_heads, item);
+    part->origin = behind(l->origin, queries * l->num_heads, item);
+    part->denominator = behind(l->denominator, queries * l->num_heads, item);
     move_tensor(&options->mask, first, count);
     move_tensor(&options->bias, first, count);
     move_tensor(&options->key_lengths, first, count);
     move_tensor(&options->query_offset, first, count);
-    options->dropout_offsets.batch += first * job->inner;
+    options->dropout_offsets.batch += first * job->groups.inner;
 }
 
 /* What a task's own execution polls: the checkpoint of the thread that runs it. */
@@ -148,8 +144,7 @@ static mha_status measure_group(sequences_job *job) {
 mha_status mha_run_sequence_groups(const mha_multi_head_attention *layer,
                                    const mha_sequence_groups *groups, mha_layer_steps steps,
                                    mha_execution *execution) {
-    sequences_job job = {
-        .layer = layer, .groups = *groups, .inner = inner_of(layer), .steps = steps};
+    sequences_job job = {.layer = layer, .groups = *groups, .steps = steps};
     MHA_TRY(measure_group(&job));
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.workspace_size,
                                       (size_t)groups->threads, &job.workspaces));

@@ -11,6 +11,7 @@ typedef mha_status (*mha_layer_steps)(const mha_multi_head_attention *layer,
 /* Some sequences of a layer, those along its first axis, at a time. */
 typedef struct mha_sequence_groups {
     int64_t sequences; /* of a group; the last one may have fewer */
+    int64_t inner;     /* batch items of each sequence */
     int64_t count;     /* of groups; 0 where the layer is better taken step by step */
     int threads;
 } mha_sequence_groups;

@@ -7,10 +7,8 @@ class Grid {
   constructor(table, weights, choose) {
     this.weights = weights;
     this.choose = choose;
-    this.buttons = [];
-    this.columnNames = [];
-    this.rowNames = [];
-    this.places = new Map(); // of each button: [layer, head], -1 for that of a name
+    this.table = table;
+    this.buttons = []; // of thumbnails
     this.fill(table);
     table.addEventListener("click", event => this.clicked(event));
     table.addEventListener("keydown", event => this.pressed(event));
@@ -25,24 +23,16 @@ class Grid {
     const names = table.createTHead().insertRow();
     names.append(document.createElement("td"));
     for (let head = 0; head < columns; head++) {
-      const cell = this.name(String(head), `head ${head} of all layers`, "col", ofHead(head));
-      this.columnNames.push(cell.firstChild);
-      this.places.set(cell.firstChild, [-1, head]);
-      names.append(cell);
+      names.append(this.name(String(head), `head ${head} of all layers`, "col", ofHead(head)));
     }
     const body = table.createTBody();
     let index = 0;
     layers.forEach((numHeads, layer) => {
       const row = body.insertRow();
-      const cell = this.name(layers.length > 1 ? `layer ${layer}` : "all", `all heads of layer ${layer}`, "row",
-        ofLayer(layer));
-      this.rowNames.push(cell.firstChild);
-      this.places.set(cell.firstChild, [layer, -1]);
-      row.append(cell);
+      row.append(this.name(layers.length > 1 ? `layer ${layer}` : "all", `all heads of layer ${layer}`, "row",
+        ofLayer(layer)));
       for (let head = 0; head < numHeads; head++) {
-        const button = this.button(index++);
-        this.places.set(button, [layer, head]);
-        row.insertCell().append(button);
+        row.insertCell().append(this.button(index++));
       }
     });
   }
@@ -150,40 +140,32 @@ class Grid {
     this.focused = index;
   }
 
-  // Arrow keys move among thumbnails, and beyond the first ones to the names.
+  // Arrow keys move among the cells of the table: row 0 and cell 0 have the names.
   pressed(event) {
-    const place = this.places.get(event.target.closest("button"));
-    if (!place) {
+    const cell = event.target.closest("button")?.parentElement;
+    if (!cell) {
       return;
     }
-    const [layer, head] = place; // -1: the name of a column or a row
-    const {layers} = this.weights;
-    if (event.key === " " && layer >= 0 && head >= 0) {
+    const {rows} = this.table;
+    const row = cell.parentElement.rowIndex, column = cell.cellIndex;
+    if (event.key === " " && row > 0 && column > 0) {
       event.preventDefault();
-      this.choose([this.indexOf(layer, head)], true);
+      this.choose([Number(cell.firstChild.dataset.head)], true);
       return;
     }
-    const columnsOf = row => row < 0 ? this.columnNames.length : layers[row];
-    const step = stepOf(event, head, columnsOf(layer) - 1);
+    const step = stepOf(event, column - 1, rows[row].cells.length - 2);
     if (step) {
-      const toLayer = Math.min(Math.max(layer + step[0], head < 0 ? 0 : -1), layers.length - 1);
-      const toHead = Math.min(Math.max(head + step[1], toLayer < 0 ? 0 : -1), columnsOf(toLayer) - 1);
-      this.focusAt(toLayer, toHead);
+      const toRow = Math.min(Math.max(row + step[0], column > 0 ? 0 : 1), rows.length - 1);
+      const {cells} = rows[toRow];
+      const toColumn = Math.min(Math.max(column + step[1], toRow > 0 ? 0 : 1), cells.length - 1);
+      this.focus(cells[toColumn].firstChild);
     }
   }
 
-  indexOf(layer, head) {
-    return this.weights.layers.slice(0, layer).reduce((sum, heads) => sum + heads, 0) + head;
-  }
-
-  focusAt(layer, head) {
-    if (layer < 0) {
-      this.columnNames[head].focus();
-    } else if (head < 0) {
-      this.rowNames[layer].focus();
-    } else {
-      this.focusable(this.indexOf(layer, head));
-      this.buttons[this.focused].focus();
+  focus(button) {
+    if ("head" in button.dataset) {
+      this.focusable(Number(button.dataset.head));
     }
+    button.focus();
   }
 }

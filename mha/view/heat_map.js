@@ -77,7 +77,7 @@ class HeatMaps {
     drawing.imageSmoothingEnabled = Math.min(across, down) < 1;
     drawing.drawImage(map.small, left, top, width, height);
     if (labelled) {
-      this.writeLabels(drawing, map, size, [queries.words, keys.words], state.isolated, colours);
+      this.writeLabels(drawing, map, queries.words, keys.words, state.isolated, colours);
     }
     drawing.strokeStyle = colours.faint;
     drawing.strokeRect(left, top, width, height);
@@ -110,8 +110,8 @@ class HeatMaps {
     return this.labels.get(cell);
   }
 
-  writeLabels(context, {left, top, across, down}, size, [queryWords, keyWords], isolated, colours) {
-    context.font = labelFont(size);
+  writeLabels(context, {left, top, across, down}, queryWords, keyWords, isolated, colours) {
+    context.font = labelFont(across);
     context.textBaseline = "middle";
     const write = (word, chosen, x, y) => {
       context.fillStyle = chosen ? colours.accent : colours.ink;

@@ -9,7 +9,7 @@ class Viewer {
     this.weights = new Weights(data, codes);
     this.state = {
       chosen: [0],      // indices of heads
-      mode: "lines",
+      mode: null,       // "lines" or "heat-map"
       places: {lines: this.firstThreshold(), "heat-map": 0}, // of the slider
       isolated: null,   // {query}, {key} or, in a heat map, {query, key}
       kept: false,      // whether a click keeps it
@@ -31,7 +31,7 @@ class Viewer {
     this.row = Math.max(this.weights.queryLen, this.weights.keyLen) > 60 ? 16 : 22;
     document.documentElement.style.setProperty("--row", `${this.row}px`);
     this.listen();
-    this.setThreshold(this.state.places.lines);
+    this.setMode("lines");
     this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
   }
 
@@ -45,10 +45,7 @@ class Viewer {
 
   listen() {
     for (const radio of document.querySelectorAll("input[name=mode]")) {
-      radio.addEventListener("change", () => {
-        this.change({mode: radio.value, isolated: null, kept: false});
-        this.setThreshold(this.state.places[radio.value]);
-      });
+      radio.addEventListener("change", () => this.setMode(radio.value));
     }
     byId("threshold").addEventListener("input", event => this.setThreshold(Number(event.target.value)));
     byId("theme").addEventListener("click", () => this.setTheme(!this.isDark));
@@ -83,6 +80,16 @@ class Viewer {
     }
     byId("several").checked = false;
     byId("threshold").value = this.state.places[this.state.mode];
+  }
+
+  setMode(mode) {
+    const isLines = mode === "lines";
+    byId("detail").classList.toggle("short", isLines && this.row * this.weights.queryLen < 800); // stays on one sheet
+    byId("token-hint").textContent = (isLines ? "Only its lines stay, and its weights come in numbers."
+      : "Its row and column are framed, and its weights come in numbers.")
+      + " A click keeps it, Escape lets it go. By keys: Tab and the arrows, Enter.";
+    this.change({mode, isolated: null, kept: false});
+    this.setThreshold(this.state.places[mode]);
   }
 
   // Up to twice what each key would get from a query that makes no difference between them, and to
@@ -161,10 +168,6 @@ class Viewer {
     const isolated = side && {side, index: state.isolated[side]};
     const isLines = state.mode === "lines";
     byId("lines").hidden = !isLines;
-    byId("detail").classList.toggle("short", isLines && this.row * weights.queryLen < 800); // stays on one sheet
-    byId("token-hint").textContent = (isLines ? "Only its lines stay, and its weights come in numbers."
-      : "Its row and column are framed, and its weights come in numbers.")
-      + " A click keeps it, Escape lets it go. By keys: Tab and the arrows, Enter.";
     byId("heat-maps").hidden = byId("scale").hidden = isLines;
     byId("cut").textContent = "";
     this.showChosen();

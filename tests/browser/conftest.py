@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
 
+WORDS = ["The", "cat", "sat", "down"]
+
 
 @pytest.fixture(scope="session")
 def chromium():

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import random_weights, settle
+from conftest import WORDS, random_weights, settle
 
 import mha
-
-WORDS = ["The", "cat", "sat", "down"]
 
 
 def box(page, selector):

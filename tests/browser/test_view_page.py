@@ -5,16 +5,11 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import pixel, random_weights, settle
+from conftest import WORDS, pixel, random_weights, settle
 
 import mha
 
-WORDS = ["The", "cat", "sat", "down"]
 ROW = 22  # pixels a token
-
-
-def text(page, selector):
-    return page.locator(selector).inner_text()
 
 
 def strongest(page):
@@ -41,15 +36,15 @@ def test_the_page_has_every_number(opened):
 
 def test_a_click_opens_a_head(opened):
     page = opened(mha.view.model(random_weights(2, 3, 4, 4), WORDS, title="two layers"))
-    assert (page.title(), text(page, "#title")) == ("two layers", "two layers")
-    assert text(page, "#chosen") == "Layer 0, head 0"
+    assert (page.title(), page.inner_text("#title")) == ("two layers", "two layers")
+    assert page.inner_text("#chosen") == "Layer 0, head 0"
     page.click("button[data-head='4']")
     settle(page)
-    assert text(page, "#chosen") == "Layer 1, head 1"
+    assert page.inner_text("#chosen") == "Layer 1, head 1"
     pressed = page.locator("#grid [aria-pressed=true]").evaluate_all(
         "buttons => buttons.map(button => button.dataset.head)")
     assert pressed == ["4"]
-    assert text(page, "#status") == "layer 1, head 1 shown"
+    assert page.inner_text("#status") == "layer 1, head 1 shown"
 
 
 def test_several_heads_by_control_by_their_names_and_by_the_check_box(opened):
@@ -116,7 +111,7 @@ def test_hovering_isolates_a_token_on_either_side(opened):
     width = page.locator("#line-canvas").bounding_box()["width"]
     page.hover("#queries button >> nth=1")
     settle(page)
-    assert text(page, "#isolated-title") == "query 1: cat"
+    assert page.inner_text("#isolated-title") == "query 1: cat"
     assert strongest(page) == [("sat", "50 %"), ("The", "25 %"), ("cat", "13 %"), ("down", "13 %")]
     assert pixel(page, "#line-canvas", 1, ROW * 1.5)[3] > 80
     assert pixel(page, "#line-canvas", 1, ROW * 2.5)[3] == 0
@@ -125,12 +120,12 @@ def test_hovering_isolates_a_token_on_either_side(opened):
     assert shade == [0.5, 0.25, 1, 0.25]
     page.hover("#keys button >> nth=0")
     settle(page)
-    assert text(page, "#isolated-title") == "key 0: The"
+    assert page.inner_text("#isolated-title") == "key 0: The"
     assert strongest(page) == [("down", "100 %"), ("cat", "25 %")]
-    assert text(page, "#status") == "key 0, The, is attended by down 100 %, cat 25 %"
+    assert page.inner_text("#status") == "key 0, The, is attended by down 100 %, cat 25 %"
     page.hover("#title")
     settle(page)
-    assert text(page, "#isolated-title") == "Point at a token"
+    assert page.inner_text("#isolated-title") == "Point at a token"
     assert pixel(page, "#line-canvas", 1, ROW * 2.5)[3] > 80
     assert pixel(page, "#line-canvas", width / 2, ROW * 2)[3] > 60
 
@@ -140,26 +135,26 @@ def test_a_click_keeps_a_token_until_escape(opened):
     page.click("#queries button >> nth=1")
     page.hover("#queries button >> nth=3")
     settle(page)
-    assert text(page, "#isolated-title") == "query 1: cat"
+    assert page.inner_text("#isolated-title") == "query 1: cat"
     assert page.get_attribute("#queries button >> nth=1", "aria-pressed") == "true"
     page.keyboard.press("Escape")
     settle(page)
-    assert text(page, "#isolated-title") == "Point at a token"
+    assert page.inner_text("#isolated-title") == "Point at a token"
 
 
 def test_a_finger_lets_go_what_it_kept(opened):
     page = opened(mha.view.heads(one_line_each(), WORDS), has_touch=True)
     page.tap("#queries button >> nth=1")
     settle(page)
-    assert text(page, "#isolated-title") == "query 1: cat"
+    assert page.inner_text("#isolated-title") == "query 1: cat"
     assert page.is_visible("#let-go")
     page.tap("#queries button >> nth=1")
     settle(page)
-    assert text(page, "#isolated-title") == "Point at a token"
+    assert page.inner_text("#isolated-title") == "Point at a token"
     page.tap("#queries button >> nth=2")
     page.tap("#let-go")
     settle(page)
-    assert text(page, "#isolated-title") == "Point at a token"
+    assert page.inner_text("#isolated-title") == "Point at a token"
     assert not page.is_visible("#let-go")
 
 
@@ -196,7 +191,7 @@ def test_the_mean_of_several_heads_is_listed(opened):
     page.get_by_role("button", name="all heads of layer 0").click()
     page.hover("#queries button >> nth=1")
     settle(page)
-    assert text(page, "#mean") == "mean of 2 heads"
+    assert page.inner_text("#mean") == "mean of 2 heads"
     assert strongest(page) == [("The", "50 %"), ("sat", "50 %")]
 
 
@@ -214,7 +209,7 @@ def test_the_threshold_hides_light_weights(opened):
     assert drawn() == [True, True]
     page.locator("#threshold").fill("80")
     assert drawn() == [False, True]
-    assert text(page, "#threshold-shown") == "25 %"
+    assert page.inner_text("#threshold-shown") == "25 %"
     page.locator("#threshold").fill("100")
     assert drawn() == [False, False]
 
@@ -224,7 +219,7 @@ def test_too_many_lines_are_cut_to_the_heaviest(opened):
     page.locator("#threshold").fill("0")
     page.get_by_role("button", name="all heads of layer 0").click()
     settle(page)
-    shown, total = map(int, text(page, "#cut").split(" lines")[0].split(" of "))
+    shown, total = map(int, page.inner_text("#cut").split(" lines")[0].split(" of "))
     assert 3000 < shown <= 4000 and total <= 8 * 60 * 60
 
 
@@ -238,13 +233,13 @@ def test_equal_weights_are_cut_too(opened, weights, drawn):
     page = opened(mha.view.heads(weights, range(weights.shape[-1])))
     page.locator("#threshold").fill("0")
     settle(page)
-    assert text(page, "#cut") == drawn
+    assert page.inner_text("#cut") == drawn
     assert pixel(page, "#line-canvas", 1, 8)[3] > 0
 
 
 def test_a_fifth_is_no_less_than_twenty_percent(opened):
     page = opened(mha.view.heads(np.full((1, 5, 5), 0.2), range(5)))
-    assert float(text(page, "#threshold-shown").split()[0]) <= 20
+    assert float(page.inner_text("#threshold-shown").split()[0]) <= 20
     assert pixel(page, "#line-canvas", 1, ROW * 0.5)[3] > 0
 
 
@@ -259,7 +254,7 @@ def test_the_heat_map_has_the_colours_of_the_weights(opened):
         const {width, height} = canvas.style, cell = 30;
         return [parseFloat(width) - 4 * cell, parseFloat(height) - 4 * cell, cell];
     }""")
-    assert text(page, "#scale-end") == "100 %"
+    assert page.inner_text("#scale-end") == "100 %"
     for query in range(4):
         for key in range(4):
             at = left + cell * (key + 0.5), top + cell * (query + 0.5)
@@ -269,11 +264,11 @@ def test_the_heat_map_has_the_colours_of_the_weights(opened):
     box = page.locator("#heat-maps canvas").bounding_box()
     page.mouse.move(box["x"] + left + 2.5 * cell, box["y"] + top + 1.5 * cell)
     settle(page)
-    assert text(page, "#status") == "sat: 100 % of cat"
-    assert text(page, "#isolated-title") == "query 1: cat → sat: 100 %"
+    assert page.inner_text("#status") == "sat: 100 % of cat"
+    assert page.inner_text("#isolated-title") == "query 1: cat → sat: 100 %"
     page.mouse.click(box["x"] + left + 0.5 * cell, box["y"] + top + 3.5 * cell)
     settle(page)
-    assert text(page, "#status") == "The: NaN of down"
+    assert page.inner_text("#status") == "The: NaN of down"
 
 
 def test_a_kept_cell_stays_when_another_head_is_opened(opened):
@@ -283,11 +278,11 @@ def test_a_kept_cell_stays_when_another_head_is_opened(opened):
     box = page.locator("#heat-maps canvas").bounding_box()
     page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 15)
     settle(page)
-    assert text(page, "#isolated-title") == "query 3: down → down: 100 %"
+    assert page.inner_text("#isolated-title") == "query 3: down → down: 100 %"
     page.click("button[data-head='1']")
     settle(page)
-    assert text(page, "#isolated-title") == "query 3: down → down: 25 %"
-    assert text(page, "#mean") == "head 1"
+    assert page.inner_text("#isolated-title") == "query 3: down → down: 25 %"
+    assert page.inner_text("#mean") == "head 1"
 
 
 def test_very_many_heads_are_not_all_drawn_as_heat_maps(opened):
@@ -298,7 +293,7 @@ def test_very_many_heads_are_not_all_drawn_as_heat_maps(opened):
         page.get_by_role("button", name=f"all heads of layer {layer}").click()
     settle(page)
     assert page.locator("#heat-maps canvas").count() == 36
-    assert text(page, "#cut") == "the first of 50 heads"
+    assert page.inner_text("#cut") == "the first of 50 heads"
 
 
 def test_long_tokens_are_cut_once(opened):
@@ -345,25 +340,25 @@ def test_all_of_it_by_keys(opened):
     press("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight")
     assert page.evaluate(focused) == "layer 1, head 2"
     press("Enter")
-    assert text(page, "#chosen") == "Layer 1, head 2"
+    assert page.inner_text("#chosen") == "Layer 1, head 2"
     press("Home", " ")
-    assert text(page, "#chosen") == "2 heads"
+    assert page.inner_text("#chosen") == "2 heads"
     page.focus("#queries button >> nth=0")
     assert page.locator("#queries [tabindex='0']").count() == 1  # one stop of Tab
     press("ArrowDown", "ArrowDown")
     assert page.evaluate(focused) == "query 2: sat"
-    assert text(page, "#isolated-title") == "query 2: sat"
+    assert page.inner_text("#isolated-title") == "query 2: sat"
     press("ArrowRight", "End", "Enter")
     assert page.evaluate(focused) == "key 3: down"
     press("Home")
-    assert text(page, "#isolated-title") == "key 3: down"  # it is kept
+    assert page.inner_text("#isolated-title") == "key 3: down"  # it is kept
     press("Escape", "End")
-    assert text(page, "#status").startswith("key 3, down, is attended by ")
+    assert page.inner_text("#status").startswith("key 3, down, is attended by ")
     page.check("input[value=heat-map]")
     settle(page)  # what is not drawn yet cannot be focused
     page.focus("#heat-maps canvas >> nth=0")
     press("ArrowRight", "ArrowRight", "ArrowDown")
-    assert text(page, "#isolated-title").startswith("query 1: cat → cat: ")
+    assert page.inner_text("#isolated-title").startswith("query 1: cat → cat: ")
 
 
 def test_every_control_has_a_name_and_the_page_its_regions(opened):
@@ -484,7 +479,7 @@ def test_many_tokens_and_heads_still_open(opened):
     page = opened(mha.view.model(weights, range(700)))
     page.click("button[data-head='31']")
     settle(page)
-    assert text(page, "#chosen") == "Layer 1, head 15"
+    assert page.inner_text("#chosen") == "Layer 1, head 15"
     assert pixel(page, "#line-canvas", 1, 16 * 699.5)[3] > 60
     page.check("input[value=heat-map]")
     settle(page)

@@ -34,7 +34,6 @@ def random_array(*shape, chunks):
                          chunks=chunks)
 
 
-@pytest.mark.timeout(120)
 def test_the_same_bits_on_workers_and_each_has_its_share_of_cores(client):
     x = random_array(2, 4, 300, 16, chunks=(1, 2, 50, 16))
     output, pullback = mha.dask.scaled_dot_product_attention_vjp(x, x, x, causal=True, dropout=0.2,
@@ -51,7 +50,6 @@ def test_the_same_bits_on_workers_and_each_has_its_share_of_cores(client):
     assert client.gather(shares) == [1] * 4
 
 
-@pytest.mark.timeout(120)
 def test_threads_of_a_worker_share_its_cores():
     with (LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None,
                        silence_logs=50) as cluster, Client(cluster) as client):
@@ -74,7 +72,6 @@ class Counted(mha.MultiHeadAttention):
             pass
 
 
-@pytest.mark.timeout(120)
 def test_parameters_come_to_each_worker_once_and_packed(client, tmp_path):
     layer = Counted(16, 2, rng=0)
     layer.folder = str(tmp_path)
@@ -92,7 +89,6 @@ def finished_tasks(dask_scheduler):
                for task in dask_scheduler.tasks.values() if "mha-" in str(task.key))
 
 
-@pytest.mark.timeout(200)
 def test_a_worker_that_is_killed_midway(client):
     """What it had is computed again by the others: the same bits."""
     x = random_array(1, 2, 4000, 32, chunks=(1, 1, 250, 32))
@@ -117,7 +113,6 @@ def greedy(chunk):
     return chunk + hoard[0][0] - 1
 
 
-@pytest.mark.timeout(200)
 def test_a_worker_that_runs_out_of_memory(client):
     """Its nanny ends it, and the next one; the error names the chunk."""
     x = random_array(1, 2, 40, 8, chunks=(1, 1, 20, 8))
@@ -130,7 +125,6 @@ def out_of_memory(*_, **__):
     raise MemoryError("could not allocate a workspace of 1 bytes")
 
 
-@pytest.mark.timeout(120)
 def test_a_part_that_finds_no_memory_says_which_it_is(client):
     def cripple():
         mha.dask.tasks._core.scaled_dot_product_attention = out_of_memory
@@ -142,7 +136,6 @@ def test_a_part_that_finds_no_memory_says_which_it_is(client):
     assert any("attention: batch 0, head" in note for note in error.value.__notes__)
 
 
-@pytest.mark.timeout(120)
 def test_a_chunk_that_cannot_be_read_is_the_error_itself(client):
     def unreadable(chunk, block_info=None):
         if block_info[0]["chunk-location"] == (0, 1, 1, 0):

@@ -19,7 +19,6 @@ def run(folder, *arguments):
         capture_output=True, encoding="utf-8", env={**os.environ, "COLUMNS": "80"})
 
 
-@pytest.mark.timeout(900)
 def test_from_file_to_file(tmp_path):
     options = "--tokens", "20000", "--window", "500", "--chunk", "3000", "--memory", "400MB"
     printed = run(tmp_path, *options)

@@ -161,7 +161,7 @@ RESULTS = ["dims", "base", "layout", "frequencies", "magnitude"]  # of a Rotary:
 
 def run(code):
     """What the code prints in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -191,7 +191,7 @@ def test_more_than_a_browser_holds_is_refused(monkeypatch):
 
 def run_command(*arguments, cwd):
     return subprocess.run([sys.executable, "-m", "mha", "view", *map(str, arguments)], cwd=cwd,
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True)
 
 
 def page_at(path):
@@ -224,7 +224,7 @@ def test_the_command_never_writes_over_the_weights(tmp_path, arguments):
 def test_the_command_prints_names_that_the_terminal_has_no_letters_for(tmp_path):
     np.savez(tmp_path / "猫.npz", weights=some_weights(2, 3, 3))
     done = subprocess.run([sys.executable, "-m", "mha", "view", "猫.npz", "--title", ""],
-                          cwd=tmp_path, capture_output=True, timeout=60,
+                          cwd=tmp_path, capture_output=True,
                           env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, b"")
     assert page_at(tmp_path / "猫.html")[0]["title"] == ""

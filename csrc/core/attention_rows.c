@@ -38,6 +38,23 @@ bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
            mha_stride(tensor, 2) != mha_extent(tensor, 1) * item_size(tensor, dtype);
 }
 
+mha_rows_ahead mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
+                                int64_t batch, int64_t head, int64_t first, int64_t end) {
+    return (mha_rows_ahead){
+        .first = mha_at_row(tensor, attention->batch_axes, batch, head, first),
+        .count = end - first,
+        .stride = mha_stride(tensor, 2),
+        .width = mha_extent(tensor, 1) * item_size(tensor, attention->dtype),
+    };
+}
+
+bool mha_comes_from_afar(const mha_attention *a, int64_t batch_heads) {
+    enum { NEAR_BYTES = 2 << 20 };
+    const double rows = (double)mha_extent(&a->query, 2) + (double)mha_extent(&a->key, 2);
+    const double columns = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1);
+    return (double)batch_heads * rows * columns * (double)mha_dtype_size(a->dtype) > NEAR_BYTES;
+}
+
 void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
                      int64_t head, int64_t first, int64_t end, char *own) {
     const int64_t columns = mha_extent(tensor, 1);

@@ -26,6 +26,14 @@ void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t
                           int64_t first, int64_t count, mha_key_ranges *visible,
                           mha_attention_block *block);
 
+/* The rows first..end of (batch, head), to be asked for. */
+mha_rows_ahead mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
+                                int64_t batch, int64_t head, int64_t first, int64_t end);
+
+/* Whether what so many heads read and write is more than a processor's own caches hold, so that
+ * asking for it in time is worth the effort. */
+bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
+
 /* Elements between two rows. */
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
 

@@ -20,6 +20,8 @@ typedef struct mha_gradient_job {
     mha_row_sums *row_sums; /* (batch, heads, query_len), or NULL: per_head_backward.c */
     mha_pieces diagonals;   /* (batch, heads, chunks) of `most_diagonals`, or first NULL */
     int64_t most_diagonals;
+    int threads;        /* that take the tasks in turns */
+    bool reads_ahead;   /* asks for what comes next */
     bool copies_keys;   /* and values, side by side */
     bool joins_sums;    /* over so many queries that they are chains of chains */
     mha_pieces scratch; /* scratch_size bytes for each worker: the kernel's */

@@ -10,9 +10,11 @@ typedef struct attention_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
     int64_t query_blocks; /* of one head */
-    int joint_blocks;     /* of them, for one task */
-    int64_t tasks_of_a_head;
+    int joint_blocks;     /* of them, that walk the keys together */
+    int64_t walks_of_a_head, walks_of_a_task;
     int64_t batch_heads;
+    int threads;
+    bool reads_ahead;         /* of what the next walk needs */
     int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
     bool copies_heads;        /* each worker copies the key head that it is at, side by side */
     mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copy */
@@ -73,16 +75,56 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, const m
     }
 }
 
-/* Task: some consecutive blocks of one head. One head after the other, so that its keys and values
- * stay in the cache; the last blocks of a head first, since with a causal mask they are the
- * longest. */
-static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
-    const attention_job *job = context;
+/* A walk: some consecutive blocks of one head. The last blocks of a head come first, since with a
+ * causal mask they are the longest. */
+static int64_t first_block_of(const attention_job *job, int64_t walk) {
+    return (job->walks_of_a_head - 1 - walk % job->walks_of_a_head) * job->joint_blocks;
+}
+
+static int64_t end_block_of(const attention_job *job, int64_t walk) {
+    return mha_smaller(first_block_of(job, walk) + job->joint_blocks, job->query_blocks);
+}
+
+/* What the end of a walk writes, and what its worker's next walk reads, if there is one: its
+ * queries, and a share of the next head's keys. No processor foresees them, since they lie in other
+ * arrays, or behind other rows. Returns how many. */
+enum { MOST_ROWS_AHEAD = 3 };
+static int look_ahead(const attention_job *job, int64_t walk, int64_t next_walk, int64_t next_task,
+                      mha_rows_ahead ahead[MOST_ROWS_AHEAD]) {
+    const mha_attention *a = job->attention;
+    const int64_t heads = mha_extent(&a->query, 3), query_len = mha_extent(&a->query, 2);
+    const int64_t key_len = mha_smaller(mha_extent(&a->key, 2), 2 * MHA_KEY_BLOCK);
+    const int64_t walks = job->walks_of_a_head, of_task = job->walks_of_a_task;
+    int64_t head = walk / walks;
+    const int64_t last = end_block_of(job, walk) - 1;
+    ahead[0] = mha_rows_to_come(a, &a->output, head / heads, head % heads,
+                                first_query_of(job, query_len, last),
+                                first_query_of(job, query_len, last + 1));
+    head = next_walk / walks;
+    if (head >= job->batch_heads) {
+        return 1;
+    }
+    ahead[1] = mha_rows_to_come(a, &a->query, head / heads, head % heads,
+                                first_query_of(job, query_len, first_block_of(job, next_walk)),
+                                first_query_of(job, query_len, end_block_of(job, next_walk)));
+    head = next_task * of_task / walks;
+    if (head >= job->batch_heads || head == walk / walks || job->copies_heads) {
+        return 2;
+    }
+    const int64_t share = walk % of_task;
+    ahead[2] =
+        mha_rows_to_come(a, &a->key, head / heads, head % heads / (heads / mha_extent(&a->key, 3)),
+                         key_len * share / of_task, key_len * (share + 1) / of_task);
+    return 3;
+}
+
+static void attend_walk(const attention_job *job, int64_t walk, int64_t next_walk,
+                        int64_t next_task, mha_worker *worker) {
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     mha_key_ranges visible[MHA_MAX_JOINT_BLOCKS];
-    const int64_t batch_head = task / job->tasks_of_a_head;
-    const int64_t group = job->tasks_of_a_head - 1 - task % job->tasks_of_a_head;
-    const int64_t first = group * job->joint_blocks;
+    mha_rows_ahead ahead[MOST_ROWS_AHEAD];
+    const int64_t batch_head = walk / job->walks_of_a_head;
+    const int64_t first = first_block_of(job, walk);
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         fill_block(job, batch_head, first + i, &visible[i], &blocks[i]);
@@ -91,7 +133,22 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
     }
+    if (job->reads_ahead) {
+        blocks[count - 1].ahead = ahead;
+        blocks[count - 1].ahead_count = look_ahead(job, walk, next_walk, next_task, ahead);
+    }
     job->kernels->attention->forward(blocks, count, mha_piece(&job->scratch, worker->number));
+}
+
+/* Task: one walk, or all of a head. One head after the other, so that its keys and values stay in
+ * the cache. */
+static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
+    const attention_job *job = context;
+    const int64_t walks = job->walks_of_a_task, next_task = task + job->threads;
+    for (int64_t i = 0; i < walks; i++) {
+        const int64_t walk = task * walks + i;
+        attend_walk(job, walk, i + 1 < walks ? walk + 1 : next_task * walks, next_task, worker);
+    }
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the
@@ -130,6 +187,17 @@ static void plan_scratch(attention_job *job) {
     }
 }
 
+/* A task is a whole head where there are so many for each thread that none waits long for the last.
+ */
+static void plan_tasks(attention_job *job, int threads, int64_t *num_tasks) {
+    enum { HEADS_A_THREAD = 16 };
+    const bool whole = threads == 1 || job->batch_heads >= (int64_t)HEADS_A_THREAD * threads;
+    job->walks_of_a_task = whole ? job->walks_of_a_head : 1;
+    *num_tasks = whole ? job->batch_heads : *num_tasks;
+    job->threads = threads;
+    job->reads_ahead = mha_comes_from_afar(job->attention, job->batch_heads);
+}
+
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
                        int64_t *num_tasks, int *threads) {
     int64_t batch;
@@ -142,12 +210,13 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     job->query_blocks =
         mha_divide_up(mha_extent(&attention->query, 2), job->kernels->attention->query_block);
     job->joint_blocks = joint_blocks_of(job, num_threads);
-    job->tasks_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
-    if (__builtin_mul_overflow(job->batch_heads, job->tasks_of_a_head, num_tasks)) {
+    job->walks_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
+    if (__builtin_mul_overflow(job->batch_heads, job->walks_of_a_head, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
     const double operations = mha_attention_operations(attention, job->batch_heads);
     *threads = mha_threads_for(*num_tasks, operations, num_threads);
+    plan_tasks(job, *threads, num_tasks);
     plan_scratch(job);
     return MHA_OK;
 }

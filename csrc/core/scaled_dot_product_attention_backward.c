@@ -14,7 +14,7 @@
 /* What a task works on, first_key..end_key of one key head, and where it finds these keys and
  * values and adds up their gradients. Strides count elements. */
 typedef struct key_chunk {
-    int64_t batch, kv_head, first_key, end_key;
+    int64_t task, batch, kv_head, first_key, end_key;
     int number;                                /* among the chunks of the head */
     void *key, *value, *grad_key, *grad_value; /* gradients: NULL where not wanted */
     int64_t key_stride, value_stride, grad_key_stride, grad_value_stride;
@@ -138,16 +138,94 @@ static void join_sums(const mha_gradient_job *job, const key_chunk *c, int64_t b
     }
 }
 
-/* One block of queries of one head with a chunk of keys. */
-static void differentiate_block(const mha_gradient_job *job, const key_chunk *c, int64_t head,
-                                int64_t query_block, mha_worker *worker) {
+static key_chunk chunk_of_task(const mha_gradient_job *job, int64_t task) {
+    const int64_t key_heads = job->batch * job->kv_heads;
+    key_chunk c = {
+        .number = (int)(task / key_heads), /* other heads lie between two of one head */
+        .batch = task % key_heads / job->kv_heads,
+        .kv_head = task % key_heads % job->kv_heads,
+        .task = task,
+    };
+    c.first_key = c.number * job->chunk_keys;
+    c.end_key = mha_smaller(c.first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
+    return c;
+}
+
+/* One of the blocks of queries that pass a chunk: those of the first head that shares its keys, the
+ * last one first, then those of the next head. */
+typedef struct passing_block {
+    int64_t head, number, first, end; /* queries first..end, block `number` of the head */
+} passing_block;
+
+static passing_block block_that_passes(const mha_gradient_job *job, const key_chunk *c,
+                                       int64_t number) {
+    passing_block block = {
+        .head = c->kv_head * job->group + number / job->query_blocks,
+        .number = job->query_blocks - 1 - number % job->query_blocks,
+    };
+    block.first = block.number * MHA_QUERY_CHAIN;
+    block.end = mha_smaller(block.first + MHA_QUERY_CHAIN, mha_extent(&job->attention->query, 2));
+    return block;
+}
+
+enum { MOST_ROWS_AHEAD = 8 };
+typedef struct asked_rows {
+    mha_rows_ahead rows[MOST_ROWS_AHEAD];
+    int count;
+} asked_rows;
+
+static void ask_for(asked_rows *asked, const mha_gradient_job *job, const mha_tensor *tensor,
+                    int64_t batch, int64_t head, int64_t first, int64_t end) {
+    if (tensor->data != NULL) {
+        asked->rows[asked->count++] =
+            mha_rows_to_come(job->attention, tensor, batch, head, first, end);
+    }
+}
+
+/* What the kernel asks for while a block passes: the gradient that it will write, the rows of the
+ * next block, and the block's share of the worker's next chunk. */
+static void look_ahead(const mha_gradient_job *job, const key_chunk *c, int64_t number,
+                       asked_rows *asked) {
+    const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
+    const int64_t blocks = job->group * job->query_blocks;
+    const key_chunk next = chunk_of_task(job, c->task + job->threads);
+    const bool there_is_next = next.number < job->chunks, is_last = number + 1 == blocks;
+    const passing_block now = block_that_passes(job, c, number);
+    asked->count = 0;
+    ask_for(asked, job, &g->grad_query, c->batch, now.head, now.first, now.end);
+    if (!is_last || there_is_next) {
+        const int64_t batch = is_last ? next.batch : c->batch;
+        const passing_block then =
+            is_last ? block_that_passes(job, &next, 0) : block_that_passes(job, c, number + 1);
+        const mha_tensor *const of_queries[] = {&a->query, &a->output, &g->grad_output};
+        for (int i = 0; i < 3; i++) {
+            ask_for(asked, job, of_queries[i], batch, then.head, then.first, then.end);
+        }
+    }
+    if (there_is_next && !job->copies_keys) {
+        const int64_t keys = next.end_key - next.first_key;
+        const int64_t first = next.first_key + keys * number / blocks;
+        const int64_t end = next.first_key + keys * (number + 1) / blocks;
+        const mha_tensor *const of_keys[] = {&a->key, &a->value, &g->grad_key, &g->grad_value};
+        for (int i = 0; i < 4; i++) {
+            ask_for(asked, job, of_keys[i], next.batch, next.kv_head, first, end);
+        }
+    }
+}
+
+/* One block of queries of one head with a chunk of keys. */
+static void differentiate_block(const mha_gradient_job *job, const key_chunk *c, int64_t number,
+                                mha_worker *worker) {
+    const mha_attention_gradients *g = job->gradients;
+    const passing_block passing = block_that_passes(job, c, number);
+    const int64_t head = passing.head, first = passing.first;
     mha_key_ranges visible;
     mha_attention_backward_block block;
-    mha_fill_gradient_block(job, c->batch, head, query_block, &visible, &block);
+    asked_rows asked;
+    mha_fill_gradient_block(job, c->batch, head, passing.number, &visible, &block);
     _Atomic uint64_t *done =
-        job->done + (c->batch * job->heads + head) * job->query_blocks + query_block;
-    const int64_t first = block.attention.first_query;
+        job->done + (c->batch * job->heads + head) * job->query_blocks + passing.number;
     block.attention.stored_key = c->first_key;
     block.attention.key = c->key;
     block.attention.key_stride = c->key_stride;
@@ -171,6 +249,11 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
         mha_want_bias(job, c->batch, head, first, &block);
     }
     mha_want_per_head(job, c->batch, head, c->number, &block);
+    if (job->reads_ahead) {
+        look_ahead(job, c, number, &asked);
+        block.attention.ahead = asked.rows;
+        block.attention.ahead_count = asked.count;
+    }
     if (sees_chunk(&block)) {
         await_turn(done, c->number, worker);
         mha_run_gradient_block(job, &block, worker);
@@ -180,27 +263,20 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
 
 void mha_differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
     const mha_gradient_job *job = context;
-    const int64_t key_heads = job->batch * job->kv_heads;
-    key_chunk c = {
-        .number = (int)(task / key_heads), /* other heads lie between two of one head */
-        .batch = task % key_heads / job->kv_heads,
-        .kv_head = task % key_heads % job->kv_heads,
-    };
-    c.first_key = c.number * job->chunk_keys;
-    c.end_key = mha_smaller(c.first_key + job->chunk_keys, mha_extent(&job->attention->key, 2));
+    key_chunk c = chunk_of_task(job, task);
     use_rows(job, worker, &c);
-    int64_t blocks = 0;
+    int64_t number = 0;
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
             mha_clear_bias(job, c.batch, head, worker);
         }
         mha_clear_diagonals(job, c.batch, head, c.number, worker);
-        for (int64_t query_block = job->query_blocks - 1; query_block >= 0; query_block--) {
+        for (int64_t block = 0; block < job->query_blocks; block++, number++) {
             if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_BLOCK)) {
                 return;
             }
-            differentiate_block(job, &c, head, query_block, worker);
-            join_sums(job, &c, ++blocks, worker);
+            differentiate_block(job, &c, number, worker);
+            join_sums(job, &c, number + 1, worker);
         }
     }
 }
@@ -322,10 +398,10 @@ static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
     MHA_TRY(mha_take_gradient_sums(job, &execution->workspace));
     MHA_TRY(mha_take_gradient_scratch(job, threads, &execution->workspace));
     MHA_TRY(mha_count_gradient_tasks(job, &tasks));
+    job->threads = mha_gradient_threads(job, tasks, execution->num_threads);
+    job->reads_ahead = mha_comes_from_afar(job->attention, job->batch * job->heads);
     if (mha_wants_more_than_bias(job)) {
-        MHA_TRY(mha_run_tasks(execution, tasks,
-                              mha_gradient_threads(job, tasks, execution->num_threads),
-                              mha_differentiate_chunk, job));
+        MHA_TRY(mha_run_tasks(execution, tasks, job->threads, mha_differentiate_chunk, job));
     }
     const mha_gradient_jobs jobs = {1, job->kernels, mha_sums_of_a_head(job), the_only_job, job};
     MHA_TRY(mha_per_head_backward(&jobs, job->gradients, execution));

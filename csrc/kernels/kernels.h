@@ -83,6 +83,13 @@ typedef struct mha_key_ranges {
 typedef void mha_read_row(const void *from, mha_storage storage, void *to, int64_t count);
 typedef void mha_write_row(const void *from, void *to, mha_storage storage, int64_t count);
 
+/* Rows of an array that the thread needs soon: the kernel asks for them, into the second cache,
+ * while it computes. Stride and width are bytes. */
+typedef struct mha_rows_ahead {
+    const char *first;
+    int64_t count, stride, width;
+} mha_rows_ahead;
+
 /* One head and a block of consecutive queries. Strides count elements; the last axes of query, key,
  * value and output are contiguous. */
 typedef struct mha_attention_block {
@@ -99,9 +106,11 @@ typedef struct mha_attention_block {
 
     void *output; /* (query_len, value_head_dim) */
     int64_t output_stride;
-    void *weights;              /* (query_len, key_len), contiguous, or NULL */
-    void *lse;                  /* (query_len,) or NULL */
-    void *origin, *denominator; /* (query_len,) both, or NULL: of softmax */
+    void *weights;               /* (query_len, key_len), contiguous, or NULL */
+    void *lse;                   /* (query_len,) or NULL */
+    void *origin, *denominator;  /* (query_len,) both, or NULL: of softmax */
+    const mha_rows_ahead *ahead; /* (ahead_count,) */
+    int ahead_count;
 } mha_attention_block;
 
 /* A sum in double precision, and what its additions have rounded off. */

@@ -33,8 +33,9 @@ ON_WINDOWS = sysconfig.get_platform().startswith(("win", "mingw"))
 COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off",
                 "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
 if not ON_WINDOWS:
-    # Nothing is thrown through C: tables for it would be 20 KB more. Windows wants them.
-    COMMON_FLAGS.append("-fno-asynchronous-unwind-tables")
+    # Nothing is thrown through C: tables for it would be 20 KB more (zig asks for both kinds).
+    # Windows wants them.
+    COMMON_FLAGS += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
 
 
 def instruction_sets():

@@ -1,5 +1,5 @@
-/* Step 3 of the figure: softmax(query key^T * scale) value. A task is one head and one block of
- * queries; the kernel walks its keys. Memory beyond the output does not grow with the length. */
+/* Step 3 of the figure: softmax(query key^T * scale) value. A task is some blocks of queries of one
+ * head; the kernel walks the keys. Memory beyond the output does not grow with the length. */
 #include "../threads/partition.h"
 #include "run.h"
 #include "attention_rows.h"

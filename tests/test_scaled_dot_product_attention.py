@@ -287,6 +287,30 @@ def test_padding_may_hold_anything():
         mha.scaled_dot_product_attention(query, key, value, key_lengths=lengths), clean)
 
 
+@pytest.mark.parametrize("poison", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize(("query_len", "key_len", "options"), [
+    (48, 48, {}), (47, 301, {}), (300, 300, {}), (130, 40, {}), (33, 129, {"query_offset": 0}),
+    (100, 260, {"query_offset": 37}), (60, 60, {"query_offset": -9}),
+    (150, 150, {"window": (3, 0)}), (200, 200, {"window": (130, 0)})])
+def test_keys_behind_the_diagonal_are_left_out(query_len, key_len, options, poison):
+    """A mask says the same as causal, but has every key of a block computed for every query."""
+    rng = np.random.default_rng(query_len)
+    query, key, value = random_inputs(rng, np.float32, query_len=query_len, key_len=key_len)
+    offset = options.get("query_offset", key_len - query_len)
+    visible = mha.masks.causal(query_len, key_len, offset)
+    if "window" in options:
+        visible &= mha.masks.sliding_window(query_len, key_len, window=options["window"])
+    clean = np.where(visible, rng.standard_normal(visible.shape), 0).astype(np.float32)
+    extras = {"return_weights": True, "return_lse": True, "dropout": 0.3, "rng": 5}
+    wanted = mha.scaled_dot_product_attention(
+        query, key, value, bias=clean, mask=visible, **extras)
+    got = mha.scaled_dot_product_attention(
+        query, key, value, bias=np.where(visible, clean, np.float32(poison)), causal=True,
+        **options, **extras)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
 def test_what_is_visible_does_reach_the_output():
     rng = np.random.default_rng(11)
     for index, poison in ((0, np.nan), (1, np.nan), (2, np.nan), (2, np.inf)):

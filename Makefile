@@ -103,9 +103,11 @@ dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -pa
 # The core alone, without Python: its own small test program.
 test-c: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
-	@if grep -qsw avx2 /proc/cpuinfo && ! grep -qsw avx512dq /proc/cpuinfo; then \
-		echo "the kernels of AVX-512, emulated:"; \
-		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_AVX512=1; fi
+	@if grep -qsw avx512dq /proc/cpuinfo; then emulated=AMX; \
+	elif grep -qsw avx2 /proc/cpuinfo; then emulated=AVX512; fi; \
+	if [ "$$emulated" ] && ! grep -qsw amx_bf16 /proc/cpuinfo; then \
+		echo "with what this processor lacks, emulated:"; \
+		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; fi
 
 # The same for AArch64, in an emulator: NEON's kernels give the bits of AVX2's and AVX-512's.
 test-neon:

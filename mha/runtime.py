@@ -75,9 +75,11 @@ def _threads(num_threads: int) -> Iterator[None]:
 
 
 def instruction_set() -> str:
-    """The kernel set in use: "baseline", "avx2", "avx512" or "neon". MHA_ISA forces one.
+    """The kernel set in use: "baseline", "avx2", "avx512", "amx" or "neon".
 
-    >>> mha.instruction_set() in ("baseline", "avx2", "avx512", "neon")
+    MHA_ISA forces one; "amx", whose sums differ in the last bits, is never chosen without it.
+
+    >>> mha.instruction_set() in ("baseline", "avx2", "avx512", "amx", "neon")
     True
     """
     return _core.instruction_set()

@@ -17,6 +17,7 @@ from macholib.SymbolTable import SymbolTable
 
 LARGEST = 1_000_000  # bytes
 SETS = {"x86_64": {b"baseline", b"avx2", b"avx512"}, "aarch64": {b"baseline", b"neon"}}
+OF_LINUX = {"x86_64": {b"amx"}}
 LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1",  # glibc
              "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1",
              "/usr/lib/libSystem.B.dylib"}
@@ -68,7 +69,8 @@ def check(wheel, folder):
     assert of_python, "nothing of Python's"
     if platform.startswith("macosx"):
         assert sought == of_python, sought - of_python
-    missing = {name for name in SETS[machine] if b"\0" + name + b"\0" not in data}
+    sets = SETS[machine] | (OF_LINUX.get(machine, set()) if "linux" in platform else set())
+    missing = {name for name in sets if b"\0" + name + b"\0" not in data}
     assert not missing, f"kernels that are not there: {missing}"
     print(f"{wheel.name}: {size:,} bytes, extension {len(data):,}")
     assert size < LARGEST, f"{size:,} bytes, wanted less than {LARGEST:,}"

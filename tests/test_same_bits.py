@@ -32,10 +32,11 @@ def test_same_bits_at_any_thread_count():
 
 
 def test_same_bits_on_every_instruction_set_with_fma():
-    with_fma = [isa for isa in _core.instruction_sets() if isa != "baseline"] or ["baseline"]
+    others = {"baseline", "amx"}
+    with_fma = [isa for isa in _core.instruction_sets() if isa not in others] or ["baseline"]
     digests = {digest_in_process(isa, num_threads) for isa in with_fma for num_threads in (1, 3)}
     assert len(digests) == 1
-    if mha.instruction_set() != "baseline":
+    if mha.instruction_set() not in others:
         assert digests == {digest()}
 
 

@@ -38,7 +38,7 @@ def chosen(host_platform, **environment):
     return sets, target, flags
 
 
-INTEL, ARM = {"baseline", "avx2", "avx512"}, {"baseline", "neon"}
+INTEL, ARM = {"baseline", "avx2", "avx512", "amx"}, {"baseline", "neon"}
 
 
 @pytest.mark.parametrize(("target", "sets"), [

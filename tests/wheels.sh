@@ -78,12 +78,13 @@ for wheel in wheelhouse/mha-*-"$python_tag"-*linux*.whl; do
 done
 
 # Nothing but the kernel sets that are chosen needs more than the first processors of 64 bits with
-# SSE4.2, which NumPy needs.
+# SSE4.2, which NumPy needs. Its OpenBLAS has to be told: on a machine of AMD's it takes the emulated
+# processor for another one.
 own=$(ls wheelhouse/mha-*-"$python_tag"-manylinux*_x86_64.whl 2>/dev/null || true)
 emulator=$(command -v qemu-x86_64-static qemu-x86_64 | sed 1q || true)
 if [ -n "$own" ] && [ -n "$emulator" ] && [ "$(uname -sm)" = "Linux x86_64" ]; then
     python -m zipfile --extract "$own" "$work/own"
-    PYTHONPATH=$work/own PYTHONSAFEPATH=1 "$emulator" -cpu Nehalem "$bin/python" -c "
+    PYTHONPATH=$work/own PYTHONSAFEPATH=1 OPENBLAS_CORETYPE=Nehalem "$emulator" -cpu Nehalem "$bin/python" -c "
 import mha, numpy
 x = numpy.ones((2, 40, 16), numpy.float32)
 assert mha.instruction_set() == 'baseline' and (mha.scaled_dot_product_attention(x, x, x) == 1).all()"

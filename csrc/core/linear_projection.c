@@ -35,10 +35,6 @@ static int64_t weight_item(const mha_linear_projection *projection) {
     return (int64_t)mha_storage_size(projection->dtype, projection->weight.storage);
 }
 
-static int64_t panel_row_bytes(const mha_linear_projection *projection) {
-    return mha_panel_row_bytes(mha_panels_of(projection->dtype), projection->weight.storage);
-}
-
 static bool reads_in_place(const mha_linear_projection *projection) {
     return projection->rows <= FEW_ROWS && mha_panels_of(projection->dtype)->is_plain &&
            projection->weight.out_stride == weight_item(projection);
@@ -110,44 +106,73 @@ typedef struct turned_rows {
 } turned_rows;
 enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
 
-/* Bytes of a block of rows as numbers; 0 where the product turns them itself, a few at a time:
- * where they are few, or a block would not stay in a cache. */
+/* Bytes of a block of rows as the kernels read it best: as numbers where they lie as halves, or in
+ * a form of their own; 0 where the product turns them itself, a few at a time: where they are few,
+ * or a block would not stay in a cache. */
 static mha_status turned_bytes(const mha_linear_projection *p, size_t *bytes) {
-    const size_t row = (size_t)p->weight.in * mha_dtype_size(p->dtype);
+    const mha_turned_format *format = &mha_kernels_for(p->dtype)->matmul->rows;
+    size_t depth = (size_t)p->weight.in, item = mha_dtype_size(p->dtype);
+    size_t rows = (size_t)mha_smaller(p->rows, row_block_of(p));
     *bytes = 0;
-    if (p->x_storage == MHA_AS_COMPUTED || p->x_transposed || p->rows <= FEW_ROWS) {
+    if (p->rows <= FEW_ROWS ||
+        (format->turn == NULL && (p->x_storage == MHA_AS_COMPUTED || p->x_transposed))) {
         return MHA_OK;
     }
-    MHA_TRY(mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p)), row, bytes));
+    if (format->turn != NULL) {
+        const size_t multiple = (size_t)format->multiple;
+        MHA_TRY(mha_add_sizes(depth, multiple - 1, &depth));
+        depth = depth / multiple * multiple;
+        rows = (rows + multiple - 1) / multiple * multiple;
+        item = (size_t)format->item;
+    }
+    MHA_TRY(mha_multiply_sizes(depth, item, bytes));
+    MHA_TRY(mha_multiply_sizes(rows, *bytes, bytes));
     *bytes = *bytes > MOST_TURNED_BYTES ? 0 : *bytes + TURNED_AT;
     return MHA_OK;
 }
 
-/* The block as numbers, turned once for all panels that the worker takes in a row; or NULL. */
-static const void *turned_block(const projection_job *job, const mha_linear_projection *p,
-                                int64_t first_row, int64_t rows, mha_worker *worker) {
-    const mha_elementwise_kernels *kernels = job->kernels->elementwise;
-    const int64_t columns = p->weight.in, row_bytes = columns * (int64_t)mha_dtype_size(p->dtype);
+/* Whether all of it was turned. */
+static bool widen_rows(const projection_job *job, const mha_matmul_block *block, char *to) {
+    const int64_t row_bytes =
+        block->depth * (int64_t)sizeof(float); /* of no other type are halves */
+    for (int64_t row = 0; row < block->rows; row++) {
+        if (mha_stop_after(block->checkpoint, MHA_WORK_OF_MOVING * block->depth)) {
+            return false;
+        }
+        job->kernels->elementwise->read_row((const uint16_t *)block->a + row * block->a_stride,
+                                            block->a_storage, to + row * row_bytes, block->depth);
+    }
+    return true;
+}
+
+/* The block's rows in the form that the kernels read best, turned once for all panels that the
+ * worker takes in a row. */
+static void turn_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
+                      mha_worker *worker, mha_matmul_block *block) {
+    const mha_turned_format *format = &job->kernels->matmul->rows;
     size_t bytes;
     if (job->turned_size == 0 || turned_bytes(p, &bytes) != MHA_OK || bytes == 0) {
-        return NULL;
+        return;
     }
     turned_rows *turned = mha_piece(&job->turned, worker->number);
-    char *numbers = (char *)turned + TURNED_AT;
-    if (turned->x == p->x && turned->first_row == first_row && turned->columns == columns &&
-        turned->stride == p->x_stride) {
-        return numbers;
-    }
-    turned->x = NULL;
-    for (int64_t row = 0; row < rows; row++) {
-        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * columns)) {
-            return numbers;
+    char *rows = (char *)turned + TURNED_AT;
+    if (turned->x != p->x || turned->first_row != first_row || turned->columns != block->depth ||
+        turned->stride != p->x_stride) {
+        bool is_complete = true;
+        if (format->turn != NULL) {
+            format->turn(block, rows);
+        } else {
+            is_complete = widen_rows(job, block, rows);
         }
-        kernels->read_row((const char *)p->x + (first_row + row) * p->x_stride, p->x_storage,
-                          numbers + row * row_bytes, columns);
+        *turned = (turned_rows){is_complete ? p->x : NULL, first_row, block->depth, p->x_stride};
     }
-    *turned = (turned_rows){p->x, first_row, columns, p->x_stride};
-    return numbers;
+    if (format->turn != NULL) {
+        block->turned = rows;
+    } else {
+        block->a = rows;
+        block->a_stride = block->depth;
+        block->a_storage = MHA_AS_COMPUTED;
+    }
 }
 
 static mha_status take_turned(projection_job *job, int num_threads, mha_execution *execution) {
@@ -266,7 +291,7 @@ static void pack_task(void *context, int64_t task, mha_worker *worker) {
     if (job->packed[i] != NULL) {
         const mha_panel_format *format = mha_panels_of(p[i].dtype);
         format->pack(&p[i].weight, task * format->columns,
-                     job->packed[i] + task * p[i].weight.in * panel_row_bytes(&p[i]),
+                     job->packed[i] + mha_panel_offset(p[i].dtype, &p[i].weight, task),
                      &worker->checkpoint);
     }
 }
@@ -303,12 +328,9 @@ static void project_panel(const projection_job *job, const mha_linear_projection
     char *scratch = job->scratch_size == 0 ? NULL : mha_piece(&job->scratch, worker->number);
     char *rounded = p->output_storage == MHA_AS_COMPUTED ? NULL : scratch + job->panel_size;
 
-    const int64_t rows = mha_smaller(rows_left, row_block_of(p));
-    const void *turned = turned_block(job, p, first_row, rows, worker);
-
     mha_matmul_block block = {
         .checkpoint = &worker->checkpoint,
-        .rows = rows,
+        .rows = mha_smaller(rows_left, row_block_of(p)),
         .depth = p->weight.in,
         .columns = columns_left < width ? columns_left : width,
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
@@ -321,16 +343,14 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         block.a = mha_packed_rows_block(&job->x_rows, first_row);
         block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
         block.transposed = true;
-    } else if (turned != NULL) {
-        block.a = turned;
-        block.a_stride = p->weight.in;
     } else {
         block.a = (const char *)p->x + first_row * p->x_stride;
         block.a_stride = p->x_stride / (int64_t)mha_storage_size(p->dtype, p->x_storage);
         block.a_storage = p->x_storage;
     }
+    turn_rows(job, p, first_row, worker, &block);
     if (p->weight.format != NULL) {
-        block.panel = (const char *)p->weight.data + panel * p->weight.in * panel_row_bytes(p);
+        block.panel = (const char *)p->weight.data + mha_panel_offset(p->dtype, &p->weight, panel);
     } else if (reads_in_place(p) && columns_left >= width) {
         block.panel = (const char *)p->weight.data + first_column * weight_item(p);
         if (p->weight.in > 1) { /* that of a single row may be any number */

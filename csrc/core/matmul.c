@@ -14,14 +14,22 @@ int64_t mha_panel_count(const mha_panel_format *format, int64_t out) {
     return mha_divide_up(out, format->columns);
 }
 
-int64_t mha_panel_row_bytes(const mha_panel_format *format, mha_storage storage) {
-    return storage == MHA_AS_COMPUTED ? format->row_bytes
-                                      : format->columns * (int64_t)sizeof(uint16_t);
+mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
+    const mha_panel_format *format = mha_panels_of(dtype);
+    size_t rows = (size_t)weight->in, row_bytes = (size_t)format->columns * sizeof(uint16_t);
+    if (weight->storage == MHA_AS_COMPUTED) {
+        const size_t multiple = (size_t)format->row_multiple;
+        MHA_TRY(mha_add_sizes(rows, multiple - 1, &rows));
+        rows = rows / multiple * multiple;
+        row_bytes = (size_t)format->row_bytes;
+    }
+    return mha_multiply_sizes(rows, row_bytes, bytes);
 }
 
-mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
-    const int64_t row_bytes = mha_panel_row_bytes(mha_panels_of(dtype), weight->storage);
-    return mha_multiply_sizes((size_t)weight->in, (size_t)row_bytes, bytes);
+size_t mha_panel_offset(mha_dtype dtype, const mha_weight *weight, int64_t panel) {
+    size_t bytes = 0;
+    /* Whoever has panels has asked for their size. */
+    return mha_panel_size(dtype, weight, &bytes) == MHA_OK ? (size_t)panel * bytes : 0;
 }
 
 mha_status mha_packed_size_of(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
@@ -52,9 +60,8 @@ bool mha_weight_fits(const mha_weight *weight, mha_dtype dtype) {
 static void pack_one_panel(void *context, int64_t task, mha_worker *worker) {
     const mha_weight_packing *packing = context;
     const mha_panel_format *format = mha_panels_of(packing->dtype);
-    const int64_t row_bytes = mha_panel_row_bytes(format, packing->weight.storage);
     format->pack(&packing->weight, task * format->columns,
-                 (char *)packing->packed + task * packing->weight.in * row_bytes,
+                 (char *)packing->packed + mha_panel_offset(packing->dtype, &packing->weight, task),
                  &worker->checkpoint);
 }
 

@@ -5,12 +5,12 @@
 #include "../kernels/kernels.h"
 #include "mha/attention.h"
 
-/* The format of the kernel set in use, the panels of a weight with so many columns, and the bytes
- * of one of them. */
+/* The format of the kernel set in use, the panels of a weight with so many columns, the bytes of
+ * one of them, and where one begins. */
 const mha_panel_format *mha_panels_of(mha_dtype dtype);
 int64_t mha_panel_count(const mha_panel_format *format, int64_t out);
-int64_t mha_panel_row_bytes(const mha_panel_format *format, mha_storage storage);
 mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) MHA_MUST_CHECK;
+size_t mha_panel_offset(mha_dtype dtype, const mha_weight *weight, int64_t panel);
 
 /* A matrix (rows, depth) that lies as (depth, rows) is first copied to blocks of rows, each of them
  * (depth, rows of the block) with mha_packed_rows_stride elements between its rows. As it lies, a

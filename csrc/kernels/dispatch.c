@@ -20,6 +20,9 @@ DECLARE_KERNELS(baseline);
 #if defined(__x86_64__)
 DECLARE_KERNELS(avx2);
 DECLARE_KERNELS(avx512);
+#ifdef MHA_HAS_AMX
+DECLARE_KERNELS(amx);
+#endif
 #elif defined(__aarch64__)
 DECLARE_KERNELS(neon);
 #endif
@@ -30,6 +33,9 @@ static const mha_kernel_set kernel_sets[] = {
 #if defined(__x86_64__)
     KERNEL_SET(avx2),
     KERNEL_SET(avx512),
+#ifdef MHA_HAS_AMX
+    KERNEL_SET(amx),
+#endif
 #elif defined(__aarch64__)
     KERNEL_SET(neon),
 #endif
@@ -49,15 +55,19 @@ const char *mha_available_instruction_set(int index) {
 
 void mha_use_kernel_set(const mha_kernel_set *set) { atomic_store(&chosen, set); }
 
+/* Its sums differ from those of the other sets with FMA, so it is for those who ask for it. */
+static bool is_asked_for(const mha_kernel_set *set, const char *name) {
+    return name == NULL ? strcmp(set->name, "amx") != 0 : strcmp(set->name, name) == 0;
+}
+
 mha_status mha_choose_kernels(const char *name) {
     const mha_kernel_set *best = NULL;
     for (int i = 0; i < NUM_KERNEL_SETS; i++) {
-        if (mha_processor_runs(kernel_sets[i].name) &&
-            (name == NULL || strcmp(name, kernel_sets[i].name) == 0)) {
+        if (mha_processor_runs(kernel_sets[i].name) && is_asked_for(&kernel_sets[i], name)) {
             best = &kernel_sets[i];
         }
     }
-    if (best == NULL) {
+    if (best == NULL || !mha_processor_lends(best->name)) {
         return MHA_INVALID_ARGUMENT;
     }
     mha_use_kernel_set(best);

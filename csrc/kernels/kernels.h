@@ -199,6 +199,7 @@ typedef struct mha_matmul_block {
     int64_t a_stride;
     mha_storage a_storage; /* halves only where it is not transposed */
     bool transposed;
+    const void *turned; /* a as mha_matmul_kernels.rows.turn made it, or NULL */
     const void *panel;
     mha_storage panel_storage;
     int64_t panel_stride;
@@ -243,17 +244,26 @@ typedef struct mha_few_queries_kernels {
 
 /* How weights are packed: the format of one kernel set and element type. */
 struct mha_panel_format {
-    int64_t columns;   /* of a panel */
-    int64_t row_bytes; /* that a panel takes for each row of the weight */
-    bool is_plain;     /* its rows are numbers side by side, as those of a weight may be */
+    int64_t columns;      /* of a panel */
+    int64_t row_bytes;    /* that a panel takes for each row of the weight */
+    int64_t row_multiple; /* rows are padded to it; those of halves are not */
+    bool is_plain;        /* its rows are numbers side by side, as those of a weight may be */
     /* Columns first_column.. of a strided weight as one panel, zeros behind the last; of halves as
      * they are, so that its rows are that much shorter. */
     void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,
                  mha_checkpoint *checkpoint);
 };
 
+/* Rows of a in a form of the kernel set's own, made once for all panels that they are multiplied
+ * by; a set without one has no `turn`. Rows and depth are padded to `multiple`. */
+typedef struct mha_turned_format {
+    int64_t multiple, item; /* item: bytes of a number */
+    void (*turn)(const mha_matmul_block *block, void *to);
+} mha_turned_format;
+
 typedef struct mha_matmul_kernels {
     mha_panel_format panels; /* what multiply reads */
+    mha_turned_format rows;
     void (*multiply)(const mha_matmul_block *block);
 } mha_matmul_kernels;
 

@@ -49,14 +49,14 @@ INLINE uint16_t narrowed_float16(float number) {
     return (uint16_t)(sign | (whole + (rest > tie || (rest == tie && (whole & 1)))));
 }
 
-INLINE vector v_load_float16(const uint16_t *p) {
+NOINLINE vector v_load_float16(const uint16_t *p) {
     real lanes[LANES];
     for (int lane = 0; lane < LANES; lane++) {
         lanes[lane] = widened_float16(p[lane]);
     }
     return v_load(lanes);
 }
-INLINE void v_store_float16(uint16_t *p, vector a) {
+NOINLINE void v_store_float16(uint16_t *p, vector a) {
     real lanes[LANES];
     v_store(lanes, a);
     for (int lane = 0; lane < LANES; lane++) {
@@ -70,7 +70,7 @@ INLINE vector v_load_bfloat16(const uint16_t *p) {
     }
     return v_load(lanes);
 }
-INLINE void v_store_bfloat16(uint16_t *p, vector a) {
+NOINLINE void v_store_bfloat16(uint16_t *p, vector a) {
     real lanes[LANES];
     v_store(lanes, a);
     for (int lane = 0; lane < LANES; lane++) {

@@ -159,6 +159,40 @@ EMULATED __m256i emulated_cvtps_ph(__m512 numbers) {
                                    _mm256_cvtps_ph(x.half[1], _MM_FROUND_TO_NEAREST_INT), 1);
 }
 
+/* Bits of 16 comparisons, each of them all ones or all zeros. */
+EMULATED __mmask16 emulated_bits_of(emulated_ints compared) {
+    unsigned bits = 0;
+    for (int i = 0; i < 16; i++) {
+        bits |= (unsigned)(compared[i] & 1) << i;
+    }
+    return (__mmask16)bits;
+}
+
+EMULATED __m512i emulated_loadu_words(const void *from) {
+    __m512i words;
+    memcpy(&words, from, sizeof words);
+    return words;
+}
+
+EMULATED void emulated_mask_storeu_ps(float *to, __mmask16 chosen, __m512 a) {
+    const emulated_floats x = {.all = a};
+    for (int i = 0; i < 16; i++) {
+        if (chosen >> i & 1) {
+            to[i] = x.lane[i];
+        }
+    }
+}
+
+/* Of the classes only infinity and NaN, which are asked for together. */
+EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
+    const emulated_floats x = {.all = a};
+    unsigned bits = 0;
+    for (int i = 0; i < 16; i++) {
+        bits |= (unsigned)((x.bits[i] & 0x7F800000) == 0x7F800000) << i;
+    }
+    return (__mmask16)bits;
+}
+
 #undef _mm512_setr_epi32
 #undef _mm512_setr_epi64
 #define _mm512_setr_epi32(...) ((__m512i)(emulated_words){__VA_ARGS__})
@@ -167,10 +201,27 @@ EMULATED __m256i emulated_cvtps_ph(__m512 numbers) {
 #define _mm512_set1_epi64(a) ((__m512i)((emulated_lanes){0} + (uint64_t)(a)))
 #define _mm512_add_epi32(a, b) ((__m512i)((emulated_words)(a) + (emulated_words)(b)))
 #define _mm512_add_epi64(a, b) ((__m512i)((emulated_lanes)(a) + (emulated_lanes)(b)))
+#define _mm512_and_si512(a, b) ((__m512i)((emulated_words)(a) & (emulated_words)(b)))
+#define _mm512_or_si512(a, b) ((__m512i)((emulated_words)(a) | (emulated_words)(b)))
+#define _mm512_cmplt_epi32_mask(a, b) emulated_bits_of((emulated_ints)(a) < (emulated_ints)(b))
+#define _mm512_cmpgt_epi32_mask(a, b) emulated_bits_of((emulated_ints)(a) > (emulated_ints)(b))
+#define _mm512_cmpge_epi32_mask(a, b) emulated_bits_of((emulated_ints)(a) >= (emulated_ints)(b))
+#define _mm512_mask_mov_epi32(source, chosen, a) _mm512_mask_blend_epi32(chosen, source, a)
+#define _mm512_maskz_mov_epi32(chosen, a) _mm512_mask_blend_epi32(chosen, _mm512_set1_epi32(0), a)
+#define _mm512_mask_or_epi32(source, chosen, a, b)                                                 \
+    _mm512_mask_blend_epi32(chosen, source, _mm512_or_si512(a, b))
+#define _mm512_maskz_loadu_epi32(wanted, from) ((__m512i)emulated_maskz_loadu_ps(wanted, from))
+#define _mm512_loadu_si512(from) emulated_loadu_words(from)
+#define _mm512_storeu_si512(to, a) memcpy(to, &(a), sizeof(a))
+#define _mm512_mask_storeu_ps emulated_mask_storeu_ps
+#define _mm512_abs_ps(a) emulated_andnot_ps(emulated_set1_ps(-0.0f), a)
+#undef _mm512_fpclass_ps_mask
+#define _mm512_fpclass_ps_mask(a, classes) emulated_not_finite_mask(a)
 #define _mm512_mul_epu32(a, b)                                                                     \
     ((__m512i)(((emulated_lanes)(a) & 0xffffffff) * ((emulated_lanes)(b) & 0xffffffff)))
 #define _mm512_slli_epi32(a, by) ((__m512i)((emulated_words)(a) << (by)))
 #define _mm512_slli_epi64(a, by) ((__m512i)((emulated_lanes)(a) << (by)))
+#define _mm512_srli_epi32(a, by) ((__m512i)((emulated_words)(a) >> (by)))
 #define _mm512_srli_epi64(a, by) ((__m512i)((emulated_lanes)(a) >> (by)))
 #define _mm512_cvtepu8_epi32(a)                                                                    \
     ((__m512i) __builtin_convertvector((emulated_bytes)(a), emulated_words))

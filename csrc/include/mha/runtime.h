@@ -16,7 +16,8 @@ MHA_API_BEGIN
 const char *mha_version(void);
 
 /* Chooses the best kernel set of this machine, or the one that `name` forces ("baseline", "avx2",
- * "avx512", "neon"; NULL: the best). MHA_INVALID_ARGUMENT if it cannot run here. */
+ * "avx512", "amx", "neon"; NULL: the best but for amx, whose bits differ). MHA_INVALID_ARGUMENT if
+ * it cannot run here. */
 mha_status mha_choose_kernels(const char *name) MHA_MUST_CHECK;
 const char *mha_instruction_set(void);
 

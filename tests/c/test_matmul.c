@@ -1,0 +1,156 @@
+/* Products of matrices on every kernel set, against sums in double: numbers of any size, infinity
+ * and NaN, and a row that has the same bits alone and among others. */
+#include <float.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "check.h"
+
+typedef struct matrices {
+    int64_t rows, in, out;
+    float *x, *w, *bias, *output;
+} matrices;
+
+static float *new_numbers(int64_t count) {
+    float *numbers = malloc((size_t)count * sizeof *numbers);
+    CHECK(numbers != NULL);
+    fill_random(numbers, count, MHA_FLOAT32);
+    return numbers;
+}
+
+static matrices new_matrices(int64_t rows, int64_t in, int64_t out) {
+    const matrices m = {rows,
+                        in,
+                        out,
+                        new_numbers(rows * in),
+                        new_numbers(in * out),
+                        new_numbers(out),
+                        new_numbers(rows * out)};
+    return m;
+}
+
+static void free_matrices(matrices *m) { free(m->x), free(m->w), free(m->bias), free(m->output); }
+
+static mha_linear_projection projection_of(const matrices *m) {
+    const mha_weight weight = {.data = m->w,
+                               .in = m->in,
+                               .out = m->out,
+                               .in_stride = m->out * (int64_t)sizeof(float),
+                               .out_stride = (int64_t)sizeof(float)};
+    return mha_contiguous_projection(MHA_FLOAT32, m->x, m->rows, &weight, m->bias, m->output);
+}
+
+static void project(const mha_linear_projection *projection, int num_threads) {
+    size_t bytes;
+    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
+    mha_execution execution = execution_of(bytes, num_threads);
+    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
+    free_workspace(execution.workspace.base);
+}
+
+static void scale(float *numbers, int64_t count, float by) {
+    for (int64_t i = 0; i < count; i++) {
+        numbers[i] *= by;
+    }
+}
+
+/* Each number of the output, within a few roundings of the terms of its sum; what is not finite in
+ * the loop is the same in the output. `smallest` is what the least numbers may be off by. */
+static void check_output(const matrices *m, double smallest) {
+    for (int64_t row = 0; row < m->rows; row++) {
+        for (int64_t column = 0; column < m->out; column++) {
+            double sum = m->bias[column], size = fabs(sum); /* of the finite terms */
+            for (int64_t k = 0; k < m->in; k++) {
+                const double term = (double)m->x[row * m->in + k] * m->w[k * m->out + column];
+                sum += term;
+                size += isfinite(term) ? fabs(term) : 0;
+            }
+            const float got = m->output[row * m->out + column];
+            if (isnan(sum)) {
+                CHECK(isnan(got));
+            } else if (size > FLT_MAX) { /* its parts may be infinite, too */
+                CHECK(!isfinite(got) || fabs(sum) <= FLT_MAX);
+            } else if (isinf(sum)) {
+                CHECK(isinf(got) && (got > 0) == (sum > 0));
+            } else {
+                CHECK(fabs(got - sum) <= 4 * FLT_EPSILON * size + smallest);
+            }
+        }
+    }
+}
+
+static void test_numbers_of_any_size(void) {
+    static const float of_x[] = {1, 1e-38f, 1e-30f, 1e30f, 1e-20f, 1, 1e5f, 1e38f},
+                       of_w[] = {1, 1, 1e-6f, 1e6f, 1e-17f, 1e-38f, 1e-42f, 1e-38f};
+    for (size_t i = 0; i < sizeof of_x / sizeof *of_x; i++) {
+        matrices m = new_matrices(37, 150, 70);
+        const mha_linear_projection projection = projection_of(&m);
+        scale(m.x, 37 * 150, of_x[i]);
+        scale(m.w, 150 * 70, of_w[i]);
+        scale(m.bias, 70, of_x[i] * of_w[i]);
+        project(&projection, 2);
+        check_output(&m, 150 * FLT_TRUE_MIN);
+        free_matrices(&m);
+    }
+}
+
+/* What a row or a column has that is not finite stays in it, and zeros times it are NaN. The
+ * largest number is finite in all its parts. */
+static void test_numbers_that_are_not_finite(void) {
+    const uint32_t nan_of_the_last_bit = 0x7F800001;
+    matrices m = new_matrices(40, 130, 140);
+    const mha_linear_projection projection = projection_of(&m);
+    m.x[3 * 130 + 7] = INFINITY;
+    m.x[4 * 130 + 129] = -INFINITY;
+    m.x[5 * 130] = NAN;
+    m.x[6 * 130 + 1] = INFINITY, m.x[6 * 130 + 2] = -INFINITY;
+    m.x[7 * 130 + 3] = FLT_MAX, m.x[7 * 130 + 4] = FLT_MAX;
+    scale(m.x + 8 * 130, 130, 0);
+    m.w[9 * 140 + 20] = INFINITY;
+    m.w[128 * 140 + 139] = NAN;
+    memcpy(&m.w[11 * 140 + 31], &nan_of_the_last_bit, sizeof(float));
+    m.w[10 * 140 + 30] = m.w[10 * 140 + 33] = FLT_MAX;
+    project(&projection, 2);
+    check_output(&m, 0);
+    free_matrices(&m);
+}
+
+/* Alone, in blocks of any size, transposed, packed, and on 3 threads. */
+static void test_bits_of_a_row(void) {
+    static const int64_t shapes[][3] = {{70, 300, 140}, {33, 31, 128}, {130, 257, 17}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t rows = shapes[i][0], in = shapes[i][1], out = shapes[i][2];
+        const size_t bytes = (size_t)(rows * out) * sizeof(float);
+        matrices m = new_matrices(rows, in, out);
+        float *whole = new_numbers(rows * out), *turned = new_numbers(rows * in);
+        mha_linear_projection projection = projection_of(&m);
+        project(&projection, 3);
+        check_output(&m, 0);
+        memcpy(whole, m.output, bytes);
+        for (int64_t row = 0, count = 1; row < rows; row += count, count = count % 40 + 9) {
+            projection.x = m.x + row * in;
+            projection.rows = count < rows - row ? count : rows - row;
+            project(&projection, 1);
+            CHECK(memcmp(m.output, whole + row * out,
+                         (size_t)(projection.rows * out) * sizeof(float)) == 0);
+        }
+        for (int64_t k = 0; k < rows * in; k++) {
+            turned[k % in * rows + k / in] = m.x[k];
+        }
+        projection.x = turned;
+        projection.rows = rows;
+        projection.x_transposed = true;
+        projection.x_stride = rows * (int64_t)sizeof(float);
+        project(&projection, 2);
+        CHECK(memcmp(m.output, whole, bytes) == 0);
+        free_matrices(&m), free(whole), free(turned);
+    }
+}
+
+int main(void) {
+    on_every_instruction_set(test_numbers_of_any_size);
+    on_every_instruction_set(test_numbers_that_are_not_finite);
+    on_every_instruction_set(test_bits_of_a_row);
+    puts("test_matmul: passed");
+    return 0;
+}

@@ -98,9 +98,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .denominator = a->origin == NULL ? NULL : (char *)a->denominator + row * item,
     };
     mha_fill_scores(a, batch, head, &block->scores);
-    for (int64_t i = 0; i < count; i++) {
-        mha_visible_range(a, batch, first + i, &visible->begin[i], &visible->end[i]);
-    }
+    mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
 }
 
 double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {

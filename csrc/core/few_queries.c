@@ -144,7 +144,7 @@ static void fill_row(const few_job *job, int64_t batch, int64_t head, int64_t qu
         .denominator = result_of(job, batch, head, query, a->denominator, 1),
     };
     mha_fill_scores(a, batch, head, &row->scores);
-    mha_visible_range(a, batch, query, &row->key_begin, &row->key_end);
+    mha_visible_ranges(a, batch, query, 1, &row->key_begin, &row->key_end);
 }
 
 /* Where row number `row` of a row block comes from. */

@@ -85,10 +85,26 @@ static int64_t end_block_of(const attention_job *job, int64_t walk) {
     return mha_smaller(first_block_of(job, walk) + job->joint_blocks, job->query_blocks);
 }
 
+/* What the first blocks of keys write of a walk's weights. */
+static mha_rows_ahead weights_to_come(const attention_job *job, int64_t walk) {
+    const mha_attention *a = job->attention;
+    const int64_t heads = mha_extent(&a->query, 3), query_len = mha_extent(&a->query, 2);
+    const int64_t head = walk / job->walks_of_a_head, item = (int64_t)mha_dtype_size(a->dtype);
+    const int64_t first = first_query_of(job, query_len, first_block_of(job, walk));
+    const int64_t key_len = mha_extent(&a->key, 2);
+    return (mha_rows_ahead){
+        .first = (const char *)a->weights +
+                 mha_result_row(a, head / heads, head % heads, first) * key_len * item,
+        .count = first_query_of(job, query_len, first_block_of(job, walk) + 1) - first,
+        .stride = key_len * item,
+        .width = mha_smaller(key_len, 2 * MHA_KEY_BLOCK) * item,
+    };
+}
+
 /* What the end of a walk writes, and what its worker's next walk reads, if there is one: its
- * queries, and a share of the next head's keys. No processor foresees them, since they lie in other
- * arrays, or behind other rows. Returns how many. */
-enum { MOST_ROWS_AHEAD = 3 };
+ * queries, and a share of the next head's keys; and writes of weights. No processor foresees them,
+ * since they lie in other arrays, or behind other rows. Returns how many. */
+enum { MOST_ROWS_AHEAD = 4 };
 static int look_ahead(const attention_job *job, int64_t walk, int64_t next_walk, int64_t next_task,
                       mha_rows_ahead ahead[MOST_ROWS_AHEAD]) {
     const mha_attention *a = job->attention;
@@ -107,15 +123,19 @@ static int look_ahead(const attention_job *job, int64_t walk, int64_t next_walk,
     ahead[1] = mha_rows_to_come(a, &a->query, head / heads, head % heads,
                                 first_query_of(job, query_len, first_block_of(job, next_walk)),
                                 first_query_of(job, query_len, end_block_of(job, next_walk)));
+    int count = 2;
+    if (a->weights != NULL) {
+        ahead[count++] = weights_to_come(job, next_walk);
+    }
     head = next_task * of_task / walks;
     if (head >= job->batch_heads || head == walk / walks || job->copies_heads) {
-        return 2;
+        return count;
     }
     const int64_t share = walk % of_task;
-    ahead[2] =
+    ahead[count] =
         mha_rows_to_come(a, &a->key, head / heads, head % heads / (heads / mha_extent(&a->key, 3)),
                          key_len * share / of_task, key_len * (share + 1) / of_task);
-    return 3;
+    return count + 1;
 }
 
 static void attend_walk(const attention_job *job, int64_t walk, int64_t next_walk,

@@ -22,17 +22,9 @@ static const void *of_head(const mha_head_numbers *option, int64_t head) {
     return option->data == NULL ? NULL : (const char *)option->data + head * option->stride;
 }
 
-void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i, int64_t *begin,
-                       int64_t *end) {
-    const mha_attention_options *options = attention->options;
-    const int axes = attention->batch_axes;
-    const int64_t position = i + mha_query_offset(attention, batch);
-    *begin = 0;
-    *end = mha_extent(&attention->key, 2);
-    if (options->key_lengths.data != NULL) {
-        const int64_t further = i * mha_stride(&options->key_lengths, 1);
-        *end = mha_smaller(*end, option_of(&options->key_lengths, axes, batch, further));
-    }
+/* Those that its position leaves, of the keys begin..end that a query may see. */
+static void clip_to_position(const mha_attention_options *options, int64_t position, int64_t *begin,
+                             int64_t *end) {
     if (options->causal) {
         *end = mha_smaller(*end, position + 1);
     }
@@ -42,7 +34,26 @@ void mha_visible_range(const mha_attention *attention, int64_t batch, int64_t i,
     if (options->window_left < MHA_UNLIMITED) {
         *begin = mha_larger(*begin, position - options->window_left);
     }
-    *end = mha_larger(*end, 0);
+}
+
+void mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
+                        int64_t *begin, int64_t *end) {
+    const mha_attention_options *options = attention->options;
+    const int axes = attention->batch_axes;
+    const int64_t key_len = mha_extent(&attention->key, 2);
+    const int64_t offset = mha_query_offset(attention, batch);
+    const bool has_lengths = options->key_lengths.data != NULL;
+    const int64_t further = has_lengths ? mha_stride(&options->key_lengths, 1) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        begin[i] = 0;
+        end[i] = key_len;
+        if (has_lengths) {
+            const int64_t at = (first + i) * further;
+            end[i] = mha_smaller(key_len, option_of(&options->key_lengths, axes, batch, at));
+        }
+        clip_to_position(options, first + i + offset, &begin[i], &end[i]);
+        end[i] = mha_larger(end[i], 0);
+    }
 }
 
 void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head,

@@ -90,6 +90,26 @@ def test_packed_weights_give_the_same_bits():
             assert np.array_equal(mha.linear(x, packed), mha.linear(x, weight))
 
 
+@pytest.mark.parametrize(("dtype", "width"), [(np.float32, 1024), (np.float64, 512),
+                                              (np.float16, 2048), (np.float32, 40)])
+def test_rows_in_the_same_sets_of_the_cache_give_the_same_bits(dtype, width):
+    """Rows 4,096 bytes apart are copied first, in either direction, by any number of threads."""
+    rng = np.random.default_rng(5)
+    size = 4096 // np.dtype(dtype).itemsize * -(-width * np.dtype(dtype).itemsize // 4096)
+    for rows in (7, 9, 97, 390):
+        there = rng.standard_normal((rows, size)).astype(dtype)[:, :width]
+        weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((width, 600), 600))
+        elsewhere = np.concatenate([there, there[:, :8]], axis=1)[:, :width]
+        packed = _core.pack_weight(weight)
+        for threads in (1, 2):
+            with mha.threads(threads):
+                for x, same in ((there, elsewhere), (there[::-1], elsewhere[::-1]),
+                                (np.broadcast_to(there[0], there.shape), elsewhere[:1])):
+                    wanted = np.broadcast_to(mha.linear(same, weight, bias), (rows, 600))
+                    assert np.array_equal(mha.linear(x, weight, bias), wanted)
+                    assert np.array_equal(mha.linear(x, packed, bias), wanted)
+
+
 def test_one_row_alone_is_the_same_row():
     rng = np.random.default_rng(3)
     x = rng.standard_normal((20, 600), np.float32)

@@ -2,6 +2,8 @@
  * block of rows. A weight that is not packed yet is packed first where many blocks of rows read
  * it, else panel by panel into the worker's own scratch; where few rows would not repay that, a
  * full panel is read as it lies. */
+#include <string.h>
+
 #include "../threads/partition.h"
 #include "run.h"
 #include "matmul.h"
@@ -25,7 +27,7 @@ typedef struct projection_job {
      * that is rounded to halves, if any. */
     mha_pieces scratch;
     size_t scratch_size, panel_size;
-    /* For each worker the block of rows of halves that it is at, as numbers; or none. */
+    /* For each worker the block of rows that it is at, as kernels read it best; or none. */
     mha_pieces turned;
     size_t turned_size;
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
@@ -106,16 +108,33 @@ typedef struct turned_rows {
 } turned_rows;
 enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
 
-/* Bytes of a block of rows as the kernels read it best: as numbers where they lie as halves, or in
- * a form of their own; 0 where the product turns them itself, a few at a time: where they are few,
- * or a block would not stay in a cache. */
+/* Rows so far apart fall in the same sets of the first cache, which holds eight of them: those of a
+ * tile would drive each other out. */
+enum { BYTES_OF_A_WAY = 4096, BYTES_OF_A_LINE = 64 };
+
+/* Whether rows are worth copying for that: a few panels would not repay it. */
+static bool rows_collide(const mha_linear_projection *p) {
+    enum { FEWEST_PANELS = 16 };
+    return p->x_storage == MHA_AS_COMPUTED && !p->x_transposed && p->x_stride != 0 &&
+           p->x_stride % BYTES_OF_A_WAY == 0 && num_panels(p) >= FEWEST_PANELS;
+}
+
+/* Of a block of rows as numbers, none of which collide. */
+static mha_status turned_row_bytes(const mha_linear_projection *p, size_t *bytes) {
+    MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), bytes));
+    return *bytes % BYTES_OF_A_WAY == 0 ? mha_add_sizes(*bytes, BYTES_OF_A_LINE, bytes) : MHA_OK;
+}
+
+/* Bytes of a block of rows as the kernels read it best: as numbers where they lie as halves,
+ * elsewhere where they collide, or in a form of their own; 0 where the product reads them as they
+ * lie: where they are few, or a block would not stay in a cache. */
 static mha_status turned_bytes(const mha_linear_projection *p, size_t *bytes) {
     const mha_turned_format *format = &mha_kernels_for(p->dtype)->matmul->rows;
-    size_t depth = (size_t)p->weight.in, item = mha_dtype_size(p->dtype);
+    size_t depth = (size_t)p->weight.in, row_bytes;
     size_t rows = (size_t)mha_smaller(p->rows, row_block_of(p));
     *bytes = 0;
-    if (p->rows <= FEW_ROWS ||
-        (format->turn == NULL && (p->x_storage == MHA_AS_COMPUTED || p->x_transposed))) {
+    if (p->rows <= FEW_ROWS || (format->turn == NULL && !rows_collide(p) &&
+                                (p->x_storage == MHA_AS_COMPUTED || p->x_transposed))) {
         return MHA_OK;
     }
     if (format->turn != NULL) {
@@ -123,24 +142,30 @@ static mha_status turned_bytes(const mha_linear_projection *p, size_t *bytes) {
         MHA_TRY(mha_add_sizes(depth, multiple - 1, &depth));
         depth = depth / multiple * multiple;
         rows = (rows + multiple - 1) / multiple * multiple;
-        item = (size_t)format->item;
+        MHA_TRY(mha_multiply_sizes(depth, (size_t)format->item, &row_bytes));
+    } else {
+        MHA_TRY(turned_row_bytes(p, &row_bytes));
     }
-    MHA_TRY(mha_multiply_sizes(depth, item, bytes));
-    MHA_TRY(mha_multiply_sizes(rows, *bytes, bytes));
+    MHA_TRY(mha_multiply_sizes(rows, row_bytes, bytes));
     *bytes = *bytes > MOST_TURNED_BYTES ? 0 : *bytes + TURNED_AT;
     return MHA_OK;
 }
 
 /* Whether all of it was turned. */
-static bool widen_rows(const projection_job *job, const mha_matmul_block *block, char *to) {
-    const int64_t row_bytes =
-        block->depth * (int64_t)sizeof(float); /* of no other type are halves */
+static bool copy_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
+                      const mha_matmul_block *block, char *to, size_t row_bytes) {
+    const size_t bytes = (size_t)block->depth * mha_dtype_size(p->dtype);
     for (int64_t row = 0; row < block->rows; row++) {
+        const void *from = (const char *)p->x + (first_row + row) * p->x_stride;
         if (mha_stop_after(block->checkpoint, MHA_WORK_OF_MOVING * block->depth)) {
             return false;
         }
-        job->kernels->elementwise->read_row((const uint16_t *)block->a + row * block->a_stride,
-                                            block->a_storage, to + row * row_bytes, block->depth);
+        if (p->x_storage == MHA_AS_COMPUTED) {
+            memcpy(to + (size_t)row * row_bytes, from, bytes);
+        } else {
+            job->kernels->elementwise->read_row(from, p->x_storage, to + (size_t)row * row_bytes,
+                                                block->depth);
+        }
     }
     return true;
 }
@@ -150,8 +175,9 @@ static bool widen_rows(const projection_job *job, const mha_matmul_block *block,
 static void turn_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
                       mha_worker *worker, mha_matmul_block *block) {
     const mha_turned_format *format = &job->kernels->matmul->rows;
-    size_t bytes;
-    if (job->turned_size == 0 || turned_bytes(p, &bytes) != MHA_OK || bytes == 0) {
+    size_t bytes, row_bytes;
+    if (job->turned_size == 0 || turned_bytes(p, &bytes) != MHA_OK || bytes == 0 ||
+        turned_row_bytes(p, &row_bytes) != MHA_OK) {
         return;
     }
     turned_rows *turned = mha_piece(&job->turned, worker->number);
@@ -162,7 +188,7 @@ static void turn_rows(const projection_job *job, const mha_linear_projection *p,
         if (format->turn != NULL) {
             format->turn(block, rows);
         } else {
-            is_complete = widen_rows(job, block, rows);
+            is_complete = copy_rows(job, p, first_row, block, rows, row_bytes);
         }
         *turned = (turned_rows){is_complete ? p->x : NULL, first_row, block->depth, p->x_stride};
     }
@@ -170,7 +196,7 @@ static void turn_rows(const projection_job *job, const mha_linear_projection *p,
         block->turned = rows;
     } else {
         block->a = rows;
-        block->a_stride = block->depth;
+        block->a_stride = (int64_t)(row_bytes / mha_dtype_size(p->dtype));
         block->a_storage = MHA_AS_COMPUTED;
     }
 }

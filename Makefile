@@ -7,7 +7,8 @@
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
-# make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels, bench-reshaping
+# make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels,
+#             bench-reshaping, bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,7 +36,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 .PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
-	bench-reshaping format clean check-prerequisites check-windows
+	bench-reshaping bench-training format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -245,6 +246,9 @@ bench-view: $(VENV)/.browser
 
 bench-accuracy: $(VENV)/.test
 	$(BIN)/python benchmarks/accuracy.py --write
+
+bench-training: $(VENV)/.run
+	$(BIN)/python benchmarks/training_shares.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -14,6 +14,9 @@ import pytest
 
 import mha
 
+# How many times as long as elsewhere a second may take: emulated machines say so (tests/arm64.sh).
+SLOWER = float(os.environ.get("SLOWER", "1"))
+
 
 def run_python(code, **environment):
     # Python 3.12 warns of any fork with threads; that is what some of these tests are about.
@@ -185,7 +188,7 @@ def test_ctrl_c(name, num_threads):
     before, call = LONG_CALLS[name]
     done = run_python(INTERRUPTED.format(before=before, call=call, num_threads=num_threads))
     assert "goes on" in done.stdout, (done.stdout, done.stderr)
-    assert float(done.stdout.split()[0]) < 1, done.stdout
+    assert float(done.stdout.split()[0]) < SLOWER, done.stdout
 
 
 ROUNDED = """

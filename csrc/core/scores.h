@@ -13,8 +13,8 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
 /* The position of query 0 of the batch item among the keys. */
 int64_t mha_query_offset(const mha_attention *attention, int64_t batch);
 
-/* Queries first + i, i < count, of the batch item see keys begin[i] <= j < end[i] that mask and bias
- * leave visible. */
+/* Queries first + i, i < count, of the batch item see keys begin[i] <= j < end[i] that mask and
+ * bias leave visible. */
 void mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
                         int64_t *begin, int64_t *end);
 

@@ -50,6 +50,14 @@ static inline mha_execution execution_of(size_t bytes, int num_threads) {
     return execution;
 }
 
+static inline void project(const mha_linear_projection *projection, int num_threads) {
+    size_t bytes;
+    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
+    mha_execution execution = execution_of(bytes, num_threads);
+    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
+    free_workspace(execution.workspace.base);
+}
+
 /* Runs `test` on every kernel set of this machine. */
 static inline void on_every_instruction_set(void (*test)(void)) {
     const char *name;

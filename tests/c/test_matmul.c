@@ -40,14 +40,6 @@ static mha_linear_projection projection_of(const matrices *m) {
     return mha_contiguous_projection(MHA_FLOAT32, m->x, m->rows, &weight, m->bias, m->output);
 }
 
-static void project(const mha_linear_projection *projection, int num_threads) {
-    size_t bytes;
-    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
-    mha_execution execution = execution_of(bytes, num_threads);
-    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
-    free_workspace(execution.workspace.base);
-}
-
 static void scale(float *numbers, int64_t count, float by) {
     for (int64_t i = 0; i < count; i++) {
         numbers[i] *= by;

@@ -144,11 +144,7 @@ static uint64_t hash_projection(uint64_t hash, int64_t rows, int64_t in, int64_t
         .data = numbers.bias, .in = in, .out = out, .in_stride = out * item, .out_stride = item};
     const mha_linear_projection projection =
         mha_contiguous_projection(dtype, numbers.key, rows, &weight, numbers.query, numbers.out[0]);
-    size_t bytes;
-    CHECK_OK(mha_linear_projection_workspace(&projection, 1, num_threads, &bytes));
-    mha_execution execution = execution_of(bytes, num_threads);
-    CHECK_OK(mha_linear_projection_forward(&projection, 1, &execution));
-    free_workspace(execution.workspace.base);
+    project(&projection, num_threads);
     return hash_of(hash, numbers.out[0], rows * out, dtype);
 }
 

@@ -20,14 +20,6 @@ static mha_weight weight_of(const void *data, int64_t in, int64_t out, mha_dtype
     return weight;
 }
 
-static void project(const mha_linear_projection *projection, int num_threads) {
-    size_t bytes;
-    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
-    mha_execution execution = execution_of(bytes, num_threads);
-    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
-    free_workspace(execution.workspace.base);
-}
-
 /* Strided, packed and threaded give the same bits, and all agree with the loop. */
 static void check_projection(mha_dtype dtype, int64_t rows, int64_t in, int64_t out) {
     const int64_t item = (int64_t)mha_dtype_size(dtype);

@@ -203,16 +203,20 @@ static bool should_stop(void *context) {
     return c->cancelled || was_forked(c);
 }
 
+/* The caller polls before its first task, and then as its work goes on. */
 static mha_worker worker_of(caller *c) {
-    const mha_worker worker = {0, {MHA_WORK_BETWEEN_CHECKPOINTS, false, should_stop, c}};
+    const mha_worker worker = {0, {0, false, should_stop, c}};
     return worker;
 }
+
+/* Counted for a task whatever it counts itself: a poll costs as much as the smallest of tasks. */
+enum { WORK_OF_TASK = MHA_WORK_BETWEEN_CHECKPOINTS / 16 };
 
 static void run_inline(int64_t num_tasks, mha_task_function function, void *context, caller *c) {
     c->of_pool = false;
     mha_worker worker = worker_of(c);
-    for (int64_t task = 0; task < num_tasks && !worker.checkpoint.stopped; task++) {
-        if (should_stop(c)) {
+    for (int64_t task = 0; task < num_tasks; task++) {
+        if (mha_stop_after(&worker.checkpoint, WORK_OF_TASK)) {
             return;
         }
         function(context, task, &worker);
@@ -222,7 +226,7 @@ static void run_inline(int64_t num_tasks, mha_task_function function, void *cont
 /* The caller's share of the tasks. */
 static void run_as_caller(caller *c) {
     mha_worker worker = worker_of(c);
-    while (!worker.checkpoint.stopped && !should_stop(c)) {
+    while (!mha_stop_after(&worker.checkpoint, WORK_OF_TASK)) {
         const int64_t task = atomic_fetch_add(&pool.next_task, 1);
         if (task >= pool.num_tasks) {
             return;

@@ -74,7 +74,7 @@ static void test_nested_calls(void) {
     CHECK_OK(mha_pool_run(8, THREADS, run_nested, NULL, &never));
 }
 
-static int cancel_after_three(void *context) { return ++*(int *)context > 3; }
+static int cancel_at_the_fourth(void *context) { return ++*(int *)context > 3; }
 
 /* Workers are so slow that the caller cancels long before they have run all tasks. */
 static void count_task_slowly(void *context, int64_t task, mha_worker *worker) {
@@ -85,14 +85,20 @@ static void count_task_slowly(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
+/* The caller polls before the first task and after each. */
+static void count_task_of_a_poll(void *context, int64_t task, mha_worker *worker) {
+    count_task_slowly(context, task, worker);
+    mha_stop_after(&worker->checkpoint, MHA_WORK_BETWEEN_CHECKPOINTS);
+}
+
 static void test_cancel(void) {
     for (int num_threads = 1; num_threads <= 2; num_threads++) {
         static counts c;
         int polls = 0;
-        const mha_cancel cancel = {cancel_after_three, &polls};
+        const mha_cancel cancel = {cancel_at_the_fourth, &polls};
         memset(&c, 0, sizeof c);
         int64_t run = 0;
-        CHECK(mha_pool_run(TASKS, num_threads, count_task_slowly, &c, &cancel) == MHA_CANCELLED);
+        CHECK(mha_pool_run(TASKS, num_threads, count_task_of_a_poll, &c, &cancel) == MHA_CANCELLED);
         for (int64_t task = 0; task < TASKS; task++) {
             CHECK(atomic_load(&c.runs[task]) <= 1);
             run += atomic_load(&c.runs[task]);

@@ -119,3 +119,34 @@ def test_dropout_is_the_public_mask():
     value = mha.split_heads(mha.linear(arguments[2], arguments[5]), 4)
     wanted = mha.linear(mha.merge_heads(kept @ value), arguments[6])
     assert np.abs(got - wanted).max() < 1e-13 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(np.float32, 1024), (np.float64, 512),
+                                              (np.float16, 64), (np.float32, 64)])
+@pytest.mark.parametrize("lengths", [(9, 10), (16, 64), (96, 97), (97, 300), (384, 400)])
+def test_a_query_that_is_the_start_of_key(dtype, width, lengths):
+    """Rows copied for the one projection are not taken for those of another that has more."""
+    rng = np.random.default_rng(width)
+    query_len, key_len = lengths
+    x = rng.standard_normal((key_len, width)).astype(dtype)
+    query = x[:query_len]
+    layer = mha.MultiHeadAttention(width, 4, dtype=dtype, rng=rng)
+    wanted = layer(query.copy(), x, x.copy())
+    for threads in (1, 2, 3):
+        with mha.threads(threads):
+            assert np.array_equal(layer(query, x), wanted)
+            assert np.array_equal(layer.vjp(query, x)[0], wanted)
+    layer.freeze()
+    assert np.array_equal(layer(query, x), layer(query.copy(), x, x.copy()))
+
+
+def test_projections_whose_blocks_of_rows_have_other_sizes():
+    """Of 400 rows, W_k is packed as a whole before; W_v, of more than 64 MB, is not."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((400, 1024), np.float32)
+    W_q, W_k = (rng.standard_normal((1024, 1024), np.float32) / 32 for _ in range(2))
+    W_v = rng.standard_normal((1024, 16640), np.float32) / 32
+    W_o = rng.standard_normal((16640, 8), np.float32) / 128
+    wanted = mha.multi_head_attention(x, x.copy(), x.copy(), W_q, W_k, W_v, W_o, num_heads=4)
+    assert np.array_equal(
+        mha.multi_head_attention(x, x, x, W_q, W_k, W_v, W_o, num_heads=4), wanted)

@@ -104,7 +104,8 @@ static mha_status rounded_size(const mha_linear_projection *p, size_t *bytes) {
 /* At the start of a worker's piece: which block of rows follows, TURNED_AT bytes behind. */
 typedef struct turned_rows {
     const void *x; /* NULL: none yet */
-    int64_t first_row, columns, stride;
+    int64_t first_row, rows, columns, stride;
+    mha_storage storage;
 } turned_rows;
 enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
 
@@ -170,6 +171,15 @@ static bool copy_rows(const projection_job *job, const mha_linear_projection *p,
     return true;
 }
 
+/* Whether the block is there already. That of another projection may begin at the same number and
+ * have fewer rows: a query that is the start of key. */
+static bool is_of_block(const turned_rows *turned, const mha_linear_projection *p,
+                        int64_t first_row, const mha_matmul_block *block) {
+    return turned->x == p->x && turned->first_row == first_row && turned->rows >= block->rows &&
+           turned->columns == block->depth && turned->stride == p->x_stride &&
+           turned->storage == p->x_storage;
+}
+
 /* The block's rows in the form that the kernels read best, turned once for all panels that the
  * worker takes in a row. */
 static void turn_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
@@ -182,15 +192,19 @@ static void turn_rows(const projection_job *job, const mha_linear_projection *p,
     }
     turned_rows *turned = mha_piece(&job->turned, worker->number);
     char *rows = (char *)turned + TURNED_AT;
-    if (turned->x != p->x || turned->first_row != first_row || turned->columns != block->depth ||
-        turned->stride != p->x_stride) {
+    if (!is_of_block(turned, p, first_row, block)) {
         bool is_complete = true;
         if (format->turn != NULL) {
             format->turn(block, rows);
         } else {
             is_complete = copy_rows(job, p, first_row, block, rows, row_bytes);
         }
-        *turned = (turned_rows){is_complete ? p->x : NULL, first_row, block->depth, p->x_stride};
+        *turned = (turned_rows){is_complete ? p->x : NULL,
+                                first_row,
+                                block->rows,
+                                block->depth,
+                                p->x_stride,
+                                p->x_storage};
     }
     if (format->turn != NULL) {
         block->turned = rows;

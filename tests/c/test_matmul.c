@@ -139,10 +139,40 @@ static void test_bits_of_a_row(void) {
     }
 }
 
+/* A query that is the start of key, and a value that is key with a wider weight: each block of rows
+ * is copied or turned by itself. Rows 4,096 bytes apart are copied; AMX turns all. */
+static void test_blocks_that_begin_alike(void) {
+    static const int64_t rows[] = {16, 70, 33};
+    matrices m = new_matrices(70, 1024, 600);
+    float *outputs[3], *alone = new_numbers(70 * 600);
+    mha_linear_projection projections[3];
+    for (int i = 0; i < 3; i++) {
+        projections[i] = projection_of(&m);
+        projections[i].rows = rows[i];
+        projections[i].output = outputs[i] = new_numbers(rows[i] * 600);
+    }
+    for (int threads = 1; threads <= 2; threads++) {
+        size_t bytes;
+        CHECK_OK(mha_linear_projection_workspace(projections, 3, threads, &bytes));
+        mha_execution execution = execution_of(bytes, threads);
+        memset(execution.workspace.base, 0xFF, bytes); /* NaN */
+        CHECK_OK(mha_linear_projection_forward(projections, 3, &execution));
+        free_workspace(execution.workspace.base);
+        for (int i = 0; i < 3; i++) {
+            mha_linear_projection one = projections[i];
+            one.output = alone;
+            project(&one, 1);
+            CHECK(memcmp(alone, outputs[i], (size_t)(rows[i] * 600) * sizeof(float)) == 0);
+        }
+    }
+    free(outputs[0]), free(outputs[1]), free(outputs[2]), free(alone), free_matrices(&m);
+}
+
 int main(void) {
     on_every_instruction_set(test_numbers_of_any_size);
     on_every_instruction_set(test_numbers_that_are_not_finite);
     on_every_instruction_set(test_bits_of_a_row);
+    on_every_instruction_set(test_blocks_that_begin_alike);
     puts("test_matmul: passed");
     return 0;
 }

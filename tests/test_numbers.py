@@ -2,6 +2,8 @@
 many keys, thousands of merged parts, values near the largest float. Errors are root mean squares
 over many rows, since the largest of a few is luck."""
 
+import functools
+
 import numpy as np
 import pytest
 from agreement import ROUNDINGS, WIDER
@@ -436,3 +438,25 @@ def test_a_bias_that_keys_share_has_a_gradient_of_many_terms(query_axis):
         wanted = wanted.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(pullback(grad_output, grad_lse).bias[..., 0], wanted, rtol=0,
                                atol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [20, 100, 300])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (5, 3)}, {"key_lengths": [7]},
+                                     {"mask": True}, {"causal": True, "sinks": True}], ids=str)
+def test_the_weights_of_a_row_of_nan_are_nan(dtype, length, options):
+    """All of them, as in NumPy, whichever queries stand beside it; other rows keep their bits."""
+    rng = np.random.default_rng(length)
+    query, key, value = rng.standard_normal((3, 1, 2, length, 8)).astype(dtype)
+    options = {**options, **({"mask": rng.random((length, length)) < 0.5} if "mask" in options
+                             else {}), **({"sinks": np.ones(2)} if "sinks" in options else {})}
+    attend = functools.partial(mha.scaled_dot_product_attention, key=key, value=value,
+                               return_weights=True, **options)
+    wanted = attend(query)[1]
+    query[0, 0, 13, 2] = np.nan
+    query[0, 1, 19] = np.inf
+    wanted[0, 0, 13] = wanted[0, 1, 19] = np.nan
+    assert np.array_equal(attend(query)[1], wanted, equal_nan=True)
+    if "mask" not in options and "window" not in options:
+        alone = attend(query[:, :, 13:14], query_offset=13)[1]
+        assert np.array_equal(alone, wanted[:, :, 13:14], equal_nan=True)

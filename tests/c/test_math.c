@@ -86,6 +86,8 @@ static void test_functions(void) {
         const mha_math_kernels *kernels = mha_kernels_for(dtype)->math;
         const double exp2_error = worst_error(dtype, kernels->exp2, exp2l, -125, 0);
         double log_error = worst_error(dtype, kernels->log, logl, 1.5, 1e6);
+        log_error = fmax(log_error, worst_error(dtype, kernels->log, logl, 1, 1.5));
+        log_error = fmax(log_error, worst_error(dtype, kernels->log, logl, 1.5, 4));
         double tanh_error = worst_error(dtype, kernels->tanh, tanhl, -25, 25);
         tanh_error = fmax(tanh_error, worst_error(dtype, kernels->tanh, tanhl, -1e-3, 1e-3));
         tanh_error = fmax(tanh_error, worst_error(dtype, kernels->tanh, tanhl, -1, 1));

@@ -8,6 +8,7 @@ for two seconds only, so the numbers are a first impression.
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ SECONDS = 1.8        # of the rounds; warming up comes before
 TURN_SECONDS = 0.02  # a side calls again until its turn has lasted this long
 # NumPy's threads keep spinning for a while after a product, and would slow down whoever is next.
 REST_SECONDS = 0.1
+BUSY = 1.5  # programs a CPU: then NumPy's threads wait for each other, up to ten times as long
 
 
 class Case(NamedTuple):
@@ -54,16 +56,24 @@ def show_and_race(wants_json: bool) -> None:
         print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
     cases = make_cases()
     difference = max(largest_difference(case) for case in cases)
+    load = load_of_machine()
     race(cases)
     if wants_json:
-        print(json.dumps(as_json(cases, difference), indent=2))
+        print(json.dumps({**as_json(cases, difference), "load": load}, indent=2))
         return
     print(f"\n{'median of each call':<36}{'mha':>11}{'NumPy':>11}")
     for case in cases:
         print(row(case))
     print(f"\nThe results differ by at most {difference:.0e} of the largest value.")
-    if any(is_unsteady(case.mha_seconds) or is_unsteady(case.numpy_seconds) for case in cases):
+    if load > BUSY * (os.cpu_count() or 1):
+        print(f"Others are at work here (a load of {load:.1f}): the times mean little.")
+    elif any(is_unsteady(case.mha_seconds) or is_unsteady(case.numpy_seconds) for case in cases):
         print("The times varied much: is something else running here? Then they mean little.")
+
+
+def load_of_machine() -> float:
+    """How many programs ran or wanted to in the last minute, on average; 0 where nobody counts."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def make_cases() -> list[Case]:

@@ -74,8 +74,9 @@ class OwnNames:
         if not known and type(self).__module__.startswith("mha."):
             names = [own for own in dir(type(self)) if not own.startswith("_")]
             alike = _close_matches(name, names, 3) or names
-            raise AttributeError(f"{name}: {type(self).__name__} has no such name, wanted one of"
-                                 f" {', '.join(alike)}")
+            some = "one of " if len(alike) > 1 else ""
+            raise AttributeError(f"{name}: {type(self).__name__} has no such name, wanted {some}"
+                                 f"{', '.join(alike)}")
         super().__setattr__(name, value)
 
 

@@ -310,7 +310,7 @@ def check_score_axes(ndim: int, name: str) -> None:
     if ndim not in (2, 4):
         raise ValueError(f"{name}: got {ndim} dimensions, wanted 2 (query_len, key_len) or 4"
                          " (batch, heads, query_len, key_len); for one per batch item write"
-                         f" {name}[:, None]")
+                         f" {name}[:, None], for one per head {name}[None]")
 
 
 def _within(window: Window | None, kept: int) -> Window:

@@ -23,5 +23,5 @@ apt_of_release() { # FOLDER RELEASE deb|deb-src ARGUMENT ...
 fetch_source() { # FOLDER RELEASE PACKAGE
     apt_of_release "$1" "$2" deb-src source --download-only "$3"
     mkdir -p "$1/$3"
-    tar --extract --strip-components 1 --directory "$1/$3" --file "$1/$3"_*.orig.tar.?z*
+    tar --extract --strip-components 1 --directory "$1/$3" --file "$1/$3"_*.orig.tar.[gx]z # not its signature
 }

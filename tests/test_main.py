@@ -78,3 +78,18 @@ def test_both_sides_compute_the_same():
 def test_times_that_vary_are_called_so():
     assert race.is_unsteady([1.0, 1.6, 1.7])
     assert not race.is_unsteady([1.0, 1.1, 5.0])
+
+
+def test_a_busy_machine_is_called_so(monkeypatch, capsys):
+    def race_of_a_second(cases):
+        for case in cases:
+            case.mha_seconds.append(1.0)
+            case.numpy_seconds.append(1.0)
+
+    monkeypatch.setattr(race, "race", race_of_a_second)
+    for load, said in ((0.1, ""), (1000.0, "Others are at work here (a load of 1000.0)")):
+        monkeypatch.setattr(race, "load_of_machine", lambda load=load: load)
+        race.show_and_race(False)
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert ("Others" in printed) == bool(said)

@@ -146,6 +146,19 @@ def test_paper_says_what_is_left_out_and_has_its_scale(opened):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+def test_a_heat_map_drawn_for_a_wide_window_fits_on_paper(opened):
+    page = opened(mha.view.heads(random_weights(1, 40, 40), range(40)))
+    page.set_viewport_size({"width": 2560, "height": 1200})
+    page.check("input[value=heat-map]")
+    settle(page)
+    drawn = box(page, "#heat-maps canvas")
+    page.emulate_media(media="print")
+    page.evaluate("document.querySelector('#detail').style.width = '640px'")
+    printed = box(page, "#heat-maps canvas")
+    assert drawn["width"] > 900 and printed["width"] <= 640
+    assert abs(printed["height"] / printed["width"] - drawn["height"] / drawn["width"]) < 0.01
+
+
 def test_the_frame_in_a_notebook_holds_the_page(opened):
     for weights in (random_weights(4, 6, 6), random_weights(6, 12, 6, 6), random_weights(1, 3, 3)):
         view = mha.view.model([weights] if weights.ndim == 3 else weights, range(weights.shape[-1]))

@@ -273,11 +273,12 @@ static int settle_score_axes(PyObject **object, const char *name, bool of_layer,
     PyArrayObject *array = (PyArrayObject *)*object; /* or an int or bool, which settles as it is */
     const int axes = PyArray_Check(*object) ? PyArray_NDIM(array) : 0;
     if (axes == 3 || (of_layer && axes != 2 && axes != 4)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
-                     "query_len, key_len); for one per batch item write %s[:, None], for one per head "
-                     "%s[None]",
-                     name, axes, name, name);
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
+            "query_len, key_len); for one per batch item write %s[:, None], for one per head "
+            "%s[None]",
+            name, axes, name, name);
         return -1;
     }
     if (axes == 4 && batch_axes == 0 && PyArray_DIM(array, 0) == 1) {

@@ -198,7 +198,7 @@ test-memory: $(VENV)/.test
 test-free-threaded: $(VENV)/.created
 	tests/free_threaded.sh $(or $(SECONDS),60) $(NOT_OF_KERNELS) \
 		--ignore tests/test_public_api.py --ignore tests/test_other_arrays.py --ignore tests/test_compat_threadpoolctl.py \
-		--ignore tests/test_logging.py
+		--ignore tests/test_logging.py --ignore tests/test_docs.py
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test

@@ -448,8 +448,8 @@ def test_the_weights_of_a_row_of_nan_are_nan(dtype, length, options):
     """All of them, as in NumPy, whichever queries stand beside it; other rows keep their bits."""
     rng = np.random.default_rng(length)
     query, key, value = rng.standard_normal((3, 1, 2, length, 8)).astype(dtype)
-    options = {**options, **({"mask": rng.random((length, length)) < 0.5} if "mask" in options
-                             else {}), **({"sinks": np.ones(2)} if "sinks" in options else {})}
+    arrays = {"mask": rng.random((length, length)) < 0.5, "sinks": np.ones(2)}
+    options = {name: arrays.get(name, option) for name, option in options.items()}
     attend = functools.partial(mha.scaled_dot_product_attention, key=key, value=value,
                                return_weights=True, **options)
     wanted = attend(query)[1]

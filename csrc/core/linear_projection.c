@@ -108,6 +108,7 @@ typedef struct turned_rows {
     mha_storage storage;
 } turned_rows;
 enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
+_Static_assert(sizeof(turned_rows) <= TURNED_AT, "what follows begins behind");
 
 /* Rows so far apart fall in the same sets of the first cache, which holds eight of them: those of a
  * tile would drive each other out. */

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #ifdef _WIN32
 #include <malloc.h>
 #endif
@@ -23,7 +24,8 @@
 
 #define CHECK_OK(call) CHECK((call) == MHA_OK)
 
-/* Memory for a workspace of `bytes`. That of Windows has functions of its own. */
+/* Memory for a workspace of `bytes`, NaN throughout: nobody may read what was not written. That of
+ * Windows has functions of its own. */
 static inline char *new_workspace(size_t bytes) {
     const size_t size = (bytes / MHA_WORKSPACE_ALIGNMENT + 1) * MHA_WORKSPACE_ALIGNMENT;
 #ifdef _WIN32
@@ -32,6 +34,7 @@ static inline char *new_workspace(size_t bytes) {
     char *memory = aligned_alloc(MHA_WORKSPACE_ALIGNMENT, size);
 #endif
     CHECK(memory != NULL);
+    memset(memory, 0xFF, size);
     return memory;
 }
 
@@ -50,12 +53,17 @@ static inline mha_execution execution_of(size_t bytes, int num_threads) {
     return execution;
 }
 
-static inline void project(const mha_linear_projection *projection, int num_threads) {
+static inline void project_together(const mha_linear_projection *projections, int count,
+                                    int num_threads) {
     size_t bytes;
-    CHECK_OK(mha_linear_projection_workspace(projection, 1, num_threads, &bytes));
+    CHECK_OK(mha_linear_projection_workspace(projections, count, num_threads, &bytes));
     mha_execution execution = execution_of(bytes, num_threads);
-    CHECK_OK(mha_linear_projection_forward(projection, 1, &execution));
+    CHECK_OK(mha_linear_projection_forward(projections, count, &execution));
     free_workspace(execution.workspace.base);
+}
+
+static inline void project(const mha_linear_projection *projection, int num_threads) {
+    project_together(projection, 1, num_threads);
 }
 
 /* Runs `test` on every kernel set of this machine. */

@@ -152,12 +152,7 @@ static void test_blocks_that_begin_alike(void) {
         projections[i].output = outputs[i] = new_numbers(rows[i] * 600);
     }
     for (int threads = 1; threads <= 2; threads++) {
-        size_t bytes;
-        CHECK_OK(mha_linear_projection_workspace(projections, 3, threads, &bytes));
-        mha_execution execution = execution_of(bytes, threads);
-        memset(execution.workspace.base, 0xFF, bytes); /* NaN */
-        CHECK_OK(mha_linear_projection_forward(projections, 3, &execution));
-        free_workspace(execution.workspace.base);
+        project_together(projections, 3, threads);
         for (int i = 0; i < 3; i++) {
             mha_linear_projection one = projections[i];
             one.output = alone;

@@ -85,26 +85,33 @@ static void count_task_slowly(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-/* The caller polls before the first task and after each. */
+/* Counts as much as is done between two polls. */
 static void count_task_of_a_poll(void *context, int64_t task, mha_worker *worker) {
     count_task_slowly(context, task, worker);
     mha_stop_after(&worker->checkpoint, MHA_WORK_BETWEEN_CHECKPOINTS);
 }
 
+/* Cancelled at the fourth poll: of the tasks that count work, one is run between two; of those that
+ * count none, some. */
+static void check_cancel(mha_task_function function, int num_threads, int of_caller) {
+    static counts c;
+    int polls = 0;
+    const mha_cancel cancel = {cancel_at_the_fourth, &polls};
+    memset(&c, 0, sizeof c);
+    int64_t run = 0;
+    CHECK(mha_pool_run(TASKS, num_threads, function, &c, &cancel) == MHA_CANCELLED);
+    for (int64_t task = 0; task < TASKS; task++) {
+        CHECK(atomic_load(&c.runs[task]) <= 1);
+        run += atomic_load(&c.runs[task]);
+    }
+    CHECK(run < TASKS && atomic_load(&c.of_worker[0]) == of_caller);
+    check_one_run(100);
+}
+
 static void test_cancel(void) {
     for (int num_threads = 1; num_threads <= 2; num_threads++) {
-        static counts c;
-        int polls = 0;
-        const mha_cancel cancel = {cancel_at_the_fourth, &polls};
-        memset(&c, 0, sizeof c);
-        int64_t run = 0;
-        CHECK(mha_pool_run(TASKS, num_threads, count_task_of_a_poll, &c, &cancel) == MHA_CANCELLED);
-        for (int64_t task = 0; task < TASKS; task++) {
-            CHECK(atomic_load(&c.runs[task]) <= 1);
-            run += atomic_load(&c.runs[task]);
-        }
-        CHECK(run < TASKS && atomic_load(&c.of_worker[0]) == 3);
-        check_one_run(100);
+        check_cancel(count_task_of_a_poll, num_threads, 3);
+        check_cancel(count_task_slowly, num_threads, 3 * 16);
     }
 }
 

@@ -10,6 +10,7 @@ NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `vie
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
@@ -113,7 +114,9 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         module = importlib.import_module(f"mha.{_LATE[name]}")
         return globals().setdefault(name, getattr(module, name))
-    raise AttributeError(f"module 'mha' has no attribute {name!r}")
+    # The name and the module are what tracebacks need for "Did you mean: 'MultiHeadAttention'?"
+    raise AttributeError(f"module 'mha' has no attribute {name!r}", name=name,
+                         obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -220,6 +220,12 @@ def test_an_unknown_name_is_an_attribute_error():
         mha.atention  # noqa: B018
 
 
+def test_python_can_say_which_name_was_meant():
+    run = subprocess.run([sys.executable, "-c", "import mha; mha.MultiheadAttention"],
+                         capture_output=True, text=True, check=False)
+    assert run.stderr.endswith("Did you mean: 'MultiHeadAttention'?\n")
+
+
 def test_import_loads_numpy_and_what_the_layer_needs():
     loaded = run("import sys, mha; print(*sys.modules)")
     assert {name for name in loaded if name.split(".")[0] == "mha"} == {

@@ -29,11 +29,14 @@ def as_array(array: Any, name: str) -> NDArray[Any]:
             bfloat16 = _core.bfloat16_from_dlpack(array, name)
             if bfloat16 is not None:
                 return bfloat16
-        if not isinstance(error, (TypeError, ValueError)):
-            raise
-        raised = ValueError if isinstance(error, ValueError) else TypeError
+        raised = TypeError if isinstance(error, TypeError) else ValueError
         raise raised(f"{name}: got {type(array).__name__}, wanted an array, but NumPy could not"
                      f" make one: {error}") from error
+
+
+def printable(text: str) -> str:
+    """What came from outside, as an error may show it: what a terminal would obey written out."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def check_kind(array: NDArray[Any], name: str, kinds: str, wanted: object) -> None:

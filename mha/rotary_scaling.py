@@ -117,7 +117,11 @@ def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
         dims = _dims_of(values, columns)
         at_top = mapping.get("original_max_position_embeddings") is not None
         scaling = Scaling(values, dims, base, longest, at_top)
-        frequencies, magnitude = SCALINGS[name](scaling)
+        try:
+            frequencies, magnitude = SCALINGS[name](scaling)
+        except decimal.DecimalException as error:
+            raise ValueError(f"rope_type: got {name!r} with numbers too far apart for 40 digits,"
+                             " wanted those of a model") from error
         return ConfigRotary(dims, float(base), name == "default",
                             _rounded(frequencies, "rope_theta"), float(magnitude))
 

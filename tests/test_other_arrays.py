@@ -42,6 +42,17 @@ def test_other_subclasses_are_taken():
         assert mha.scaled_dot_product_attention(array, X, X).shape == (4, 8)
 
 
+@pytest.mark.parametrize("raised", [RuntimeError, BufferError, NotImplementedError, ValueError])
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_numpy_cannot_take_is_an_error_that_names_the_argument(taker, raised):
+    class Tensor:
+        def __array__(self, *_, **__):
+            raise raised("negative bit")
+
+    with pytest.raises(ValueError, match=r"^\w+: got Tensor, wanted an array, .*: negative bit"):
+        TAKERS[taker](Tensor())
+
+
 def test_an_attribute_that_raises():
     class Broken:
         @property

@@ -79,7 +79,9 @@ def test_arguments_win_over_the_config():
 def test_the_two_sides_of_a_model_have_their_own_heads():
     config = {"encoder_attention_heads": 2, "decoder_attention_heads": 8}
     for prefix, heads in (("encoder.layers.0.self_attn.", 2), ("decoder.layers.0.self_attn.", 8),
-                          ("decoder.layers.0.encoder_attn.", 8)):
+                          ("decoder.layers.0.encoder_attn.", 8),
+                          ("encoder_decoder.encoder.layers.0.self_attn.", 2),
+                          ("my_decoder.0.self_attn.", 8)):
         state = layer_of("bart").to_state("bart", prefix=prefix)
         assert from_state(state, "bart", prefix=prefix, config=config).num_heads == heads
     assert "num_heads: needed" in error_of(from_state, layer_of("bart").to_state("bart"), "bart",

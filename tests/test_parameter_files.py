@@ -220,6 +220,16 @@ def test_a_hostile_safetensors_is_a_value_error(case, tmp_path):
         mha.parameters.open(path)
 
 
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**40, 0, 2**40), (1,) * 70],
+                         ids=["too long", "too large", "70 axes"])
+def test_a_shape_that_numpy_does_not_have_is_an_error_when_it_is_read(tmp_path, shape):
+    header = {"a": tensor(shape=shape, offsets=(0, 4 * (0 not in shape)))}
+    path = write_raw(tmp_path / "a.safetensors", json.dumps(header).encode(),
+                     b"\0" * 4 * (0 not in shape))
+    with pytest.raises(ValueError, match=r"a\.safetensors: got a: .*, wanted a file that fits"):
+        mha.parameters.open(path)["a"]
+
+
 def test_a_type_that_numpy_does_not_know_is_an_error_when_it_is_read(tmp_path):
     header = {"a": tensor(shape=(8,), dtype="F8_E4M3"), "b": tensor(offsets=(8, 16))}
     path = write_raw(tmp_path / "a.safetensors", json.dumps(header).encode(), b"\0" * 16)
@@ -270,6 +280,33 @@ def test_a_members_size_is_compared_before_it_is_read(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_what_the_archive_claims_is_compared_with_the_file(tmp_path, method):
+    header = header_of("{'descr': '|u1', 'fortran_order': False, 'shape': (2000000000,), }")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("a.npy", header + b"\0" * 100)
+        member = archive.infolist()[0]
+        member.file_size = len(header) + 2_000_000_000
+        member.compress_size = member.file_size if method == zipfile.ZIP_STORED else 2_000_000
+    with mha.parameters.open(tmp_path / "a.npz") as read:
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"a\.npz: got a: [0-9]{3} bytes that claim to be 20"):
+            read["a"]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_names_that_a_terminal_would_obey_are_written_out(tmp_path):
+    header = {"\x1b[31mred\t": tensor(shape=(8,), dtype="F8_E4M3", offsets=(0, 8))}
+    path = write_raw(tmp_path / "a.safetensors", json.dumps(header).encode(), b"\0" * 8)
+    state = mha.parameters.open(path)
+    with pytest.raises(ValueError, match=r"got \\x1b\[31mred\\t of type F8_E4M3"):
+        dict(state)
+    with pytest.raises(ValueError, match=r"left over \\x1b\[31mred\\t"):
+        mha.MultiHeadAttention.from_state(state, "pytorch", num_heads=2)
 
 
 def npy_bytes(array, **options):

@@ -227,6 +227,39 @@ def test_a_number_that_counts_no_layers_stays_in_the_prefix():
     assert "try prefix='attention_6/'" in error_of(from_state, state, "keras", prefix="attention/")
 
 
+def test_a_prefix_may_name_the_layer_twice():
+    layers = [layer_of("bert", seed=seed) for seed in range(3)]
+    prefix = "stage.{layer}.layer.{layer}.attention."
+    state = {}
+    for index, layer in enumerate(layers):
+        state |= layer.to_state("bert", prefix=prefix.replace("{layer}", str(index)))
+    state |= {"stage.0.layer.5.attention.self.query.bias": np.zeros(3)}  # of two numbers
+    read_back = from_state(state, "bert", prefix=prefix, num_heads=HEADS)
+    assert len(read_back) == 3
+    for one, other in zip(read_back, layers, strict=True):
+        np.testing.assert_array_equal(one.W_q, other.W_q)
+
+
+@pytest.mark.parametrize(("before", "is_decoder"), [
+    ("decoder.block.0.", True), ("encoder.block.0.", False), ("encoder_decoder.decoder.", True),
+    ("decoder.encoder.", False), ("autodecoder.", True)])
+def test_t5s_side_is_the_prefixes(before, is_decoder):
+    prefix = before + "layer.0.SelfAttention."
+    state = layer_of("t5").to_state("t5", prefix=prefix)
+    table = state[prefix + "relative_attention_bias.weight"]
+    layer = from_state(state, "t5", prefix=prefix,
+                       config={**LAYERS["t5"][1], "is_decoder": not is_decoder})
+    farthest = LAYERS["t5"][1].get("relative_attention_max_distance", 128)
+    np.testing.assert_array_equal(layer.relative_bias, mha.t5_relative_bias(
+        table, bidirectional=not is_decoder, max_distance=farthest))
+
+
+def test_t5s_distance_costs_no_more_than_models_need():
+    state = layer_of("t5").to_state("t5")
+    config = {**LAYERS["t5"][1], "relative_attention_max_distance": 10**8}
+    assert "got 100000000, wanted at most 65536" in error_of(from_state, state, "t5", config=config)
+
+
 def test_t5_layers_share_the_table_of_the_first():
     layers = [layer_of("t5", seed=seed) for seed in range(2)]
     prefix = "encoder.block.{layer}.layer.0.SelfAttention."

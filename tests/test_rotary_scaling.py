@@ -160,6 +160,12 @@ def test_the_callers_decimal_context_does_not_matter():
                           from_config(rope_scaling={"type": "linear", "factor": 3.3}))
 
 
+def test_a_factor_beyond_40_digits_is_a_value_error():
+    with pytest.raises(ValueError, match=r"^rope_type: got 'dynamic' with numbers too far apart"):
+        from_config(max_position_embeddings=100_000,
+                    rope_scaling={"rope_type": "dynamic", "factor": 1e50})
+
+
 @pytest.mark.parametrize("config", [
     {"rope_theta": 1e-320}, {"rope_theta": 10**5000}, {"rope_theta": decimal.Decimal("sNaN")},
     {"partial_rotary_factor": 1e308}])

@@ -1,22 +1,25 @@
 /* Anything that NumPy makes an array of, and what it should not. */
 #include "convert.h"
 
-/* Raises the pending exception's type again, with the argument's name in front. */
+/* Raises the pending exception again, with the argument's name in front: a TypeError as such, as a
+ * ValueError what NumPy and DLPack raise otherwise. */
 static void name_pending_error(PyObject *object, const char *name) {
+    PyObject *const named[] = {PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError,
+                               PyExc_BufferError};
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_ValueError) ||
-                         PyErr_GivenExceptionMatches(type, PyExc_TypeError))) {
-        PyObject *raised = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError
-                                                                               : PyExc_TypeError;
-        PyErr_Format(raised, "%s: got %s, wanted an array, but NumPy could not make one: %S", name,
-                     Py_TYPE(object)->tp_name, value == NULL ? Py_None : value);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-    } else {
-        PyErr_Restore(type, value, traceback);
+    for (size_t i = 0; type != NULL && i < sizeof named / sizeof *named; i++) {
+        if (PyErr_GivenExceptionMatches(type, named[i])) {
+            PyErr_Format(i == 0 ? PyExc_TypeError : PyExc_ValueError,
+                         "%s: got %s, wanted an array, but NumPy could not make one: %S", name,
+                         Py_TYPE(object)->tp_name, value == NULL ? Py_None : value);
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(traceback);
+            return;
+        }
     }
+    PyErr_Restore(type, value, traceback);
 }
 
 /* 1 or 0, or -1 with the exception: a MemoryError, or what is no Exception. */

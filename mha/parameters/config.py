@@ -20,6 +20,7 @@ SIZES = {
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim", "d_kv"),
 }
+SIDES = ("encoder", "decoder")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -36,12 +37,22 @@ def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
     """heads, kv_heads and head_dim, where the config has them."""
     found = {size: as_size(config[name], f"config {name!r}") for size, names in SIZES.items()
              for name in names[::-1] if config.get(name) is not None}  # the first name is the last
-    sides = {side: as_size(config[name], f"config {name!r}") for side in ("encoder", "decoder")
+    sides = {side: as_size(config[name], f"config {name!r}") for side in SIDES
              if config.get(name := f"{side}_attention_heads") is not None}
-    side = "decoder" if "decoder" in prefix else "encoder"
-    if side in sides and (side in prefix or len(set(sides.values())) == 1):
+    side = side_of(prefix)
+    if side in sides:
         found["heads"] = sides[side]
+    elif side is None and len(set(sides.values())) == 1:
+        found["heads"] = next(iter(sides.values()))
     return found
+
+
+def side_of(prefix: str) -> str | None:
+    """The side of a model that a prefix is on: the last of its parts that is "encoder" or "decoder",
+    or the only word of the two in it."""
+    whole = [part for part in prefix.split(".") if part in SIDES]
+    words = [side for side in SIDES if side in prefix]
+    return whole[-1] if whole else words[0] if len(words) == 1 else None
 
 
 def biases(config: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from mha.arguments import printable
 from mha.half_precision import RAW_BFLOAT16, shown_dtype
 
 Array = NDArray[Any]
@@ -118,7 +119,10 @@ class Safetensors(Arrays):
         if where.dtype == "BF16":
             known = shown_dtype(RAW_BFLOAT16)
             array = array.view(RAW_BFLOAT16 if isinstance(known, str) else known)
-        return array.reshape(where.shape)
+        try:
+            return array.reshape(where.shape)
+        except ValueError as error:  # no numbers, of a shape that NumPy does not have
+            raise wrong(self._path, f"{name}: {error}") from error
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:
@@ -139,6 +143,7 @@ class Npz(Arrays):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
+        self._length = os.path.getsize(path)
         try:
             self._archive = zipfile.ZipFile(path)
             self._names = _each_name_once([
@@ -155,12 +160,13 @@ class Npz(Arrays):
         except MemoryError:
             raise
         except Exception as error:
-            raise wrong(self._path, f"{name}: {error}") from error
+            raise wrong(self._path, f"{name}: {error or type(error).__name__}") from error
 
     def _content(self, member: zipfile.ZipInfo) -> tuple[np.dtype[Any], tuple[int, ...], bool,
                                                          bytearray]:
-        if member.file_size > MOST_BY_DEFLATE * (member.compress_size + 1):
-            raise ValueError(f"{member.compress_size} bytes that claim to be {member.file_size}")
+        packed = min(member.compress_size, self._length)
+        if member.file_size > MOST_BY_DEFLATE * (packed + 1):
+            raise ValueError(f"{packed} bytes that claim to be {member.file_size}")
         with self._archive.open(member) as file:
             version = npy.read_magic(file)
             if version not in HEADERS:
@@ -207,4 +213,4 @@ def opened(path: str | os.PathLike[str]) -> Arrays:
 
 def wrong(path: str, got: object, wanted: str = "a file that fits together") -> ValueError:
     first_line = str(got).partition("\n")[0]  # NumPy goes on to advise allow_pickle=True
-    return ValueError(f"{path}: got {first_line}, wanted {wanted}")
+    return ValueError(f"{path}: got {printable(first_line)}, wanted {wanted}")

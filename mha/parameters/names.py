@@ -48,8 +48,9 @@ def as_tree(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def layer_indices(names: Iterable[str], prefix: str) -> list[int]:
     """The numbers that stand in the prefix's place for them; all from 0 on, or a ValueError."""
-    before, _, behind = prefix.partition(PLACE)
-    pattern = re.compile(re.escape(before) + r"(\d{1,9})" + re.escape(behind))
+    before, _, behind = map(re.escape, prefix.partition(PLACE))
+    again = behind.replace(re.escape(PLACE), r"\1")  # a prefix may name the layer more than once
+    pattern = re.compile(before + r"(\d{1,9})" + again)
     found = {int(match[1]) for match in map(pattern.match, names) if match}
     missing = sorted(set(range(len(found))) - found)
     if missing:
@@ -113,6 +114,6 @@ def advice(layout: Layout, under: set[str], names: Iterable[str]) -> list[str]:
 
 
 def shown(things: Iterable[Any]) -> str:
-    listed = [str(thing) for thing in things]
+    listed = [str(thing) or "''" for thing in things]
     more = len(listed) - MOST_SHOWN
     return ", ".join(listed[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "") or "nothing"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mha import layer_state
-from mha.arguments import as_size, detached_array
+from mha.arguments import as_size, detached_array, printable
 from mha.half_precision import is_half, layer_dtype
 from mha.layer_state import BIASES, LayerState
 from mha.parameters import config as configs
@@ -126,9 +126,9 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     found = shown(f"{name} {array.shape}" for name, array in arrays.items())
     if not under:
         found += f", but elsewhere {shown(asked.state)}"
-    raise ValueError("; ".join([
+    raise ValueError(printable("; ".join([
         f"state: got what does not fit layout {layout.name!r} under prefix {prefix!r}",
-        *problems, f"found {found}", *advice(layout, under, asked.state)]))
+        *problems, f"found {found}", *advice(layout, under, asked.state)])))
 
 
 def _found(asked: Asked, form: Form, prefix: str,

@@ -8,10 +8,12 @@ import numpy as np
 import mha
 from mha.arguments import as_bool, as_size
 from mha.half_precision import rounded, stored_dtype, widened
+from mha.parameters.config import side_of
 from mha.parameters.table import EQUAL_HEADS, Array, Context, Layout, Stored, linears
 
 NAMES = {"q": "q", "k": "k", "v": "v", "o": "o"}
 MOST_BUCKETS = 256  # that are tried
+MOST_DISTANCE = 1 << 16  # models have 128; every head gets a bias for each
 ONE_WIDTH = (("query_dim", "key_dim"), ("query_dim", "value_dim"), *EQUAL_HEADS)
 
 
@@ -19,6 +21,8 @@ def expanded(table: Array, context: Context) -> Array:
     """The table (buckets, heads) by distances."""
     name = "relative_attention_max_distance"
     distance = as_size(context.config.get(name), f"config {name!r}", 128)
+    if distance > MOST_DISTANCE:
+        raise ValueError(f"config {name!r}: got {distance}, wanted at most {MOST_DISTANCE}")
     numbers = mha.t5_relative_bias(widened(table), bidirectional=_bidirectional(context),
                                    max_distance=distance)
     return rounded(numbers, stored_dtype(table.dtype))
@@ -26,9 +30,9 @@ def expanded(table: Array, context: Context) -> Array:
 
 def _bidirectional(context: Context) -> bool:
     """What the names say, since one config serves both sides of a model."""
-    for side in ("encoder", "decoder"):
-        if side in context.prefix:
-            return side == "encoder"
+    side = side_of(context.prefix)
+    if side is not None:
+        return side == "encoder"
     if context.config.get("is_decoder") is None:
         raise ValueError("config: got none for 'is_decoder', nor encoder or decoder in the prefix,"
                          " wanted which of them it is")

@@ -43,6 +43,12 @@ def test_options_are_mhas(options, meaning):
     assert (residual[~seen] == compat.EMPTY_RESIDUAL).all()
 
 
+def test_without_keys_the_residual_is_minus_infinity():
+    query, key = random(2, 5, 4, 8), random(2, 0, 4, 8)
+    _, residual = compat.dot_product_attention(query, key, key, return_residual=True)
+    assert (residual == -np.inf).all()
+
+
 def test_bias_and_mask_lie_over_heads_first():
     query, key = random(2, 5, 4, 8), random(2, 7, 4, 8, seed=1)
     bias, mask = random(1, 4, 5, 7, seed=2), random(2, 1, 5, 7, seed=3) < 0.5

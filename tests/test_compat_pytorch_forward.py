@@ -54,6 +54,24 @@ def test_static_heads_stand_for_projected_ones():
     assert forward(static_k=longer, static_v=longer, add_zero_attn=True)[1].shape == (2, 5, 10)
 
 
+@pytest.mark.parametrize("appended", [{}, {"add_zero_attn": True},
+                                      {"bias_k": np.ones((1, 1, WIDTH)),
+                                       "bias_v": np.ones((1, 1, WIDTH))}])
+def test_padding_of_no_keys(appended):
+    none = KEY[:0]
+    output, weights = forward(QUERY, none, none, key_padding_mask=np.zeros((2, 0), bool),
+                              **appended)
+    wanted, wanted_weights = forward(QUERY, none, none, **appended)
+    np.testing.assert_array_equal(output, wanted)
+    np.testing.assert_array_equal(weights, wanted_weights)
+
+
+def test_static_heads_of_no_sequences():
+    none = np.empty((0, 7, WIDTH // HEADS))
+    output, weights = forward(QUERY[:, :0], KEY[:, :0], KEY[:, :0], static_k=none, static_v=none)
+    assert output.shape == (5, 0, WIDTH) and weights.shape == (0, 5, 7)
+
+
 def test_separate_weights_and_one_sequence():
     separate = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), np.split(PACKED, 3),
                         strict=True))

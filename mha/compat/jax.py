@@ -131,7 +131,8 @@ def dot_product_attention(
     if lengths is not None:
         lse[padding] = -np.inf
     with np.errstate(over="ignore"):  # in float16 it is infinite, as in JAX
-        residual = np.where(lse == -np.inf, EMPTY_RESIDUAL, lse).astype(output.dtype)
+        empty = EMPTY_RESIDUAL if key_len else -np.inf
+        residual = np.where(lse == -np.inf, empty, lse).astype(output.dtype)
     return output.reshape(shape), residual.reshape(shape[:-1])
 
 

@@ -192,6 +192,19 @@ def test_gradcheck(options, extra):
         tuple(arrays.values()))
 
 
+def test_a_gradient_whose_negation_is_put_off():
+    """From the imaginary part of a conj() PyTorch sends one that NumPy cannot read."""
+    found = []
+    for attend in (functional_attention, torch.nn.functional.scaled_dot_product_attention):
+        arrays = {name: leaf[:, :2] for name, leaf in small().items()}
+        output = attend(*arrays.values())
+        number = torch.complex(torch.zeros_like(output), output)
+        loss = (number.conj() * torch.full_like(number, 1 + 2j)).real.sum()
+        found.append(torch.autograd.grad(loss, list(arrays.values())))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def operator_arguments(settings, dtype=torch.float32, extra=("bias", "sinks")):
     arrays = {name: array.to(dtype) for name, array in small(*extra).items()}
     arrays["mask"] = torch.rand(2, 1, 3, 6) < 0.6

@@ -108,7 +108,7 @@ def multi_head_attention_forward(
     for name in ("static_k", "static_v"):
         static = _fitting(given[name], name, (batch * layer.num_heads, None, layer.head_dim), dtype)
         statics[name] = (None if static is None else
-                         static.reshape(batch, layer.num_heads, -1, layer.head_dim))
+                         static.reshape(batch, layer.num_heads, *static.shape[1:]))
     return layer._forward(query, key, value, attn_mask, key_padding_mask, need_weights,
                           average_attn_weights, is_causal, **statics)
 

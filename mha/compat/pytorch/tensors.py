@@ -197,7 +197,7 @@ def _forward(tensors: Tensors, settings: Settings) -> Tensor:
 
 def _gradients(kept: object, grad_output: Tensor, wanted: set[str],
                settings: Settings) -> dict[str, Tensor | None]:
-    grad = array_of(grad_output)
+    grad = array_of(grad_output.resolve_neg())  # as it comes from the imaginary part of a conj()
     if settings[-1]:
         grad = grad.swapaxes(1, 2)
     found = _core.scaled_dot_product_attention_backward(kept, grad, None, wanted)

@@ -269,6 +269,28 @@ def test_empty(shape):
         assert norm is None or not (gradients.q_norm.any() or gradients.k_norm.any())
 
 
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("shape", [(0, 5, 64), (2, 0, 64), (0, 64), (2, 0, 5, 64), (0, 0, 64)])
+def test_positions_of_nothing(shape, freezes):
+    layer = layer_of(rotary=mha.Rotary(4))
+    layer = layer.freeze() if freezes else layer
+    x = np.ones(shape)
+    for positions in (np.arange(shape[-2]), np.zeros(shape[:-1], int)):
+        where = {"positions": positions, "key_positions": positions}
+        output, pullback = layer.vjp(x, x, **where)
+        assert layer(x, positions=positions).shape == layer(x, x, **where).shape == shape
+        assert not any(gradient.any() for gradient in pullback(output) if gradient is not None)
+
+
+@pytest.mark.parametrize("names", [("q_norm",), ("k_norm",), ("q_norm", "k_norm")])
+def test_heads_without_columns(names):
+    x, none = np.ones((2, 5, 4)), np.ones((4, 0))
+    arrays = (x, x, x, none, none, np.arange(24.0).reshape(4, 6), np.ones((6, 3)))
+    output = mha.multi_head_attention(*arrays, num_heads=2,
+                                      **dict.fromkeys(names, np.ones(0)))
+    np.testing.assert_array_equal(output, mha.multi_head_attention(*arrays, num_heads=2))
+
+
 X = np.ones((2, 3, 8))
 W = np.ones((8, 8))
 

@@ -325,3 +325,12 @@ def test_errors_of_wrt(wrt, error):
     x = np.ones((3, 4))
     with pytest.raises(error, match="wrt: got"):
         mha.scaled_dot_product_attention_vjp(x, x, x, wrt=wrt)
+
+
+def test_key_lengths_are_those_of_the_call():
+    query, lengths = np.random.default_rng(0).standard_normal((2, 3, 5, 4)), np.array([2, 5])
+    wanted = mha.scaled_dot_product_attention_vjp(query, query, query, key_lengths=[2, 5])[1](query)
+    _, pullback = mha.scaled_dot_product_attention_vjp(query, query, query, key_lengths=lengths)
+    lengths[:] = 10**9
+    for ours, theirs in zip(pullback(query), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

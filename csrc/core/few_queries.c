@@ -41,6 +41,9 @@ bool mha_has_few_queries(const mha_attention *attention) {
 static double operations_of(const few_job *job) {
     const double widths = (double)mha_extent(&job->attention->query, 1) +
                           (double)mha_extent(&job->attention->value, 1) + 16;
+    if (job->row_tasks == 0) {
+        return 0;
+    }
     return (double)job->row_tasks * (double)job->key_len *
            ((double)job->rows / (double)job->row_blocks + 3) * widths;
 }
@@ -54,6 +57,9 @@ static double bytes_of(const few_job *job) {
                  value_size = (double)mha_storage_size(a->dtype, a->value.storage);
     const double bytes_of_key =
         (double)mha_extent(&a->key, 1) * key_size + (double)mha_extent(&a->value, 1) * value_size;
+    if (job->row_tasks == 0) {
+        return 0;
+    }
     return (double)job->row_tasks / (double)job->row_blocks * (double)job->key_len * bytes_of_key;
 }
 

@@ -150,7 +150,8 @@ static mha_status plan_preparation(const mha_multi_head_attention *l, int64_t ba
                                    .head_dim = to->width / to->num_heads,
                                    .norm = *norm,
                                    .table = l->rotary == NULL ? NULL : table};
-    const bool is_whole_panels = p->heads.head_dim % mha_panels_of(l->dtype)->columns == 0;
+    const bool is_whole_panels =
+        p->heads.head_dim > 0 && p->heads.head_dim % mha_panels_of(l->dtype)->columns == 0;
     if (!mha_prepares(&p->heads)) {
         return MHA_OK;
     }

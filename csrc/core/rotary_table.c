@@ -151,10 +151,12 @@ static void fill_rows(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
+/* Whether all items of a batch, of which there is one at least, stand at the same positions. */
 static bool is_repeated(const mha_tensor *positions) {
     const int batch_axes = positions == NULL || positions->data == NULL ? 0 : positions->axes - 1;
     for (int axis = 0; axis < batch_axes; axis++) {
-        if (positions->strides[axis] != 0 && positions->shape[axis] > 1) {
+        const int64_t items = positions->shape[axis];
+        if (items == 0 || (items > 1 && positions->strides[axis] != 0)) {
             return false;
         }
     }

@@ -64,7 +64,8 @@ static PyObject *array_of_tensor(const exchange *table, PyObject *tensor) {
         array = (PyObject *)mha_with_owner(mha_array_over_tensor(&lent, type, "tensor"),
                                            Py_NewRef(tensor));
     }
-    if (array == NULL && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    if (array == NULL && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_MemoryError) &&
+        PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
     }
     return array != NULL || PyErr_Occurred() ? array : Py_NewRef(Py_None);

@@ -136,7 +136,12 @@ static int convert_key_lengths(PyObject *object, const option_context *context,
     if (object == Py_None) {
         return 0;
     }
-    *lengths = mha_as_integers(object, "key_lengths");
+    PyArrayObject *integers = mha_as_integers(object, "key_lengths");
+    if (integers == NULL) {
+        return -1;
+    }
+    *lengths = (PyArrayObject *)PyArray_NewCopy(integers, NPY_CORDER); /* what is checked stays */
+    Py_DECREF(integers);
     if (*lengths == NULL) {
         return -1;
     }

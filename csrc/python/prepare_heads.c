@@ -144,10 +144,16 @@ static int convert_backward(void *given, PyObject **arguments) {
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(kept->dtype),
                              PyArray_DIMS(kept->x), 3, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {kept->x, kept->norm};
-    return call->back.grad_output == NULL
-               ? -1
-               : mha_new_gradients(arguments[MHA_WANTED], names, like, NUM_GRADIENTS,
-                                   mha_new_contiguous_like, &call->back);
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], names, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    if (call->back.gradients[GRAD_X] == NULL) { /* through which that of the norm is computed */
+        PyErr_SetString(PyExc_ValueError, "wanted: got none for x, wanted it among them");
+        return -1;
+    }
+    return 0;
 }
 
 static bool point_backward(void *given) {

@@ -89,9 +89,10 @@ PyArrayObject *mha_convert_positions(PyObject *object, const npy_intp *batch, in
     const int axes = PyArray_NDIM(array), first = batch_axes + 1 - axes;
     if ((axes != 1 && axes != batch_axes + 1) ||
         !PyArray_CompareLists(PyArray_DIMS(array), shape + first, axes)) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s or %s", name,
+        mha_shape_text(shape, batch_axes + 1, whole);
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s%s%s", name,
                      mha_array_shape_text(array, got), mha_shape_text(shape + batch_axes, 1, alone),
-                     mha_shape_text(shape, batch_axes + 1, whole));
+                     batch_axes > 0 ? " or " : "", batch_axes > 0 ? whole : "");
     } else {
         positions = as_int64(array, name);
     }

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.one_go import Step
+
 Array = NDArray[Any]
 
 # The kernels sum in blocks of so many keys, aligned to key 0: whoever drops whole blocks keeps the
@@ -92,9 +94,11 @@ def write_ragged(state: CacheState, key: Array, value: Array, counts: Array | No
     state.value[of, :, column] = value[of, :, row]
 
 
-def clear(state: CacheState, lengths: Array) -> None:
+def clearing(state: CacheState, lengths: Array) -> list[Step]:
     """Zeros behind these lengths, which views up to longer sequences' ends would show."""
-    for sequence, (old, new) in enumerate(zip(state.lengths.tolist(), lengths.tolist())):
-        columns = slice(state.first + new - state.start, state.first + old - state.start)
-        state.key[sequence, :, columns] = 0
-        state.value[sequence, :, columns] = 0
+    before = state.start - state.first
+    columns = [slice(new - before, old - before)
+               for old, new in zip(state.lengths.tolist(), lengths.tolist())]
+    return [(np.ndarray.__setitem__, array, (sequence, slice(None), behind), 0)
+            for array in (state.key, state.value) for sequence, behind in enumerate(columns)
+            if behind.start < behind.stop]

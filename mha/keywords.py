@@ -59,10 +59,14 @@ other_names("input X", "x")
 other_names("W kernel", "weight")
 other_names("b", "bias")
 other_names("left right", "window", "window=(left, right)")
+other_names("cache padding", "wrt", "nothing: calls with a cache have no gradients")
 other_names("dropout dropout_p", "training",
             "training=True: the dropout is the layer's, given to its constructor")
 other_names("bias window scale", "w_v",
             "nothing: additive attention has no dot products to scale or bias")
+
+
+PARTS_OF_THE_LAYER = ("Parameters", "Decoding")  # which users do not know of
 
 
 class OwnNames:
@@ -115,8 +119,10 @@ def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> Typ
     name = next(iter(unknown))
     known = [known for known in inspect.signature(function).parameters if known != "self"]
     owner, _, method = function.__qualname__.rpartition(".")
+    if owner in PARTS_OF_THE_LAYER:
+        owner = "MultiHeadAttention"
     callee = {"__init__": owner, "__call__": f"a call of {owner}"}.get(
-        method, function.__qualname__)
+        method, f"{owner}.{method}" if owner else method)
     return TypeError(f"{name}: got a keyword that {callee} does not have, wanted"
                      f" {_suggestion(name, known)}")
 

@@ -22,7 +22,7 @@ from mha.arguments import (
 from mha.cache_state import (
     BLOCK,
     CacheState,
-    clear,
+    clearing,
     copied,
     first_needed,
     most_columns,
@@ -40,6 +40,7 @@ from mha.half_precision import (
     stored_dtype,
 )
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.one_go import assign, one_go, take
 
 __all__ = ["KVCache"]
 
@@ -251,9 +252,9 @@ class KVCache:
             raise ValueError(f"lengths: got {new.tolist()}, wanted lengths whose window of"
                              f" {self._window} begins at {old.start} or later: what was before is"
                              " dropped")
-        self._state = old._replace(lengths=read_only(new), shortest=int(new.min()),
-                                   longest=int(new.max()))
-        clear(old, new)
+        state = old._replace(lengths=read_only(new), shortest=int(new.min()),
+                             longest=int(new.max()))
+        take(one_go((assign, self, "_state", state), *clearing(old, new)))
 
     @names_its_keywords
     def select(self, indices: ArrayLike, **unknown: Never) -> None:
@@ -296,9 +297,11 @@ class KVCache:
         """
         old = self._state
         none = read_only(np.zeros_like(old.lengths))
-        self._state = old._replace(lengths=none, shortest=0, longest=0, start=0, first=0)
-        for array in (old.key, old.value):
-            array[:, :, :old.first + old.longest - old.start] = 0
+        state = old._replace(lengths=none, shortest=0, longest=0, start=0, first=0)
+        columns = slice(old.first + old.longest - old.start)
+        take(one_go((assign, self, "_state", state),
+                    *((np.ndarray.__setitem__, array, (slice(None), slice(None), columns), 0)
+                      for array in (old.key, old.value))))
 
     def _appended(self, key: Array, value: Array, counts: Array | None,
                   left: bool = False) -> CacheState:
@@ -331,7 +334,7 @@ class KVCache:
     def _take_back(self, after: CacheState | None) -> None:
         """Zeros again for the rows of a call that failed, which views of longer sequences show."""
         if after is not None:
-            clear(after, self._state.lengths)
+            take(one_go(*clearing(after, self._state.lengths)))
 
     def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
         """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what

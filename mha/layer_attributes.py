@@ -31,6 +31,10 @@ class Parameter:
     def __set__(self, layer: MultiHeadAttention, array: ArrayLike) -> None:
         layer._set_parameter(self.name, array)
 
+    def __delete__(self, layer: MultiHeadAttention) -> None:
+        raise AttributeError(f"{self.name}: got deleted, wanted an array in its place, or a new"
+                             " layer without")
+
 
 class Setting(Generic[T]):
     """What the constructor was given, as an attribute that cannot be assigned."""

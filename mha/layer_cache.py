@@ -49,9 +49,9 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
     head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
-    with drawn(_checked_options(options, cache)) as drawn_options:
-        return _call(state, query, cache, lengths, padding == "left", positions, drawn_options,
-                     head_gate, return_weights, return_lse)
+    undrawn = drawn(_checked_options(options, cache)).options  # without training nothing is drawn
+    return _call(state, query, cache, lengths, padding == "left", positions, undrawn, head_gate,
+                 return_weights, return_lse)
 
 
 def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
@@ -86,7 +86,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
         if given.ndim == 2:
             results = [result[0] for result in results]
         result = tuple(results) if len(results) > 1 else results[0]
-        if after is not None:
+        if after is not None:  # Ctrl-C comes before this, or behind the call
             cache._put(cache._without_unneeded(after), before)
     except BaseException:
         cache._take_back(after)
@@ -211,7 +211,11 @@ def _first_positions(before: CacheState, counts: Array | None, n: int, left: boo
 
 def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
     """Positions (n,) or (batch, n) as integers."""
-    given = as_int_array(positions, name)
+    given = as_array(positions, name)
+    most = np.iinfo(np.int64).max
+    if given.dtype.kind == "u" and given.size and given.max() > most:
+        raise ValueError(f"{name}: got {given.max()}, wanted at most {most}")
+    given = as_int_array(given, name)
     if given.shape not in ((n,), (batch, n)):
         raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
     return given
@@ -244,15 +248,19 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
     if got != wanted:
         raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
                          " as the layer has: one of its new_cache()")
-    stored = cache._state.key.dtype
-    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
-        raise TypeError(f"cache: got one of {cache.dtype}, wanted {shown_dtype(settings.dtype)} as"
-                        " the layer has, or a narrower one")
+    check_cache_dtype(settings, cache, "cache")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
     if not isinstance(cache, Memory) and len(set(widths)) > 1:
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
                          " wanted equal ones, or what new_memory() gives")
     return cache
+
+
+def check_cache_dtype(settings: LayerSettings, cache: KVCache, name: str) -> None:
+    stored = cache._state.key.dtype
+    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
+        raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
+                        " layer has, or a narrower one")
 
 
 def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOptions:
@@ -269,8 +277,8 @@ def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOpti
         options = _settled(options)
         for name in OF_POSITIONS if is_memory else ():
             if _is_in_force(name, getattr(options, name)):
-                raise ValueError(f"{name}: got one with a memory, wanted none: rows have no place"
-                                 " among its keys")
+                raise ValueError(f"{name}: got one with a memory, the layer's own or the call's,"
+                                 " wanted none: rows have no place among its keys")
         if is_memory:
             return options._replace(window=None, alibi=None)
     if cache.window is None or is_memory:

@@ -39,10 +39,14 @@ class Decoding(OwnNames):
         """
         if unknown:
             raise unknown_keyword(Decoding.new_cache, unknown)
+        from mha import layer_cache
+
         settings = self._state.settings
-        return mha.KVCache(batch, settings.num_kv_heads, settings.head_dim,
-                           settings.value_head_dim, capacity=capacity, window=window,
-                           dtype=settings.dtype if dtype is None else dtype)
+        cache = mha.KVCache(batch, settings.num_kv_heads, settings.head_dim,
+                            settings.value_head_dim, capacity=capacity, window=window,
+                            dtype=settings.dtype if dtype is None else dtype)
+        layer_cache.check_cache_dtype(settings, cache, "dtype")
+        return cache
 
     @names_its_keywords
     def new_memory(self, key: ArrayLike, value: ArrayLike | None = None,
@@ -51,7 +55,7 @@ class Decoding(OwnNames):
         """An encoder's keys and values, projected once.
 
         layer(query, cache=memory) then gives the bits of layer(query, key, value,
-        key_lengths=key_lengths).
+        key_lengths=key_lengths); of a layer of halves, whose memory is rounded, nearly.
 
         Parameters
         ----------

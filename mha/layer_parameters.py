@@ -16,6 +16,7 @@ from mha.half_precision import shown
 from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
 from mha.layer_attributes import Parameter
 from mha.layer_state import LayerState
+from mha.one_go import assign, one_go, take
 from mha.options import Window
 from mha.rotary import Rotary
 
@@ -82,7 +83,14 @@ class Parameters(OwnNames):
             raise unknown_keyword(Parameters.load_parameters, unknown)
         layer_state.check_not_frozen(self._state, "mapping")
         arrays = layer_state.arrays_to_load(self._state, mapping)
-        self._change(lambda state: layer_state.loaded(state, arrays))
+        with changing:
+            while True:
+                old = self._state
+                new, writing = layer_state.loaded(old, arrays)
+                steps = one_go((assign, self, "_state", new), *writing)
+                if self._state is old:
+                    take(steps)
+                    return
 
     @classmethod
     @names_its_keywords

@@ -34,6 +34,7 @@ from mha.half_precision import (
     shown_dtype,
     stored_dtype,
 )
+from mha.one_go import Step
 from mha.options import AttentionOptions, RandomSource, Window
 from mha.preparation import NORMS, NormOf, Preparation, prepared_core
 from mha.rotary import Rotary
@@ -334,19 +335,19 @@ def with_parameter(state: LayerState, name: str, array: NDArray[Any]) -> LayerSt
     return new_state(state.settings, {**state.parameters, name: checked})
 
 
-def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> LayerState:
-    """With these numbers; written into the arrays that are there, where each has its own."""
+def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> tuple[LayerState, list[Step]]:
+    """With these numbers; and what writes them into the arrays that are there, where each has its
+    own."""
     check_not_frozen(state, "mapping")
     old = state.parameters
     copies = {name: checked_parameter(state.settings, name, array).copy()
               for name, array in arrays.items()}
     alone = {name: _is_alone(old[name], [old[other] for other in old if other != name])
              for name in old}
-    for name, array in copies.items():
-        if alone[name]:
-            old[name][...] = array
-    return new_state(state.settings,
-                     {name: old[name] if alone[name] else copies[name] for name in old})
+    return (new_state(state.settings,
+                      {name: old[name] if alone[name] else copies[name] for name in old}),
+            [(np.ndarray.__setitem__, old[name], ..., array) for name, array in copies.items()
+             if alone[name]])
 
 
 def pruned(state: LayerState, heads: list[int]) -> LayerState:
@@ -392,10 +393,15 @@ def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
 
 
 def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
-    """Whether each element may be written without changing another one."""
-    repeats = any(stride == 0 and size > 1
-                  for stride, size in zip(array.strides, array.shape, strict=True))
-    return array.flags.writeable and not repeats and not any(
+    """Whether each element may surely be written without changing another one."""
+    reach = array.itemsize
+    axes = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape,
+                                                              strict=True) if size > 1)
+    for stride, size in axes:  # each must step over all that the ones before reach
+        if stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return array.flags.writeable and not any(
         np.may_share_memory(array, other) for other in others)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from interrupts import interrupts_of
 
 import mha
 from mha import cache_state
@@ -169,6 +170,32 @@ def test_attention_over_a_windows_cache_gives_the_bits_of_one_call(window, n):
         for sequence, count in enumerate(counts):
             assert np.array_equal(got[sequence, :, :count],
                                   wanted[sequence, :, rows][:, :count]), (first, sequence)
+
+
+@pytest.mark.parametrize("forget", [lambda cache: cache.truncate([30, 0, 3]),
+                                    lambda cache: cache.reset()])
+def test_an_interrupt_leaves_a_cache_whole(forget):
+    def filled():
+        cache, (key, value) = new_cache(), rows_of(np.random.default_rng(0), 3, 40)
+        cache.append(key, value)
+        return cache
+
+    def seen_later(cache):
+        """Rows of a longest sequence show what is behind the others."""
+        before = contents(cache)
+        cache.append(*rows_of(np.random.default_rng(1), 3, 20), lengths=[20, 0, 1])
+        return before + contents(cache)
+
+    before, after = filled(), filled()
+    forget(after)
+    wanted = seen_later(before), seen_later(after)
+    cache, found = filled(), []
+    for _ in interrupts_of(lambda: forget(cache)):
+        seen = seen_later(cache)
+        assert seen in wanted
+        found.append(wanted.index(seen))
+        cache = filled()
+    assert found[0] == 0 and found == sorted(found) and seen_later(cache) == wanted[1]
 
 
 def test_types():

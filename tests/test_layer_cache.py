@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from interrupts import interrupts_of
 from option_cases import SCORES
 
 import mha
@@ -288,6 +289,16 @@ def interrupted_at(name, call):
             call()
     finally:
         sys.settrace(before)
+
+
+def test_an_interrupted_call_has_not_appended():
+    layer, x = random_layer(), random_x(2, 5)
+    cache = layer.new_cache(2, window=8)
+    layer(x, cache=cache)
+    before = repr(cache), cache.key.tobytes(), cache.value.tobytes()
+    for _ in interrupts_of(lambda: layer(x[:, :1], cache=cache), "call"):
+        assert (repr(cache), cache.key.tobytes(), cache.value.tobytes()) == before
+    assert cache.lengths.tolist() == [6, 6]
 
 
 def test_an_interrupt_before_the_last_step_leaves_zeros_behind():

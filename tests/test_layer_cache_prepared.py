@@ -54,6 +54,8 @@ def test_positions_of_a_call_with_a_cache():
     assert np.array_equal(np.concatenate(parts, 1), whole)
     with pytest.raises(ValueError, match=r"positions: got shape \(2,\), wanted \(1,\) or \(2, 1\)"):
         layer(x[:, :1], cache=cache, positions=[1, 2])
+    with pytest.raises(ValueError, match=r"positions: got 18446744073709551615, wanted at most 92"):
+        layer(x[:, :1], cache=cache, positions=np.array([2**64 - 1], np.uint64))
     with pytest.raises(ValueError, match="key_positions: got some with a cache, wanted none"):
         layer(x[:, :1], cache=cache, key_positions=[1])
 

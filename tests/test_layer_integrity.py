@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from interrupts import interrupts_of
 
 import mha
 
@@ -30,6 +31,45 @@ def random_layer(**options):
 
 LAYER = random_layer()
 PRUNED = copy.copy(LAYER).prune_heads([0, 2])
+
+
+def test_parameters_stay():
+    layer = random_layer()
+    with pytest.raises(AttributeError, match="W_q: got deleted, wanted an array in its place"):
+        del layer.W_q
+    assert layer(X).shape == X.shape
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_interrupt_loads_all_parameters_or_none(shared):
+    def fresh():
+        layer = random_layer()
+        if shared:
+            layer.W_k = layer.W_q  # so that the two get arrays of their own
+        return layer
+
+    new = {name: array + 1 for name, array in fresh().parameters().items()}
+    old, layer, loaded = fresh().parameters(), fresh(), []
+    for _ in interrupts_of(lambda: layer.load_parameters(new)):
+        has = [{name for name, array in layer.parameters().items()
+                if np.array_equal(array, of[name])} for of in (old, new)]
+        assert sorted(map(len, has)) == [0, len(new)]
+        loaded.append(bool(has[1]))
+        layer = fresh()
+    assert loaded == sorted(loaded) and False in loaded and True in loaded
+
+
+def test_parameters_whose_elements_share_memory_get_arrays_of_their_own():
+    layer, numbers = random_layer(), np.arange(1000, dtype=np.float32)
+    layer.W_q = np.lib.stride_tricks.as_strided(numbers, (24, 24), (32, 4))
+    layer.W_k = np.lib.stride_tricks.as_strided(numbers.copy(), (24, 24), (-0, 4))
+    layer.W_v = numbers[:576].copy().reshape(24, 24)[::-1].T  # no two at one place
+    mine = layer.W_v
+    new = {name: array + 1 for name, array in random_layer().parameters().items()}
+    layer.load_parameters(new)
+    for name, array in new.items():
+        np.testing.assert_array_equal(getattr(layer, name), array)
+    assert layer.W_v is mine and np.array_equal(numbers, np.arange(1000))
 
 
 # Assignment.

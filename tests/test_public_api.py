@@ -1,5 +1,6 @@
 """What `import mha` offers: names, signatures, docstrings whose examples run, and what it loads."""
 
+import copy
 import doctest
 import functools
 import importlib
@@ -232,8 +233,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.half_precision", "mha.heads", "mha.keywords", "mha.layer",
         "mha.layer_attributes", "mha.layer_decoding", "mha.layer_options", "mha.layer_parameters",
-        "mha.layer_state", "mha.linear_projection", "mha.options", "mha.preparation", "mha.rotary",
-        "mha.runtime"}
+        "mha.layer_state", "mha.linear_projection", "mha.one_go", "mha.options", "mha.preparation",
+        "mha.rotary", "mha.runtime"}
     assert "decimal" not in loaded
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
@@ -374,6 +375,14 @@ def test_another_librarys_keyword_or_a_typo_names_ours(name):
             if typo not in ours and len(typo) > 3:
                 assert any(f"{one}=" in error_of(name, typo) for one in ours), typo
     assert error_of(name, "zzz") == f"one of {', '.join(ours)}"
+
+
+def test_a_cache_has_no_gradients():
+    for call in (LAYER.vjp, copy.copy(LAYER).freeze().vjp):
+        with pytest.raises(TypeError, match="cache: .* wanted nothing: calls with a cache have no"):
+            call(X, cache=LAYER.new_cache(1))
+    with pytest.raises(TypeError, match="a keyword that MultiHeadAttention.new_cache does not ha"):
+        LAYER.new_cache(1, length=3)
 
 
 def test_every_function_with_arguments_says_so():

@@ -1,0 +1,23 @@
+"""Steps that Ctrl-C leaves all done or none: Python raises KeyboardInterrupt behind instructions of
+its own, and functions of C that functions of C call are not among them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+# (function, argument, ...), all functions of C.
+Step = tuple[Any, ...]
+
+
+def one_go(*steps: Step) -> Iterator[Any]:
+    """The steps, for `take`, which may be the next thing behind a last look at what they change."""
+    return itertools.starmap(operator.call, steps)
+
+
+take = functools.partial(deque, maxlen=0)
+assign = object.__setattr__  # a step: (assign, owner, name, value)

@@ -166,7 +166,7 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
         raise unknown_keyword(ablation, unknown)
     if not callable(loss):
         raise TypeError(f"loss: got {type(loss).__name__}, wanted a function of the gates")
-    sizes = shape if isinstance(shape, tuple) else (shape,)
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     sizes = tuple(as_int(size, "shape") for size in sizes)
     if not sizes or min(sizes) < 1:
         raise ValueError(f"shape: got {shape!r}, wanted a number of heads, or (layers, heads)")

@@ -87,6 +87,7 @@ class MultiHeadAttention(Parameters, Decoding):
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
+    An array of the layer's type that is assigned is kept, not copied.
     q_norm, k_norm (head_dim,), or for "width" (num_heads * head_dim,) and
     (num_kv_heads * head_dim,), or None.
 

@@ -188,6 +188,7 @@ def _checked_starts(starts: ArrayLike, total_len: int) -> Array:
 def _checked_gate(state: LayerState, head_gate: ArrayLike) -> Array:
     """(num_heads, 1) in the type in which the layer computes."""
     gate = as_array(head_gate, "head_gate")
+    gate = gate.astype(np.float32) if gate.dtype == bool else gate
     heads = state.settings.num_heads
     if gate.shape != (heads,):
         raise ValueError(f"head_gate: got shape {gate.shape}, wanted ({heads},)")

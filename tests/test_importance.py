@@ -91,6 +91,7 @@ def test_ablation_is_the_loss_without_the_head():
 
     scores = importance.ablation(loss, (2, 3))
     assert len(calls) == 7
+    np.testing.assert_array_equal(importance.ablation(loss, [2, 3]), scores)
     for layer, head in np.ndindex(2, 3):
         gates = np.ones((2, 3))
         gates[layer, head] = 0

@@ -95,6 +95,15 @@ def test_wrt_gives_what_it_names(name):
     assert np.array_equal(getattr(got, name), getattr(wanted, name))
 
 
+def test_gates_may_be_bools():
+    layer, x, starts = made({}, np.float32)
+    bools, numbers = ({"starts": starts, "head_gate": np.array([1, 0, 1, 1], dtype)}
+                      for dtype in (bool, np.float32))
+    (output, pullback), (wanted, other) = layer.vjp(x, **bools), layer.vjp(x, **numbers)
+    assert np.array_equal(output, wanted) and np.array_equal(layer(x, **bools), wanted)
+    assert np.array_equal(pullback(output).head_gate, other(output).head_gate)
+
+
 def test_dropout_acts_in_training_and_goes_by_the_number_of_the_sequence():
     layer, x, _ = made({}, np.float32)
     twice = np.concatenate([x[:30], x[:30]])

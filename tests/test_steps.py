@@ -175,3 +175,12 @@ def test_wrong_arguments_are_refused_as_by_the_layer(capsys):
     with pytest.raises(ValueError, match="query: got a last axis"):
         reference.steps(layer, np.ones((2, 3, 7)))
     assert capsys.readouterr().out == ""
+
+
+def test_a_layer_of_halves_rounds_nothing_before():
+    layer = mha.MultiHeadAttention(12, 4, dtype=np.float16, rng=0)
+    x = 3 * generator.normal(size=(2, 20, 12)).astype(np.float32)
+    steps = reference.steps(layer, x)
+    assert steps["query"].dtype == np.float32
+    exact = layer.astype(np.float64)(x)
+    assert abs(steps["output"] - exact).max() < 1e-5 * abs(exact).max()

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.half_precision import is_half
 from mha.layer import MultiHeadAttention
 from mha.layer_options import call_options
 from mha.options import (
@@ -109,12 +110,18 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
     return Steps(found)
 
 
+def _as_layer_takes_it(layer: MultiHeadAttention, array: NDArray[Any]) -> NDArray[Any]:
+    """In the layer's type; a layer of halves computes in float32 and rounds nothing before."""
+    takes_float32 = is_half(layer.dtype) and not is_half(array.dtype)
+    return array.astype(np.float32 if takes_float32 else layer.dtype)
+
+
 def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, value: ArrayLike,
                    head_gate: ArrayLike | None, positions: ArrayLike | None,
                    key_positions: ArrayLike | None,
                    options: AttentionOptions) -> dict[str, NDArray[Any]]:
     """What `multi_head_attention` computes on its way, by name."""
-    found = {name: np.asarray(array).astype(layer.dtype)
+    found = {name: _as_layer_takes_it(layer, np.asarray(array))
              for name, array in (("query", query), ("key", key), ("value", value))}
     for name, weight, bias in (("query", layer.W_q, layer.b_q), ("key", layer.W_k, layer.b_k),
                                ("value", layer.W_v, layer.b_v)):

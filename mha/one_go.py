@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # (function, argument, ...), all functions of C.
@@ -19,5 +19,5 @@ def one_go(*steps: Step) -> Iterator[Any]:
     return itertools.starmap(operator.call, steps)
 
 
-take = functools.partial(deque, maxlen=0)
+take: Callable[[Iterator[Any]], object] = functools.partial(deque, maxlen=0)
 assign = object.__setattr__  # a step: (assign, owner, name, value)

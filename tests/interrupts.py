@@ -9,17 +9,19 @@ import mha
 FOLDER = mha.__path__[0]
 
 
-def interrupts_of(call, event="line"):
-    """Calls again and again, interrupted at the first, the second, ... event in a function of mha,
-    until there are no more; yields after each. Events: "line", before each line, or "call", as a
-    function begins."""
+def interrupts_of(call, fresh, event="line"):
+    """Calls call(fresh()) interrupted at the first, the second, ... event in a function of mha, and
+    last of all to its end; gives each time what was fresh. Events: "line", before each line, or
+    "call", as a function begins."""
     for number in itertools.count():
+        given = fresh()
         try:
-            with _interrupt(number, event):
-                call()
+            with Interrupt(number, event):
+                call(given)
         except KeyboardInterrupt:
-            yield number
+            yield given
         else:
+            yield given
             return
 
 
@@ -29,7 +31,7 @@ def _is_with(frame):
     return line.lstrip().startswith("with ")
 
 
-class _interrupt:
+class Interrupt:
     def __init__(self, number, event):
         self.left, self.event = number, event
 

@@ -126,9 +126,9 @@ def test_cache(layers):
         assert cache.dtype == layer.dtype and same_bits(np.concatenate(cut, axis=1), whole)
         assert np.abs(whole.astype(float) - one(x, causal=True).astype(float)).max() < 0.05
     assert layer(x[:, :3], cache=layer.new_memory(x)).dtype == layer.dtype
-    with pytest.raises(TypeError, match="dtype: got float32, wanted .* or a narrower one"):
+    with pytest.raises(TypeError, match=r"dtype: got float32, wanted .* or a narrower one"):
         layer.new_cache(2, dtype=np.float32)
-    with pytest.raises(TypeError, match="cache: got float32, wanted .* or a narrower one"):
+    with pytest.raises(TypeError, match=r"cache: got float32, wanted .* or a narrower one"):
         layer(x, cache=layer.astype(np.float32).new_cache(2))
 
 

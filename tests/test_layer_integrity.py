@@ -49,14 +49,13 @@ def test_an_interrupt_loads_all_parameters_or_none(shared):
         return layer
 
     new = {name: array + 1 for name, array in fresh().parameters().items()}
-    old, layer, loaded = fresh().parameters(), fresh(), []
-    for _ in interrupts_of(lambda: layer.load_parameters(new)):
+    old, loaded = fresh().parameters(), []
+    for layer in interrupts_of(lambda layer: layer.load_parameters(new), fresh):
         has = [{name for name, array in layer.parameters().items()
                 if np.array_equal(array, of[name])} for of in (old, new)]
         assert sorted(map(len, has)) == [0, len(new)]
         loaded.append(bool(has[1]))
-        layer = fresh()
-    assert loaded == sorted(loaded) and False in loaded and True in loaded
+    assert loaded == sorted(loaded) and set(loaded) == {False, True}
 
 
 def test_parameters_whose_elements_share_memory_get_arrays_of_their_own():

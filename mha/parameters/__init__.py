@@ -34,7 +34,8 @@ def open(path: str | os.PathLike[str], **unknown: Never) -> Arrays:
 
     So a layer of a file of 10 GB is read without the rest. .safetensors needs the package of that
     name; bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone, and comes
-    from .safetensors only: `numpy.savez` forgets what it is. Nothing is ever unpickled. Several files as one: `collections.ChainMap(open(one), open(other))`.
+    from .safetensors only: `numpy.savez` forgets what it is. Nothing is ever unpickled. Several
+    files as one: `collections.ChainMap(open(one), open(other))`.
 
     Returns
     -------

@@ -48,8 +48,8 @@ def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
 
 
 def side_of(prefix: str) -> str | None:
-    """The side of a model that a prefix is on: the last of its parts that is "encoder" or "decoder",
-    or the only word of the two in it."""
+    """The side of a model that a prefix is on: the last of its parts that is "encoder" or
+    "decoder", or the only word of the two in it."""
     whole = [part for part in prefix.split(".") if part in SIDES]
     words = [side for side in SIDES if side in prefix]
     return whole[-1] if whole else words[0] if len(words) == 1 else None

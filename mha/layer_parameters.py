@@ -16,7 +16,7 @@ from mha.half_precision import shown
 from mha.keywords import OwnNames, names_its_keywords, unknown_keyword
 from mha.layer_attributes import Parameter
 from mha.layer_state import LayerState
-from mha.one_go import assign, one_go, take
+from mha.one_go import Step, assign, one_go, take
 from mha.options import Window
 from mha.rotary import Rotary
 
@@ -83,14 +83,7 @@ class Parameters(OwnNames):
             raise unknown_keyword(Parameters.load_parameters, unknown)
         layer_state.check_not_frozen(self._state, "mapping")
         arrays = layer_state.arrays_to_load(self._state, mapping)
-        with changing:
-            while True:
-                old = self._state
-                new, writing = layer_state.loaded(old, arrays)
-                steps = one_go((assign, self, "_state", new), *writing)
-                if self._state is old:
-                    take(steps)
-                    return
+        self._change_and_write(lambda state: layer_state.loaded(state, arrays))
 
     @classmethod
     @names_its_keywords
@@ -196,13 +189,19 @@ class Parameters(OwnNames):
         return sum(parameter.size for parameter in self._state.parameters.values())
 
     def _change(self, changed: Callable[[LayerState], LayerState]) -> None:
-        """Put changed(state) in the state's place; again, where a signal handler was faster."""
+        """Put changed(state) in the state's place."""
+        self._change_and_write(lambda state: (changed(state), []))
+
+    def _change_and_write(
+            self, changed: Callable[[LayerState], tuple[LayerState, list[Step]]]) -> None:
+        """The same, with steps that go with it; again, where a signal handler was faster."""
         with changing:
             while True:
                 old = self._state
-                new = changed(old)
+                new, writing = changed(old)
+                steps = one_go((assign, self, "_state", new), *writing)
                 if self._state is old:
-                    self._state = new
+                    take(steps)
                     return
 
     def _set_parameter(self, name: str, array: ArrayLike) -> None:

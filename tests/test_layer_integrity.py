@@ -1,8 +1,6 @@
 """A layer fits together, whatever is assigned to it, unpickled, or done to it in another thread."""
 
 import copy
-import functools
-import itertools
 import pickle
 import random
 import subprocess
@@ -11,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from interrupts import interrupts_of
+from interrupts import at_every, interrupts_of
 
 import mha
 
@@ -274,45 +272,6 @@ READERS = {
     "repr": lambda layer: [repr(layer)],
     "steps": lambda layer: [mha.reference.steps(layer, X)["output"]],
 }
-
-
-TRACED = ("mha.layer", "mha.layer_options", "mha.layer_state", "mha.reference")
-
-
-class Interrupted:
-    """A trace function: interrupt() at one step, an "opcode" or a "line", of the layer's files."""
-
-    def __init__(self, step, position, interrupt):
-        self.step, self.position, self.interrupt = step, position, interrupt
-        self.steps = 0
-
-    def __call__(self, frame, event, argument):
-        if frame.f_globals.get("__name__") not in TRACED:
-            return None
-        frame.f_trace_opcodes = self.step == "opcode"
-        if event == self.step:
-            if self.steps == self.position:
-                self.interrupt()
-            self.steps += 1
-        return self
-
-
-def at_every(step, function, interrupt, make):
-    """Yields (layer, function(layer)) for layers that make() made, with interrupt(layer) at the
-    first step, at the second and so on."""
-    for position in itertools.count():
-        layer = make()
-        trace = Interrupted(step, position, functools.partial(interrupt, layer))
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            result = function(layer)
-        finally:
-            sys.settrace(before)
-        if trace.steps <= position:
-            assert position > 5
-            return
-        yield layer, result
 
 
 @pytest.mark.parametrize("frozen", [False, True])

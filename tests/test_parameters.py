@@ -148,12 +148,17 @@ def test_nothing_is_shared_with_the_state(layout):
         assert not any(np.shares_memory(parameter, array) for array in flat(state).values())
 
 
+def several_layers(layout, prefix, count):
+    """Layers, and the state that has all of them."""
+    layers, state = [layer_of(layout, seed=seed) for seed in range(count)], {}
+    for index, layer in enumerate(layers):
+        state |= flat(layer.to_state(layout, prefix=prefix.replace("{layer}", str(index))))
+    return layers, state
+
+
 @every_layout
 def test_a_prefix_with_layer_reads_them_all(layout):
-    layers = [layer_of(layout, seed=seed) for seed in range(2)]
-    state = {}
-    for index, layer in enumerate(layers):
-        state |= flat(layer.to_state(layout, prefix=f"h.{index}.attention."))
+    layers, state = several_layers(layout, "h.{layer}.attention.", 2)
     read_back = from_state(state, layout, prefix="h.{layer}.attention.", config=LAYERS[layout][1])
     assert len(read_back) == 2
     for index, layer in enumerate(layers):
@@ -228,11 +233,8 @@ def test_a_number_that_counts_no_layers_stays_in_the_prefix():
 
 
 def test_a_prefix_may_name_the_layer_twice():
-    layers = [layer_of("bert", seed=seed) for seed in range(3)]
     prefix = "stage.{layer}.layer.{layer}.attention."
-    state = {}
-    for index, layer in enumerate(layers):
-        state |= layer.to_state("bert", prefix=prefix.replace("{layer}", str(index)))
+    layers, state = several_layers("bert", prefix, 3)
     state |= {"stage.0.layer.5.attention.self.query.bias": np.zeros(3)}  # of two numbers
     read_back = from_state(state, "bert", prefix=prefix, num_heads=HEADS)
     assert len(read_back) == 3
@@ -261,11 +263,8 @@ def test_t5s_distance_costs_no_more_than_models_need():
 
 
 def test_t5_layers_share_the_table_of_the_first():
-    layers = [layer_of("t5", seed=seed) for seed in range(2)]
     prefix = "encoder.block.{layer}.layer.0.SelfAttention."
-    state = {}
-    for index, layer in enumerate(layers):
-        state |= layer.to_state("t5", prefix=prefix.replace("{layer}", str(index)))
+    layers, state = several_layers("t5", prefix, 2)
     del state["encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"]
     config = {**LAYERS["t5"][1], "is_decoder": True}  # the prefix says better
     for one, other in (from_state(state, "t5", prefix=prefix, config=config),

@@ -32,7 +32,8 @@ static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) 
 }
 
 bool mha_has_few_queries(const mha_attention *attention) {
-    return few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
+    return mha_extent(&attention->query, 2) > 0 &&
+           few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
                          mha_extent(&attention->query, 1)) &&
            attention->score_function == MHA_DOT_PRODUCT && !attention->options->uniform_empty_rows;
 }
@@ -41,9 +42,6 @@ bool mha_has_few_queries(const mha_attention *attention) {
 static double operations_of(const few_job *job) {
     const double widths = (double)mha_extent(&job->attention->query, 1) +
                           (double)mha_extent(&job->attention->value, 1) + 16;
-    if (job->row_tasks == 0) {
-        return 0;
-    }
     return (double)job->row_tasks * (double)job->key_len *
            ((double)job->rows / (double)job->row_blocks + 3) * widths;
 }
@@ -57,9 +55,6 @@ static double bytes_of(const few_job *job) {
                  value_size = (double)mha_storage_size(a->dtype, a->value.storage);
     const double bytes_of_key =
         (double)mha_extent(&a->key, 1) * key_size + (double)mha_extent(&a->value, 1) * value_size;
-    if (job->row_tasks == 0) {
-        return 0;
-    }
     return (double)job->row_tasks / (double)job->row_blocks * (double)job->key_len * bytes_of_key;
 }
 

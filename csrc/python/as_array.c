@@ -1,6 +1,10 @@
 /* Anything that NumPy makes an array of, and what it should not. */
 #include "convert.h"
 
+bool mha_error_is_ordinary(void) {
+    return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
+}
+
 /* Raises the pending exception again, with the argument's name in front: a TypeError as such, as a
  * ValueError what NumPy and DLPack raise otherwise. */
 static void name_pending_error(PyObject *object, const char *name) {
@@ -25,8 +29,7 @@ static void name_pending_error(PyObject *object, const char *name) {
 /* 1 or 0, or -1 with the exception: a MemoryError, or what is no Exception. */
 static int has_attribute(PyObject *object, const char *name) {
     PyObject *attribute = PyObject_GetAttrString(object, name);
-    if (attribute == NULL &&
-        (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception))) {
+    if (attribute == NULL && !mha_error_is_ordinary()) {
         return -1;
     }
     PyErr_Clear();
@@ -112,7 +115,7 @@ static PyObject *from_dlpack(PyObject *object) {
 static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
     PyObject *type, *value, *traceback;
     PyArrayObject *array = NULL;
-    if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
+    if (!mha_error_is_ordinary()) {
         return NULL;
     }
     PyErr_Fetch(&type, &value, &traceback);

@@ -186,10 +186,11 @@ PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
         return NULL;
     }
     PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST);
+        array, PyArray_DescrFromType(NPY_INT64),
+        NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY);
     if (integers == NULL) {
         mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    } else if (may_wrap) { /* a new array, negative where the number is beyond int64 */
+    } else if (may_wrap) { /* negative where the number is beyond int64 */
         int64_t *values = PyArray_DATA(integers);
         for (npy_intp i = 0; i < PyArray_SIZE(integers); i++) {
             values[i] = values[i] < 0 ? INT64_MAX : values[i];

@@ -7,6 +7,9 @@
 
 #include "binding.h"
 
+/* Whether the pending exception may be passed over: not Ctrl-C, nor memory that ran out. */
+bool mha_error_is_ordinary(void);
+
 /* np.asarray(object), or numpy.from_dlpack where that is all it offers; bfloat16 by DLPack where
  * NumPy takes neither. Other kinds of arrays are a TypeError. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
@@ -74,7 +77,8 @@ PyArrayObject *mha_as_contiguous_real(PyArrayObject *array, mha_dtype dtype, con
 /* As mha_as_real, any strides. */
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name);
 
-/* An int64 array from anything of integers; an empty list counts as integers. New reference. */
+/* An int64 array of its own from anything of integers; an empty list counts as integers. New
+ * reference. */
 PyArrayObject *mha_as_integers(PyObject *object, const char *name);
 
 /* A contiguous (length,) in the element type; NULL, and 0, for None. */

@@ -204,8 +204,7 @@ int mha_bfloat16_from_dlpack(PyObject *object, const char *name, PyArrayObject *
     *array = NULL;
     PyObject *capsule = capsule_of(object);
     if (capsule == NULL) {
-        const bool is_ordinary =
-            PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
+        const bool is_ordinary = mha_error_is_ordinary();
         if (is_ordinary) { /* it has no tensor for us: what NumPy said is the better error */
             PyErr_Clear();
         }

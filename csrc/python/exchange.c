@@ -64,8 +64,7 @@ static PyObject *array_of_tensor(const exchange *table, PyObject *tensor) {
         array = (PyObject *)mha_with_owner(mha_array_over_tensor(&lent, type, "tensor"),
                                            Py_NewRef(tensor));
     }
-    if (array == NULL && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_MemoryError) &&
-        PyErr_ExceptionMatches(PyExc_Exception)) {
+    if (array == NULL && PyErr_Occurred() && mha_error_is_ordinary()) {
         PyErr_Clear();
     }
     return array != NULL || PyErr_Occurred() ? array : Py_NewRef(Py_None);

@@ -136,12 +136,7 @@ static int convert_key_lengths(PyObject *object, const option_context *context,
     if (object == Py_None) {
         return 0;
     }
-    PyArrayObject *integers = mha_as_integers(object, "key_lengths");
-    if (integers == NULL) {
-        return -1;
-    }
-    *lengths = (PyArrayObject *)PyArray_NewCopy(integers, NPY_CORDER); /* what is checked stays */
-    Py_DECREF(integers);
+    *lengths = mha_as_integers(object, "key_lengths");
     if (*lengths == NULL) {
         return -1;
     }
@@ -184,12 +179,7 @@ static int convert_query_offset(PyObject *object, const option_context *context,
         *(int64_t *)PyArray_DATA(*offset) = number;
         return 0;
     }
-    PyArrayObject *integers = mha_as_integers(object, "query_offset");
-    if (integers == NULL) {
-        return -1;
-    }
-    *offset = (PyArrayObject *)PyArray_NewCopy(integers, NPY_CORDER);
-    Py_DECREF(integers);
+    *offset = mha_as_integers(object, "query_offset");
     if (*offset == NULL) {
         return -1;
     }

@@ -118,24 +118,21 @@ static int check_starts(PyArrayObject *starts, const char *name, const char *row
 static PyArrayObject *convert_starts(PyObject *object, const char *name, const char *rows_of,
                                      int64_t total, PyArrayObject *like) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
-    PyArrayObject *integers = mha_as_integers(object, name), *starts = NULL;
-    if (integers == NULL) {
+    PyArrayObject *starts = mha_as_integers(object, name);
+    if (starts == NULL) {
         return NULL;
     }
-    if (PyArray_NDIM(integers) != 1 || PyArray_DIM(integers, 0) == 0) {
+    if (PyArray_NDIM(starts) != 1 || PyArray_DIM(starts, 0) == 0) {
         PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (sequences + 1,)", name,
-                     mha_array_shape_text(integers, got));
-    } else if (like != NULL && PyArray_DIM(integers, 0) != PyArray_DIM(like, 0)) {
+                     mha_array_shape_text(starts, got));
+    } else if (like != NULL && PyArray_DIM(starts, 0) != PyArray_DIM(like, 0)) {
         PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s as query_starts has", name,
-                     mha_array_shape_text(integers, got), mha_array_shape_text(like, wanted));
-    } else {
-        starts = (PyArrayObject *)PyArray_NewCopy(integers, NPY_CORDER);
+                     mha_array_shape_text(starts, got), mha_array_shape_text(like, wanted));
+    } else if (check_starts(starts, name, rows_of, total) == 0) {
+        return starts;
     }
-    Py_DECREF(integers);
-    if (starts != NULL && check_starts(starts, name, rows_of, total) < 0) {
-        Py_CLEAR(starts);
-    }
-    return starts;
+    Py_DECREF(starts);
+    return NULL;
 }
 
 static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {

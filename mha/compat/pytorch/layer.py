@@ -372,8 +372,7 @@ class MultiheadAttention:
         if key_padding_mask is not None:
             _check_shape(key_padding_mask, "key_padding_mask",
                          (batch, key_len) if batched else (key_len,))
-            over_scores.append(("key_padding_mask", key_padding_mask.reshape(
-                batch if batched else 1, 1, 1, key_len)))
+            over_scores.append(("key_padding_mask", key_padding_mask.reshape(batch, 1, 1, key_len)))
         mask: NDArray[Any] | None = None
         bias: NDArray[Any] | None = None
         for name, given in over_scores:

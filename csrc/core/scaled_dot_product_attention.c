@@ -139,7 +139,7 @@ static int look_ahead(const attention_job *job, int64_t walk, int64_t next_walk,
 }
 
 static void attend_walk(const attention_job *job, int64_t walk, int64_t next_walk,
-                        int64_t next_task, mha_worker *worker) {
+                        int64_t next_task, bool brings_values, mha_worker *worker) {
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     mha_key_ranges visible[MHA_MAX_JOINT_BLOCKS];
     mha_rows_ahead ahead[MOST_ROWS_AHEAD];
@@ -153,11 +153,18 @@ static void attend_walk(const attention_job *job, int64_t walk, int64_t next_wal
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
     }
+    blocks[0].brings_values = brings_values;
     if (job->reads_ahead) {
         blocks[count - 1].ahead = ahead;
         blocks[count - 1].ahead_count = look_ahead(job, walk, next_walk, next_task, ahead);
     }
     job->kernels->attention->forward(blocks, count, mha_piece(&job->scratch, worker->number));
+}
+
+/* Whether the task before that the worker has most likely had is of another head. */
+static bool is_first_of_head(const attention_job *job, int64_t task) {
+    const int64_t of_task = job->walks_of_a_task, walks = job->walks_of_a_head;
+    return task < job->threads || (task - job->threads) * of_task / walks != task * of_task / walks;
 }
 
 /* Task: one walk, or all of a head. One head after the other, so that its keys and values stay in
@@ -167,7 +174,8 @@ static void attend_query_blocks(void *context, int64_t task, mha_worker *worker)
     const int64_t walks = job->walks_of_a_task, next_task = task + job->threads;
     for (int64_t i = 0; i < walks; i++) {
         const int64_t walk = task * walks + i;
-        attend_walk(job, walk, i + 1 < walks ? walk + 1 : next_task * walks, next_task, worker);
+        attend_walk(job, walk, i + 1 < walks ? walk + 1 : next_task * walks, next_task,
+                    i == 0 && is_first_of_head(job, task), worker);
     }
 }
 

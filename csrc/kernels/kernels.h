@@ -100,6 +100,7 @@ typedef struct mha_attention_block {
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
+    bool brings_values; /* asks for them ahead of their turn: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
     mha_scores scores;

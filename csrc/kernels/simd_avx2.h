@@ -5,6 +5,7 @@
 #define ISA avx2
 #define KEY_TILE 4
 #define ROW_TILE 6
+#define PAIR_VECTORS 2
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;
@@ -184,6 +185,12 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+INLINE vector v_load_once(const real *p) {
+    vector a = v_load(p);
+    __asm__("" : "+x"(a));
+    return a;
+}
 
 enum { WORD_LANES = 8 };
 typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));

@@ -5,6 +5,7 @@
 #define ISA avx512
 #define KEY_TILE 8
 #define ROW_TILE 12
+#define PAIR_VECTORS 1
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;
@@ -149,6 +150,8 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+INLINE vector v_load_once(const real *p) { return v_load(p); }
 
 enum { WORD_LANES = 16 };
 typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));

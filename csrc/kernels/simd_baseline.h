@@ -5,6 +5,8 @@
  *   real, vector, LANES        the element, a vector of LANES of them
  *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
  *                              matmul, as many as the registers hold without spills
+ *   PAIR_VECTORS               scores: two chains side by side in tiles at least so wide
+ *   v_load_once(p)             v_load into a register, which those who use it do not read again
  *   v_max(a, b), v_min(a, b)   b where either is NaN
  *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
@@ -25,6 +27,7 @@
 #define ISA baseline
 #define KEY_TILE 4
 #define ROW_TILE 6
+#define PAIR_VECTORS 4
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;
@@ -48,6 +51,7 @@ typedef real vector_in_memory __attribute__((vector_size(16), aligned(sizeof(rea
 
 INLINE vector v_set1(real a) { return a - (vector){0}; }
 INLINE vector v_load(const real *p) { return *(const vector_in_memory *)p; }
+INLINE vector v_load_once(const real *p) { return v_load(p); }
 INLINE void v_store(real *p, vector a) { *(vector_in_memory *)p = a; }
 INLINE vector v_add(vector a, vector b) { return a + b; }
 INLINE vector v_sub(vector a, vector b) { return a - b; }

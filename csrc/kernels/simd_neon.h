@@ -5,6 +5,7 @@
 #define ISA neon
 #define KEY_TILE 8
 #define ROW_TILE 12
+#define PAIR_VECTORS 1
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;
@@ -36,6 +37,7 @@ INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 
 INLINE vector v_set1(real a) { return NEON(vdupq_n)(a); }
 INLINE vector v_load(const real *p) { return NEON(vld1q)(p); }
+INLINE vector v_load_once(const real *p) { return v_load(p); }
 INLINE void v_store(real *p, vector a) { NEON(vst1q)(p, a); }
 INLINE vector v_add(vector a, vector b) { return NEON(vaddq)(a, b); }
 INLINE vector v_sub(vector a, vector b) { return NEON(vsubq)(a, b); }

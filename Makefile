@@ -163,7 +163,7 @@ test-oldest-numpy: dist/.built
 	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' $$($(EXTRA) test)
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
-	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) --ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks"
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),--ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks")
 
 # The sdist is whole and builds without a network.
 test-sdist: $(VENV)/.test

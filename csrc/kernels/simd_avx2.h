@@ -13,6 +13,7 @@ typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
 #define PIECE_COLUMNS 4
+enum { UNROLL = 2, PAIR_UNROLL = 4 };
 INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm256_storeu_ps(p, a); }
@@ -122,6 +123,7 @@ typedef __m256d vector;
 #define DTYPE float64
 #define LANES 4
 #define PIECE_COLUMNS 2
+enum { UNROLL = 1, PAIR_UNROLL = 2 }; /* for the smaller extension */
 INLINE vector v_set1(real a) { return _mm256_set1_pd(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_pd(p); }
 INLINE void v_store(real *p, vector a) { _mm256_storeu_pd(p, a); }

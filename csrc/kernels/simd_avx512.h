@@ -6,6 +6,7 @@
 #define KEY_TILE 8
 #define ROW_TILE 12
 #define PAIR_VECTORS 1
+enum { UNROLL = 1, PAIR_UNROLL = 1 };
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;

@@ -6,6 +6,8 @@
  *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
  *                              matmul, as many as the registers hold without spills
  *   PAIR_VECTORS               scores: two chains side by side in tiles at least so wide
+ *   UNROLL, PAIR_UNROLL        steps along a chain without a branch between them: values and sums
+ *                              over queries; pairs of chains
  *   v_load_once(p)             v_load into a register, which those who use it do not read again
  *   v_max(a, b), v_min(a, b)   b where either is NaN
  *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
@@ -28,6 +30,7 @@
 #define KEY_TILE 4
 #define ROW_TILE 6
 #define PAIR_VECTORS 4
+enum { UNROLL = 1, PAIR_UNROLL = 1 };
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;

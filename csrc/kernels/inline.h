@@ -20,4 +20,8 @@
  * in a register of its own, and there are not so many. */
 #define KEEP_ADDRESS(address) __asm__ volatile("" : "+r"(address))
 
+/* An array that the compiler takes for written: gcc warns of what one turn of a loop writes and
+ * only the next one reads. */
+#define TAKE_AS_WRITTEN(array) __asm__("" : "=m"(array))
+
 #endif

@@ -203,7 +203,7 @@ test-free-threaded: $(VENV)/.created
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test
 	$(PIP) 'setuptools>=77' # the script builds without isolation
-	tests/sanitize.sh $(NOT_OF_KERNELS)
+	tests/sanitize.sh $(or $(TESTS),$(NOT_OF_KERNELS))
 
 # The thread sanitizer over the pool's C tests, and the parts of the Python suite that use threads.
 sanitize-threads: $(VENV)/.test

@@ -94,7 +94,7 @@ def memory_of(peers, cpus):
 def run(arguments):
     isa = arguments.isa or mha.instruction_set()
     cpus = sorted(os.sched_getaffinity(0))[:2]
-    peers = ["mha", *arguments.peers.split(",")]
+    peers = list(dict.fromkeys(["mha", *arguments.peers.split(",")]))
     numbers = [number for number, work in enumerate(WORKS) if arguments.only in work.name]
     measurements = []
     thread_counts = [int(count) for count in arguments.threads.split(",")]

@@ -29,6 +29,9 @@ NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_
 	parameters parameter_configs parameter_files dask_attention dask_edges dask_layer \
 	dask_distributed long_document) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
+# Of the arguments and what becomes of them, the same with every kernel set.
+NOT_OF_BASELINE := $(NOT_OF_KERNELS) $(patsubst %,--ignore tests/test_%.py,dlpack hostile_input layer_integrity layering \
+	logging progress public_api wheels)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
@@ -67,7 +70,7 @@ test-python: $(VENV)/.test
 	$(BIN)/python $(PYTEST)
 
 test-baseline: $(VENV)/.test
-	MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_KERNELS)
+	MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_BASELINE)
 
 # Says in one line what is missing, before anything is set up.
 check-prerequisites:

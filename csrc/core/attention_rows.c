@@ -98,7 +98,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .denominator = a->origin == NULL ? NULL : (char *)a->denominator + row * item,
     };
     mha_fill_scores(a, batch, head, &block->scores);
-    mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
+    block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
 }
 
 double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {

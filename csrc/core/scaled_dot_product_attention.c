@@ -9,8 +9,9 @@
 typedef struct attention_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
-    int64_t query_blocks; /* of one head */
-    int joint_blocks;     /* of them, that walk the keys together */
+    int64_t query_blocks;                 /* of one head, of whole_vectors each; ... */
+    int64_t whole_vectors, with_one_more; /* ... the first so many blocks have one more */
+    int joint_blocks;                     /* of them, that walk the keys together */
     int64_t walks_of_a_head, walks_of_a_task;
     int64_t batch_heads;
     int threads;
@@ -29,11 +30,9 @@ typedef struct head_copy {
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
  * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
 static int64_t first_query_of(const attention_job *job, int64_t query_len, int64_t query_block) {
-    const int64_t lanes = job->kernels->attention->query_lanes;
-    const int64_t vectors = mha_divide_up(query_len, lanes);
-    const int64_t whole = vectors / job->query_blocks, rest = vectors % job->query_blocks;
-    const int64_t first = whole * query_block + mha_smaller(query_block, rest);
-    return mha_smaller(first * lanes, query_len);
+    const int64_t first =
+        job->whole_vectors * query_block + mha_smaller(query_block, job->with_one_more);
+    return mha_smaller(first * job->kernels->attention->query_lanes, query_len);
 }
 
 /* A block of queries of (batch, head), numbered over both. */
@@ -237,6 +236,11 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     }
     job->query_blocks =
         mha_divide_up(mha_extent(&attention->query, 2), job->kernels->attention->query_block);
+    const int64_t vectors =
+        mha_divide_up(mha_extent(&attention->query, 2), job->kernels->attention->query_lanes);
+    const int64_t blocks = mha_larger(job->query_blocks, 1);
+    job->whole_vectors = vectors / blocks;
+    job->with_one_more = vectors % blocks;
     job->joint_blocks = joint_blocks_of(job, num_threads);
     job->walks_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
     if (__builtin_mul_overflow(job->batch_heads, job->walks_of_a_head, num_tasks)) {

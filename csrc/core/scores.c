@@ -36,11 +36,24 @@ static void clip_to_position(const mha_attention_options *options, int64_t posit
     }
 }
 
-void mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
+/* Whether no option limits the keys by position. */
+static bool sees_every_position(const mha_attention_options *options) {
+    return !options->causal && options->key_lengths.data == NULL &&
+           options->window_left >= MHA_UNLIMITED && options->window_right >= MHA_UNLIMITED;
+}
+
+bool mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
                         int64_t *begin, int64_t *end) {
     const mha_attention_options *options = attention->options;
     const int axes = attention->batch_axes;
     const int64_t key_len = mha_extent(&attention->key, 2);
+    if (sees_every_position(options)) {
+        for (int64_t i = 0; i < count; i++) {
+            begin[i] = 0;
+            end[i] = key_len;
+        }
+        return true;
+    }
     const int64_t offset = mha_query_offset(attention, batch);
     const bool has_lengths = options->key_lengths.data != NULL;
     const int64_t further = has_lengths ? mha_stride(&options->key_lengths, 1) : 0;
@@ -54,6 +67,7 @@ void mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t f
         clip_to_position(options, first + i + offset, &begin[i], &end[i]);
         end[i] = mha_larger(end[i], 0);
     }
+    return false;
 }
 
 void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head,

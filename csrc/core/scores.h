@@ -14,8 +14,8 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
 int64_t mha_query_offset(const mha_attention *attention, int64_t batch);
 
 /* Queries first + i, i < count, of the batch item see keys begin[i] <= j < end[i] that mask and
- * bias leave visible. */
-void mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
+ * bias leave visible. Whether that is all keys for want of an option that says less. */
+bool mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
                         int64_t *begin, int64_t *end);
 
 #endif

@@ -103,6 +103,7 @@ typedef struct mha_attention_block {
     bool brings_values; /* asks for them ahead of their turn: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
+    bool sees_all_keys;                 /* every query, by these */
     mha_scores scores;
 
     void *output; /* (query_len, value_head_dim) */

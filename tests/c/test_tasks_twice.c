@@ -5,7 +5,12 @@
 #include "../../csrc/threads/pool.h"
 #include "check.h"
 
-enum { BATCH = 2, LENGTH = 900, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
+#ifdef SAMPLE_FLOATS
+enum { LENGTH = 520 }; /* for an emulator: heads are still copied */
+#else
+enum { LENGTH = 900 };
+#endif
+enum { BATCH = 2, DIM = 48, HEADS = 4, KV_HEADS = 2, KV_DIM = 24 };
 enum { DISTANCES = 31 };
 enum { NUMBERS = BATCH * LENGTH * DIM, ROWS = BATCH * LENGTH };
 

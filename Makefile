@@ -63,7 +63,8 @@ docs: $(VENV)/.docs
 lib: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C csrc
 
-# The core alone, the Python suite with this machine's best kernels, and with those of every machine.
+# The core alone, the Python suite with this machine's best kernels, and what kernels decide with
+# those of every machine.
 test: test-c test-python test-baseline
 
 test-python: $(VENV)/.test

@@ -88,56 +88,110 @@ static void report(const bench *b) {
     free(buffer);
 }
 
+typedef enum attention_kind { PLAIN, CAUSAL, BIAS, WEIGHTS, GRADIENTS } attention_kind;
+static const char *const KIND_NAMES[] = {"attention", "attention, causal", "attention, bias",
+                                         "attention, weights returned", "attention and gradients"};
+
 typedef struct attention_context {
-    const mha_attention *attention;
+    mha_attention attention;
+    mha_attention_options options;
+    mha_attention_gradients gradients;
+    bool goes_back;
     mha_execution execution;
+    float *arrays[16]; /* all that it owns */
+    int count;
 } attention_context;
 
 static void run_attention(void *context) {
     attention_context *c = context;
-    if (mha_scaled_dot_product_attention_forward(c->attention, &c->execution) != MHA_OK) {
+    if (mha_scaled_dot_product_attention_forward(&c->attention, &c->execution) != MHA_OK ||
+        (c->goes_back &&
+         mha_scaled_dot_product_attention_backward(&c->gradients, &c->execution) != MHA_OK)) {
         exit(1);
     }
 }
 
-static mha_tensor heads_tensor(float *data, int64_t heads, int64_t length, int64_t width) {
-    mha_tensor tensor = {.data = data, .axes = 3, .shape = {heads, length, width}};
+static float *own_floats(attention_context *c, int64_t count) {
+    return c->arrays[c->count++] = random_floats((size_t)count);
+}
+
+static mha_tensor own_tensor(attention_context *c, int64_t heads, int64_t rows, int64_t columns) {
+    mha_tensor tensor = {
+        .data = own_floats(c, heads * rows * columns), .axes = 3, .shape = {heads, rows, columns}};
     mha_set_contiguous_strides(&tensor, MHA_FLOAT32);
     return tensor;
 }
 
-static void bench_attention(int64_t heads, int64_t query_len, int64_t key_len, int64_t head_dim) {
-    char shape[100];
-    const size_t queries = (size_t)(heads * query_len * head_dim);
-    const size_t keys = (size_t)(heads * key_len * head_dim);
-    float *query = random_floats(queries), *key = random_floats(keys), *value = random_floats(keys);
-    float *output = random_floats(queries);
-    const mha_attention_options options = {.scale = 1 / sqrt((double)head_dim),
-                                           .window_left = MHA_UNLIMITED,
-                                           .window_right = MHA_UNLIMITED};
-    mha_attention attention = {.dtype = MHA_FLOAT32, .batch_axes = 0, .options = &options};
-    attention.query = heads_tensor(query, heads, query_len, head_dim);
-    attention.key = heads_tensor(key, heads, key_len, head_dim);
-    attention.value = heads_tensor(value, heads, key_len, head_dim);
-    attention.output = heads_tensor(output, heads, query_len, head_dim);
-    size_t bytes;
-    if (mha_scaled_dot_product_attention_workspace(&attention, 1, &bytes) != MHA_OK) {
+typedef struct attention_shape {
+    int64_t heads, query_len, key_len, head_dim;
+} attention_shape;
+
+static void fill_attention(attention_context *c, attention_shape n, attention_kind kind) {
+    mha_attention *a = &c->attention;
+    c->options = (mha_attention_options){.scale = 1 / sqrt((double)n.head_dim),
+                                         .window_left = MHA_UNLIMITED,
+                                         .window_right = MHA_UNLIMITED,
+                                         .causal = kind == CAUSAL};
+    *a = (mha_attention){.dtype = MHA_FLOAT32, .options = &c->options};
+    a->query = own_tensor(c, n.heads, n.query_len, n.head_dim);
+    a->key = own_tensor(c, n.heads, n.key_len, n.head_dim);
+    a->value = own_tensor(c, n.heads, n.key_len, n.head_dim);
+    a->output = own_tensor(c, n.heads, n.query_len, n.head_dim);
+    if (kind == BIAS) {
+        c->options.bias = own_tensor(c, n.heads, n.query_len, n.key_len);
+    }
+    if (kind == WEIGHTS) {
+        a->weights = own_floats(c, n.heads * n.query_len * n.key_len);
+    }
+    if (kind == GRADIENTS) {
+        a->origin = own_floats(c, n.heads * n.query_len);
+        a->denominator = own_floats(c, n.heads * n.query_len);
+        c->gradients = (mha_attention_gradients){
+            .attention = a,
+            .grad_output = own_tensor(c, n.heads, n.query_len, n.head_dim),
+            .grad_query = own_tensor(c, n.heads, n.query_len, n.head_dim),
+            .grad_key = own_tensor(c, n.heads, n.key_len, n.head_dim),
+            .grad_value = own_tensor(c, n.heads, n.key_len, n.head_dim)};
+        c->goes_back = true;
+    }
+}
+
+static void take_workspace(attention_context *c) {
+    size_t forward, backward = 0;
+    if (mha_scaled_dot_product_attention_workspace(&c->attention, 1, &forward) != MHA_OK ||
+        (c->goes_back && mha_scaled_dot_product_attention_backward_workspace(
+                             &c->gradients, 1, &backward) != MHA_OK)) {
         exit(1);
     }
-    attention_context context = {
-        &attention,
-        {.num_threads = 1,
-         .workspace = {.base = aligned_alloc(64, (bytes + 63) / 64 * 64), .size = bytes}}};
+    const size_t bytes = forward > backward ? forward : backward;
+    c->execution = (mha_execution){.num_threads = 1};
+    c->execution.workspace.base = own_floats(c, (int64_t)(bytes / sizeof(float) + 1));
+    c->execution.workspace.size = bytes;
+}
+
+static void bench_attention(int64_t heads, int64_t query_len, int64_t key_len, int64_t head_dim,
+                            attention_kind kind) {
+    enum { FORWARD_PRODUCTS = 2, ALL_PRODUCTS = 7 };
+    char shape[100];
+    attention_context context = {.count = 0};
+    fill_attention(&context, (attention_shape){heads, query_len, key_len, head_dim}, kind);
+    take_workspace(&context);
     snprintf(shape, sizeof shape, "%lld heads, %lld queries, %lld keys, head_dim %lld",
              (long long)heads, (long long)query_len, (long long)key_len, (long long)head_dim);
-    const bench b = {"attention",
+    const double pairs = (double)query_len * (double)key_len,
+                 visible = kind == CAUSAL ? (pairs + (double)query_len) / 2 : pairs;
+    const double one_product = 2.0 * (double)heads * visible * (double)head_dim;
+    const bench b = {KIND_NAMES[kind],
                      shape,
-                     4.0 * (double)heads * (double)query_len * (double)key_len * (double)head_dim,
-                     query_len <= 8 ? 2.0 * 4 * (double)keys : 0,
+                     one_product * (kind == GRADIENTS ? ALL_PRODUCTS : FORWARD_PRODUCTS),
+                     query_len <= 8 ? 2.0 * 4 * (double)heads * (double)key_len * (double)head_dim
+                                    : 0,
                      run_attention,
                      &context};
     report(&b);
-    free(query), free(key), free(value), free(output), free(context.execution.workspace.base);
+    for (int i = 0; i < context.count; i++) {
+        free(context.arrays[i]);
+    }
 }
 
 typedef struct matmul_context {
@@ -197,16 +251,25 @@ int main(int argc, char **argv) {
     printf("| kernel (%s) | shape | rate | of what the machine can do (10th to 90th percentile) |\n"
            "|---|---|---|---|\n",
            mha_instruction_set());
-    bench_attention(12, 128, 128, 64);
-    bench_attention(12, 512, 512, 64);
-    bench_attention(12, 1024, 1024, 32);
-    bench_attention(2, 4096, 4096, 64);
-    bench_attention(2, 4096, 4096, 128);
-    bench_attention(1, 2048, 8192, 256);
-    bench_attention(12, 1, 4096, 64);
-    bench_attention(2, 4, 4096, 128);
+    /* With everything in the second cache: what calls can at best come to. */
+    bench_attention(2, 128, 128, 64, PLAIN);
+    bench_attention(2, 128, 128, 64, WEIGHTS);
+    bench_attention(1, 128, 128, 64, GRADIENTS);
+    bench_attention(1, 300, 300, 64, CAUSAL);
+    bench_attention(1, 512, 512, 64, PLAIN);
+    bench_attention(1, 512, 512, 64, BIAS);
+    bench_attention(1, 1024, 1024, 64, CAUSAL);
+    bench_attention(12, 128, 128, 64, PLAIN);
+    bench_attention(12, 512, 512, 64, PLAIN);
+    bench_attention(12, 1024, 1024, 32, PLAIN);
+    bench_attention(2, 4096, 4096, 64, PLAIN);
+    bench_attention(2, 4096, 4096, 128, PLAIN);
+    bench_attention(1, 2048, 8192, 256, PLAIN);
+    bench_attention(12, 1, 4096, 64, PLAIN);
+    bench_attention(2, 4, 4096, 128, PLAIN);
     bench_matmul(1024, 768, 768);
     bench_matmul(512, 512, 512);
+    bench_matmul(96, 768, 768);
     bench_matmul(32, 768, 768);
     bench_matmul(16, 384, 384);
     bench_matmul(4, 768, 768);

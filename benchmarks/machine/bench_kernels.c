@@ -165,7 +165,7 @@ static void take_workspace(attention_context *c) {
     }
     const size_t bytes = forward > backward ? forward : backward;
     c->execution = (mha_execution){.num_threads = 1};
-    c->execution.workspace.base = own_floats(c, (int64_t)(bytes / sizeof(float) + 1));
+    c->execution.workspace.base = (char *)own_floats(c, (int64_t)(bytes / sizeof(float) + 1));
     c->execution.workspace.size = bytes;
 }
 

@@ -1,5 +1,6 @@
-"""From measurements to results.md and results.png."""
+"""From measurements to a page and its picture, results_avx2.md and results_avx2.png on AVX2."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,13 +71,19 @@ def summary(measurement):
         if key[0] != "mha" and times:
             name = " ".join(key).strip()
             parts.append(f"{name} {np.median(np.array(times) / measurement.ours):.2f}")
-    missed = [f"{what} {got:.2f} < {wanted}" for what, wanted, got in wanted_and_got(measurement)
+    missed = [f"{what} {rounded_down(got)} < {wanted}"
+              for what, wanted, got in wanted_and_got(measurement)
               if got < wanted]
     if missed:
         parts.append("MISSED " + ", ".join(missed))
     for what, why in measurement.wrong.items():
         parts.append(f"not measured: {what} ({why})")
     return " | ".join(parts)
+
+
+def rounded_down(got):
+    """With two decimals, and never up to the figure that it misses."""
+    return f"{math.floor(100 * got) / 100:.2f}"
 
 
 def table(measurements, threads):
@@ -93,7 +100,7 @@ def table(measurements, threads):
             cells.append("" if ratios is None else spread(ratios))
         figures = list(wanted_and_got(m))
         cells.append(", ".join(f"{what} {wanted:g}" for what, wanted, _ in figures))
-        missed = [f"{what} {got:.2f}" for what, wanted, got in figures if got < wanted]
+        missed = [f"{what} {rounded_down(got)}" for what, wanted, got in figures if got < wanted]
         cells.append("yes" if not missed else "no: " + ", ".join(missed))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -152,7 +159,7 @@ def memory_table(taken):
 def write(measurements, isa, folder, machine_name, versions, taken):
     counts = sorted({m.threads for m in measurements})
     parts = [
-        "# Results\n",
+        f"# Results, {isa}\n",
         f"{machine_name}; kernels: {isa}. {versions}\n",
         "float32 unless named. A cell is the peer's time / mha's (above 1: mha is faster): the "
         "median of the rounds, and the 10th to 90th percentile. Peers run in processes of their "
@@ -160,8 +167,10 @@ def write(measurements, isa, folder, machine_name, versions, taken):
         "checked to 1e-4 against float64. "
         "'of the machine' is the fraction of the FMA rate, or of the "
         "read rate where reading is the bound, measured in the same rounds. 'Wanted' is what this "
-        "project aims at for the row, 'best' the best of all peers but NumPy.\n",
-        "![ratios](results.png)\n",
+        "project aims at for the row, 'best' the best of all peers but NumPy; what misses it is "
+        "rounded down. A fraction above 100 %, or two threads more than twice as fast as one, says "
+        "that the machine's speed changed while it was measured.\n",
+        f"![ratios](results_{isa}.png)\n",
     ]
     for threads in counts:
         parts += [f"## {threads} thread{'s' if threads > 1 else ''}\n",
@@ -175,5 +184,5 @@ def write(measurements, isa, folder, machine_name, versions, taken):
     parts += ["## Memory of attention 1x8x16384x64\n",
               "What the process's peak grows by in one call, the output of 32 MiB included; the "
               "scores alone would be 8 GiB.\n", memory_table(taken) + "\n"]
-    (folder / "results.md").write_text("\n".join(parts))
-    chart(measurements, folder / "results.png")
+    (folder / f"results_{isa}.md").write_text("\n".join(parts))
+    chart(measurements, folder / f"results_{isa}.png")

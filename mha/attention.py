@@ -64,8 +64,8 @@ def scaled_dot_product_attention(
         **options: Unpack[AttentionKeywords]) -> Any: ...
 @takes_options(ATTENTION, before="return_weights")
 def scaled_dot_product_attention(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_weights: bool = False,
-        return_lse: bool = False, out: Array | None = None,
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *more: Never,
+        return_weights: bool = False, return_lse: bool = False, out: Array | None = None,
         **options: Unpack[AttentionKeywords]) -> Any:
     """softmax(query @ key^T * scale) @ value over the keys that each query may see.
 
@@ -103,7 +103,7 @@ def scaled_dot_product_attention(
     >>> mha.scaled_dot_product_attention(q, q, q, causal=True).shape
     (2, 8, 4, 64)
     """
-    chosen = attention_options(scaled_dot_product_attention, options)
+    chosen = attention_options(scaled_dot_product_attention, options, more)
     with drawn(chosen) as drawn_options:
         return _core.scaled_dot_product_attention(
             query, key, value, drawn_options, return_weights=return_weights,
@@ -112,8 +112,8 @@ def scaled_dot_product_attention(
 
 @takes_options(ATTENTION, before="wrt")
 def scaled_dot_product_attention_vjp(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, wrt: Collection[str] | None = None,
-        **options: Unpack[AttentionKeywords],
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *more: Never,
+        wrt: Collection[str] | None = None, **options: Unpack[AttentionKeywords],
         ) -> tuple[Array, Pullback[ScaledDotProductAttentionGradients]]:
     """`scaled_dot_product_attention` and its gradients: the vector-Jacobian product.
 
@@ -144,7 +144,7 @@ def scaled_dot_product_attention_vjp(
     (2, 8, 4, 64)
     """
     wanted = wanted_names(wrt, ScaledDotProductAttentionGradients._fields)
-    chosen = attention_options(scaled_dot_product_attention_vjp, options)
+    chosen = attention_options(scaled_dot_product_attention_vjp, options, more)
     with drawn(chosen) as drawn_options:
         output, kept = _core.scaled_dot_product_attention(query, key, value, drawn_options,
                                                           keep=True)
@@ -170,7 +170,7 @@ def additive_attention(
 @takes_options(ADDITIVE, before="return_weights")
 def additive_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        w_v: ArrayLike, *, return_weights: bool = False,
+        w_v: ArrayLike, *more: Never, return_weights: bool = False,
         **options: Unpack[AdditiveKeywords]) -> Any:
     """Attention with the scores w_v . tanh(query W_q + key W_k), for unlike query and key sizes.
 
@@ -197,7 +197,7 @@ def additive_attention(
     >>> mha.additive_attention(q, k, v, np.ones((20, 8)), np.ones((2, 8)), np.ones(8)).shape
     (2, 1, 4)
     """
-    chosen = some_options(additive_attention, options, ADDITIVE)
+    chosen = some_options(additive_attention, options, ADDITIVE, more)
     with drawn(chosen) as drawn_options:
         return _core.additive_attention(query, key, value, W_q, W_k, w_v, drawn_options,
                                         return_weights=return_weights)
@@ -206,7 +206,7 @@ def additive_attention(
 @takes_options(ADDITIVE, before="wrt")
 def additive_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        w_v: ArrayLike, *, wrt: Collection[str] | None = None,
+        w_v: ArrayLike, *more: Never, wrt: Collection[str] | None = None,
         **options: Unpack[AdditiveKeywords]) -> tuple[Array, Pullback[AdditiveAttentionGradients]]:
     """`additive_attention` and its gradients: the vector-Jacobian product.
 
@@ -237,7 +237,7 @@ def additive_attention_vjp(
     (8,)
     """
     wanted = wanted_names(wrt, AdditiveAttentionGradients._fields)
-    chosen = some_options(additive_attention_vjp, options, ADDITIVE)
+    chosen = some_options(additive_attention_vjp, options, ADDITIVE, more)
     with drawn(chosen) as drawn_options:
         output, kept = _core.additive_attention(query, key, value, W_q, W_k, w_v, drawn_options,
                                                 keep=True)
@@ -303,7 +303,7 @@ def multi_head_attention(
 @takes_options(ATTENTION, before="return_weights")
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        W_v: ArrayLike, W_o: ArrayLike, *more: Never, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None,
@@ -357,7 +357,7 @@ def multi_head_attention(
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
     (2, 4, 512)
     """
-    chosen = attention_options(multi_head_attention, options)
+    chosen = attention_options(multi_head_attention, options, more)
     core = _core.multi_head_attention
     if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
             or key_positions is not None):
@@ -374,7 +374,7 @@ def multi_head_attention(
 @takes_options(ATTENTION, before="wrt")
 def multi_head_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
+        W_v: ArrayLike, W_o: ArrayLike, *more: Never, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None,
@@ -412,7 +412,7 @@ def multi_head_attention_vjp(
     (512, 512)
     """
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
-    chosen = attention_options(multi_head_attention_vjp, options)
+    chosen = attention_options(multi_head_attention_vjp, options, more)
     core = _core.multi_head_attention
     if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
             or key_positions is not None):

@@ -111,4 +111,5 @@ def pullback_of(backward: Callable[..., dict[str, Gradient]], kept: object, want
         They are shaped as the results are; None stands for what is not wanted or was not given."""
         return gradients(**backward(kept, grad_output, grad_lse, wanted))
 
+    pullback.__qualname__ = "pullback"  # errors have it
     return pullback

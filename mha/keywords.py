@@ -1,15 +1,17 @@
-"""Keywords that a function does not have: errors that name the one it has.
+"""Arguments that a function does not have: errors that name the one it has.
 
-A function takes them as **unknown, an empty dict in every good call, and raises `unknown_keyword`
-where there are any. Type checkers refuse them, since nothing is a Never; signatures and help()
-show the function without.
+A function takes unknown keywords as **unknown, an empty dict in every good call, and raises
+`unknown_keyword` where there are any; what is too many by position it takes as *more likewise. Type
+checkers refuse both, since nothing is a Never; signatures and help() show the function without.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
+
+import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +32,7 @@ other_names("average_attn_weights", "return_weights",
             "return_weights=, the weights of every head: their .mean(axis=-3) is the average")
 other_names("return_softmax_lse", "return_lse")
 other_names("dropout_p dropout_rate p", "p")
+other_names("p", "dropout")
 other_names("head_mask", "head_gate")
 other_names("deterministic", "training", "training=, its opposite")
 other_names("enable_gqa", "num_kv_heads")
@@ -37,28 +40,33 @@ other_names("enable_gqa", "key",
             "nothing: key and value with fewer heads are shared among query's")
 other_names("n_heads n_head nhead heads h num_attention_heads", "num_heads")
 other_names("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
-other_names("d_model num_hiddens hidden_size hidden_dim model_dim", "embed_dim")
+other_names("d_model num_hiddens hidden_size hidden_dim model_dim units", "embed_dim")
 other_names("bias qkv_bias add_bias", "use_bias")
 other_names("kdim", "key_dim")
 other_names("vdim", "value_dim")
 other_names("head_size d_head d_k d_kv", "head_dim")
 other_names("d_v", "value_head_dim")
+other_names("rope rotary_emb rope_scaling", "rotary", "rotary=, a mha.Rotary")
 other_names("theta rope_theta rotary_emb_base", "base")
 other_names("inv_freq", "frequencies")
 other_names("attention_scaling attention_factor", "magnitude")
 other_names("position_ids input_pos offset", "positions")
 other_names("seq_len max_position_embeddings", "length")
 other_names("past_key_value past_key_values kv_cache layer_past", "cache")
+other_names("batch_size", "batch")
 other_names("max_len max_length max_seq_len max_cache_len", "capacity")
 other_names("cu_seqlens cu_seqlens_q sequence_starts", "starts")
 other_names("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
-other_names("q queries Q", "query")
-other_names("k keys K", "key")
-other_names("v values V", "value")
+other_names("q queries Q inputs_q", "query")
+other_names("k keys K inputs_k inputs_kv", "key")
+other_names("v values V inputs_v", "value")
 other_names("input X", "x")
 other_names("W kernel", "weight")
 other_names("b", "bias")
 other_names("left right", "window", "window=(left, right)")
+other_names("causal mask key_lengths return_weights training", "embed_dim",
+            "nothing: layer(x, {name}=...), a call, has it")
+other_names("return_weights return_lse", "wrt", "nothing: a call without vjp returns them")
 other_names("cache padding", "wrt", "nothing: calls with a cache have no gradients")
 other_names("dropout dropout_p", "training",
             "training=True: the dropout is the layer's, given to its constructor")
@@ -66,22 +74,59 @@ other_names("bias window scale", "w_v",
             "nothing: additive attention has no dot products to scale or bias")
 
 
+# What other libraries' layers have -> what to write.
+ATTRIBUTES = {
+    "state_dict": 'parameters(), or to_state("pytorch")',
+    "load_state_dict": 'load_parameters(), or from_state(state, "pytorch", num_heads=...)',
+    "get_weights": "parameters()",
+    "set_weights": "load_parameters()",
+    "forward": "a call, layer(x)",
+    "apply": "a call, layer(x)",
+    "backward": "vjp(), whose pullback gives the gradients",
+    "train": "training=True in the calls that train",
+    "eval": "nothing: a call without training=True drops nothing",
+    "to": "astype(dtype)",
+    "half": "astype(numpy.float16)",
+    "float": "astype(numpy.float32)",
+    "double": "astype(numpy.float64)",
+}
+
+# What a value that came by position may be meant for: its kind as NumPy has it, whether it is an
+# array, and the keywords, of which the first that the function has is named.
+MEANT = [("b", True, "mask"), ("iu", True, "key_lengths"), ("f", True, "bias"),
+         ("b", False, "causal use_bias"), ("iu", False, "num_heads num_kv_heads capacity"),
+         ("f", False, "dropout")]
+
 PARTS_OF_THE_LAYER = ("Parameters", "Decoding")  # which users do not know of
 
 
 class OwnNames:
     """Refuses to set a public name that the class does not have: a slip, which would do nothing.
-    Classes derived from ours elsewhere may have what they like."""
+    Classes derived from ours elsewhere may have what they like. Who reads one is told what it has.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         known = hasattr(type(self), name) or name.startswith("_")
         if not known and type(self).__module__.startswith("mha."):
-            names = [own for own in dir(type(self)) if not own.startswith("_")]
-            alike = _close_matches(name, names, 3) or names
-            some = "one of " if len(alike) > 1 else ""
-            raise AttributeError(f"{name}: {type(self).__name__} has no such name, wanted {some}"
-                                 f"{', '.join(alike)}")
+            raise AttributeError(_no_such_name(self, name))
         super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # checkers know the names
+
+        def __getattr__(self, name: str) -> Never:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(_no_such_name(self, name))
+
+
+def _no_such_name(owner: object, name: str) -> str:
+    names = [own for own in dir(type(owner)) if not own.startswith("_")]
+    if name in ATTRIBUTES and hasattr(type(owner), "to_state"):
+        wanted = ATTRIBUTES[name]
+    else:
+        alike = _close_matches(name, names, 3) or names
+        wanted = ("one of " if len(alike) > 1 else "") + ", ".join(alike)
+    return f"{name}: {type(owner).__name__} has no such name, wanted {wanted}"
 
 
 class AnnotationText(str):
@@ -96,18 +141,40 @@ class AnnotationText(str):
 def names_its_keywords(function: Function) -> Function:
     """Decorates a function that takes **unknown: its signature and help() show the others alone.
 
-    Nothing is wrapped: a call is one of the function itself.
+    Nothing is wrapped: a call is one of the function itself. Arguments that it must have are
+    `nothing` where they were not given, for its own errors to come before Python's.
     """
     signature = inspect.signature(function)
     parameters = [
         parameter.replace(annotation=_as_written(parameter.annotation))
-        for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+        for parameter in signature.parameters.values()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)]
     described: Any = function
+    described.__defaults__ = tuple(
+        _default(parameter) for parameter in parameters
+        if parameter.kind != parameter.KEYWORD_ONLY and parameter.name not in ("self", "cls"))
+    described.__kwdefaults__ = {parameter.name: _default(parameter) for parameter in parameters
+                                if parameter.kind == parameter.KEYWORD_ONLY}
     described.__signature__ = signature.replace(
         parameters=parameters, return_annotation=_as_written(signature.return_annotation))
     described.__annotations__ = {name: annotation for name, annotation
-                                 in function.__annotations__.items() if name != "unknown"}
+                                 in function.__annotations__.items()
+                                 if name not in ("unknown", "more")}
     return function
+
+
+class nothing:  # noqa: N801
+    """What an argument is that a function must have and was not given: errors have its name."""
+
+    def __array__(self, *_: object, **__: object) -> Never:
+        raise TypeError("the argument is missing")
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return nothing() if parameter.default is parameter.empty else parameter.default
 
 
 def _as_written(annotation: Any) -> Any:
@@ -117,26 +184,58 @@ def _as_written(annotation: Any) -> Any:
 def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> TypeError:
     """The error for the first of the unknown keywords of a call of the function."""
     name = next(iter(unknown))
-    known = [known for known in inspect.signature(function).parameters if known != "self"]
+    return TypeError(f"{name}: got a keyword that {_shown(function)} does not have, wanted"
+                     f" {_suggestion(name, _known(function))}")
+
+
+def too_many(function: Callable[..., Any], more: tuple[Any, ...]) -> TypeError:
+    """The error for what a call of the function gave by position beyond what has one."""
+    by_keyword = _known(function)
+    by_place = [parameter.name for parameter in inspect.signature(function).parameters.values()
+                if parameter.kind != parameter.KEYWORD_ONLY and parameter.name in by_keyword]
+    by_keyword = by_keyword[len(by_place):]
+    meant = _meant(more[0], by_keyword)
+    return TypeError(f"{_shown(function)}: got {len(by_place) + len(more)} arguments by position,"
+                     f" wanted {', '.join(by_place)} and the rest by name: {meant}=")
+
+
+def _meant(value: Any, known: list[str]) -> str:
+    array = np.asarray(value)
+    for kinds, is_array, keywords in MEANT:
+        if array.dtype.kind in kinds and (array.ndim > 0) == is_array:
+            for keyword in keywords.split():
+                if keyword in known:
+                    return keyword
+    return "=, ".join(known[:3])
+
+
+def _known(function: Callable[..., Any]) -> list[str]:
+    return [known for known in inspect.signature(function).parameters if known != "self"]
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    """As users know it."""
     owner, _, method = function.__qualname__.rpartition(".")
     if owner in PARTS_OF_THE_LAYER:
         owner = "MultiHeadAttention"
-    callee = {"__init__": owner, "__call__": f"a call of {owner}"}.get(
+    return {"__init__": owner, "__call__": f"a call of {owner}"}.get(
         method, f"{owner}.{method}" if owner else method)
-    return TypeError(f"{name}: got a keyword that {callee} does not have, wanted"
-                     f" {_suggestion(name, known)}")
 
 
 def _suggestion(name: str, known: list[str]) -> str:
     for keyword, wanted in ELSEWHERE.get(name, []):
         if keyword in known:
             return wanted.format(name=name)
-    by_lower_case = {keyword.lower(): keyword for keyword in known}
-    close = _close_matches(name.lower(), by_lower_case, 1)
-    return f"{by_lower_case[close[0]]}=" if close else f"one of {', '.join(known)}"
+    close = _close_matches(name, known, 1)
+    return f"{close[0]}=" if close else f"one of {', '.join(known)}"
 
 
 def _close_matches(name: str, names: Iterable[str], most: int) -> list[str]:
+    """The names most alike; one alone where the letters' case is all that differs."""
     import difflib  # here, since import mha has no other use for it
 
-    return difflib.get_close_matches(name, list(names), most)
+    by_lower_case = {known.lower(): known for known in names}
+    if name.lower() in by_lower_case:
+        return [by_lower_case[name.lower()]]
+    return [by_lower_case[close]
+            for close in difflib.get_close_matches(name.lower(), by_lower_case, most)]

@@ -19,7 +19,7 @@ from mha.arguments import (
 from mha.dropout import drawn
 from mha.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha.half_precision import layer_dtype
-from mha.keywords import names_its_keywords, unknown_keyword
+from mha.keywords import names_its_keywords, too_many, unknown_keyword
 from mha.layer_attributes import FEWER_HEADS, OTHER_OPTION, OTHER_SIZES, Setting, ShownDtype
 from mha.layer_decoding import Decoding
 from mha.layer_parameters import Parameters
@@ -130,7 +130,7 @@ class MultiHeadAttention(Parameters, Decoding):
     _state: LayerState
 
     @names_its_keywords
-    def __init__(self, embed_dim: int, num_heads: int, *, use_bias: bool | str = True,
+    def __init__(self, embed_dim: int, num_heads: int, *more: Never, use_bias: bool | str = True,
                  dropout: float = 0.0, num_kv_heads: int | None = None,
                  head_dim: int | None = None, value_head_dim: int | None = None,
                  query_dim: int | None = None, key_dim: int | None = None,
@@ -144,6 +144,8 @@ class MultiHeadAttention(Parameters, Decoding):
                  rng: RandomSource = None, **unknown: Never) -> None:
         if unknown:
             raise unknown_keyword(MultiHeadAttention.__init__, unknown)
+        if more:
+            raise too_many(MultiHeadAttention.__init__, more)
         settings = layer_state.checked_settings(
             embed_dim, num_heads, use_bias=use_bias, dropout=dropout, num_kv_heads=num_kv_heads,
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
@@ -207,8 +209,9 @@ class MultiHeadAttention(Parameters, Decoding):
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
-            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
-            training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None,
+            *more: Never, training: bool = False, rng: RandomSource = None,
+            head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             cache: mha.KVCache | None = None, lengths: ArrayLike | None = None,
             padding: Padding = "right", starts: ArrayLike | None = None,
@@ -268,8 +271,8 @@ class MultiHeadAttention(Parameters, Decoding):
         core = state.core if positions is None and key_positions is None else layer_state.core_at(
             state, positions, key_positions, key is None)
         call = MultiHeadAttention.__call__
-        chosen = layer_options.call_options(call, options, state.options, state.settings.dropout,
-                                            training, rng)
+        chosen = layer_options.call_options(call, options, more, state.options,
+                                            state.settings.dropout, training, rng)
         plain_padding = isinstance(padding, str) and padding == "right"
         if starts is not None:
             from mha import layer_ragged
@@ -297,8 +300,9 @@ class MultiHeadAttention(Parameters, Decoding):
 
     @takes_options(LAYER, before="training")
     def vjp(
-            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None, *,
-            training: bool = False, rng: RandomSource = None, head_gate: ArrayLike | None = None,
+            self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None,
+            *more: Never, training: bool = False, rng: RandomSource = None,
+            head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
             starts: ArrayLike | None = None, wrt: Collection[str] | None = None,
             **options: Unpack[LayerKeywords],
@@ -329,8 +333,8 @@ class MultiHeadAttention(Parameters, Decoding):
         wanted = layer_options.wanted_of_call(wanted, wrt, options)
         core = state.core if positions is None and key_positions is None else layer_state.core_at(
             state, positions, key_positions, key is None)
-        chosen = layer_options.call_options(MultiHeadAttention.vjp, options, state.options,
-                                            state.settings.dropout, training, rng)
+        chosen = layer_options.call_options(MultiHeadAttention.vjp, options, more,
+                                            state.options, state.settings.dropout, training, rng)
         if starts is not None:
             from mha import layer_ragged
 

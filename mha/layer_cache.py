@@ -239,8 +239,10 @@ def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:
 def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
     """The cache, if it fits the layer."""
     if cache is None:
-        raise ValueError(f"{'padding' if lengths is None else 'lengths'}: got one without a cache,"
-                         " wanted cache= too")
+        raise ValueError(
+            'padding: got one without a cache, wanted cache= too' if lengths is None else
+            "lengths: got some without a cache, wanted cache= too, or key_lengths=, how many keys"
+            " of each sequence are real")
     if not isinstance(cache, KVCache):
         raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache()")
     wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim

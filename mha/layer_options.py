@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,12 +38,13 @@ def options_of_layer(settings: Any, parameters: Mapping[str, NDArray[Any]]) -> A
     return DEFAULTS._replace(**own)
 
 
-def call_options(call: Callable[..., Any], given: LayerKeywords, own: AttentionOptions,
-                 dropout: float, training: Any, rng: RandomSource) -> AttentionOptions:
+def call_options(call: Callable[..., Any], given: LayerKeywords, more: tuple[Never, ...],
+                 own: AttentionOptions, dropout: float, training: Any,
+                 rng: RandomSource) -> AttentionOptions:
     """Those of a call, before the layer's own, with its dropout where it trains."""
-    if training is False and rng is None and not given:
+    if training is False and rng is None and not given and not more:
         return own
-    chosen = some_options(call, given, LAYER)
+    chosen = some_options(call, given, LAYER, more)
     if own is not DEFAULTS:
         replaced: dict[str, Any] = {
             name: value for name, value in given.items() if value is not None}

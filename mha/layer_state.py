@@ -315,8 +315,18 @@ def arrays_to_load(state: LayerState, mapping: Any) -> dict[str, NDArray[Any]]:
     if missing or unknown_names:
         got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
                            + [f"none for {missing}"] * bool(missing))
-        raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}")
+        raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}"
+                         f"{_from_state_instead(mapping)}")
     return {name: as_array(mapping[name], name) for name in names}
+
+
+def _from_state_instead(mapping: Mapping[str, Any]) -> str:
+    """What to call where the names are those of another library."""
+    from mha.parameters.names import looks_like
+
+    layouts = looks_like({*map(str, mapping)})
+    return "".join(f"; these are names of {layout!r}: mha.MultiHeadAttention.from_state(mapping,"
+                   f" {layout!r}, num_heads=...) makes a layer of them" for layout in layouts[:1])
 
 
 def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -325,7 +335,9 @@ def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -
     if not is_bfloat16(array.dtype):
         check_kind(array, name, "iuf", shown_dtype(settings.dtype))
     if array.shape != wanted:
-        raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
+        hint = "; stored as (out, in)? then give its transpose, .T" * (
+            len(wanted) == 2 and array.shape == wanted[::-1])
+        raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}{hint}")
     return array if array.dtype == settings.dtype else in_type(array, settings.dtype)
 
 

@@ -12,12 +12,18 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, Never, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mha.keywords import AnnotationText, names_its_keywords, other_names, unknown_keyword
+from mha.keywords import (
+    AnnotationText,
+    names_its_keywords,
+    other_names,
+    too_many,
+    unknown_keyword,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -217,9 +223,12 @@ for _name, _option in OPTIONS.items():
         other_names(_others, _name, _wanted)
 
 
-def attention_options(function: Callable[..., Any],
-                      given: Mapping[str, Any]) -> AttentionOptions:
-    """The record of a call's **options; the error for a keyword names the function's own."""
+def attention_options(function: Callable[..., Any], given: Mapping[str, Any],
+                      more: tuple[Never, ...] = ()) -> AttentionOptions:
+    """The record of a call's **options; the error for a keyword names the function's own. `more` is
+    what came by position beyond what has one."""
+    if more:
+        raise too_many(function, more)
     if not given:
         return DEFAULTS
     try:
@@ -229,12 +238,12 @@ def attention_options(function: Callable[..., Any],
 
 
 def some_options(function: Callable[..., Any], given: Mapping[str, Any],
-                 names: tuple[str, ...]) -> AttentionOptions:
+                 names: tuple[str, ...], more: tuple[Never, ...] = ()) -> AttentionOptions:
     """`attention_options` of a function that takes only these."""
     unknown = [name for name in given if name not in names]
     if unknown:
         raise unknown_keyword(function, unknown)
-    return attention_options(function, given)
+    return attention_options(function, given, more)
 
 
 def takes_options(names: tuple[str, ...],

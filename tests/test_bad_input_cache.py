@@ -110,7 +110,7 @@ CASES = [
     row(call, "padding", None, T, "NoneType", '"right" or "left"'),
     row(call_without, "padding", f(2), T, "ndarray", '"right" or "left"'),
     row(call_without, "padding", "left", V, "one without a cache", "cache= too"),
-    row(call_without, "lengths", [5, 5], V, "one without a cache", "cache= too"),
+    row(call_without, "lengths", [5, 5], V, "some without a cache", "cache= too, or key_lengths="),
     *rows(call, "lengths", LENGTHS),
     row(call, "cache", "cache", T, "str", "one of new_cache()"),
     row(call, "cache", mha.KVCache(3, 4, 3), V, "one of 3 sequences", "2 as query has"),

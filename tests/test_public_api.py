@@ -390,11 +390,66 @@ def test_every_function_with_arguments_says_so():
     assert with_arguments == set(CALLS)
 
 
-def test_missing_arguments_are_named_as_ever():
-    with pytest.raises(TypeError, match="embed_dim"):
-        mha.MultiHeadAttention(d_model=8, num_heads=2)
-    with pytest.raises(TypeError, match="num_heads"):
-        mha.multi_head_attention(*[X] * 7, n_heads=2)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_missing_argument_is_named(name):
+    function, arguments = CALLS[name]
+    plain = getattr(function, "func", function)  # of functools.partial
+    required = [parameter.name for parameter in inspect.signature(plain).parameters.values()
+                if parameter.default is parameter.empty and parameter.name != "self"]
+    assert len(required) >= len(arguments)
+    for count in range(len(arguments)):
+        missing = "|".join(required[count:])
+        with pytest.raises(TypeError, match=f"^({missing}): got nothing, wanted "):
+            function(*arguments[:count]).__enter__()  # threads() looks when it begins
+
+
+@pytest.mark.parametrize(("wanted", "call"), [
+    ("d_model: .* wanted embed_dim=", lambda: mha.MultiHeadAttention(d_model=8, num_heads=2)),
+    ("n_heads: .* wanted num_heads=", lambda: mha.MultiHeadAttention(8, n_heads=2)),
+    ("embed_dim: got nothing", lambda: mha.MultiHeadAttention(num_heads=2, key_dim=4)),
+    ("n_heads: .* wanted num_heads=", lambda: mha.multi_head_attention(*[X] * 7, n_heads=2)),
+    ("num_heads: got nothing, wanted an int", lambda: mha.multi_head_attention(*[X] * 7)),
+    ("q: .* wanted query=", lambda: LAYER(q=X, k=X, v=X)),
+    ("inputs_q: .* wanted query=", lambda: LAYER(inputs_q=X)),
+    ("h: .* wanted num_heads=", lambda: mha.split_heads(X, h=2)),
+    ("batch_size: .* wanted batch=", lambda: LAYER.new_cache(batch_size=2)),
+    ("causal: .* wanted nothing: layer.x, causal=.*, a call",
+     lambda: mha.MultiHeadAttention(8, 2, causal=True)),
+    ("p: .* wanted dropout=", lambda: mha.MultiHeadAttention(8, 2, p=0.1)),
+    ("return_weights: .* a call without vjp", lambda: LAYER.vjp(X, return_weights=True))])
+def test_a_foreign_name_comes_before_what_is_missing(wanted, call):
+    with pytest.raises(TypeError, match="^" + wanted):
+        call()
+
+
+@pytest.mark.parametrize(("wanted", "call"), [
+    ("scaled_dot_product_attention: got 4 .* wanted query, key, value and the rest by name: mask=",
+     lambda: mha.scaled_dot_product_attention(X, X, X, np.ones((4, 4), bool))),
+    ("scaled_dot_product_attention_vjp: got 5 .*: bias=",
+     lambda: mha.scaled_dot_product_attention_vjp(X, X, X, np.ones((4, 4)), 0.1)),
+    ("a call of MultiHeadAttention: got 4 .*: key_lengths=", lambda: LAYER(X, X, X, [4, 3])),
+    ("a call of MultiHeadAttention: got 4 .*: mask=, bias=", lambda: LAYER(X, X, X, None)),
+    ("MultiHeadAttention.vjp: got 4 .*: causal=", lambda: LAYER.vjp(X, X, X, True)),
+    ("MultiHeadAttention: got 3 .*: dropout=", lambda: mha.MultiHeadAttention(8, 2, 0.1)),
+    ("additive_attention: got 7 .*: key_lengths=",
+     lambda: mha.additive_attention(*[X] * 6, [4, 3])),
+    ("additive_attention_vjp: got 7 .*: mask=",
+     lambda: mha.additive_attention_vjp(*[X] * 6, np.ones((4, 4), bool))),
+    ("multi_head_attention: got 8 .*: num_heads=", lambda: mha.multi_head_attention(*[X] * 7, 2)),
+    ("multi_head_attention_vjp: got 8 .*: num_heads=",
+     lambda: mha.multi_head_attention_vjp(*[X] * 7, 2))])
+def test_what_is_too_many_by_position_is_named(wanted, call):
+    with pytest.raises(TypeError, match="^" + wanted):
+        call()
+
+
+def test_what_a_layer_does_not_have_is_named():
+    for name, wanted in {"W_Q": "W_q", "forward": r"a call, layer\(x\)", "zzz": "one of W_k",
+                         "num_head": "one of num_heads",
+                         "state_dict": r"parameters\(\), or to_state"}.items():
+        with pytest.raises(AttributeError, match=f"{name}: .* no such name, wanted {wanted}"):
+            getattr(LAYER, name)
+    assert not hasattr(LAYER, "__array__") and not hasattr(LAYER, "_zzz")
 
 
 @pytest.mark.parametrize("name", [*SIGNATURES, "MultiHeadAttention.frozen"])

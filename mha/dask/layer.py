@@ -105,7 +105,7 @@ class MultiHeadAttention:
         """
         state = self._layer._state
         settings = state.settings
-        chosen = call_options(MultiHeadAttention.__call__, options, state.options,
+        chosen = call_options(MultiHeadAttention.__call__, options, (), state.options,
                               settings.dropout, training, rng)
         if key_positions is None and key is None:
             key_positions = positions

@@ -199,7 +199,7 @@ KINDS: dict[str, Callable[[str], Arrays]] = {".safetensors": Safetensors, ".npz"
 
 def opened(path: str | os.PathLike[str]) -> Arrays:
     """`mha.parameters.open`."""
-    name = os.fspath(path)
+    name = os.fspath(path) if hasattr(path, "__fspath__") else path
     if not isinstance(name, str):
         raise TypeError(f"path: got {type(name).__name__}, wanted text or a path")
     kind = os.path.splitext(name)[1].lower()

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha.arguments import as_array
 from mha.half_precision import is_half
 from mha.layer import MultiHeadAttention
 from mha.layer_options import call_options
@@ -91,9 +92,10 @@ def steps(layer: MultiHeadAttention, x: ArrayLike, key: ArrayLike | None = None,
         raise TypeError(
             f"layer: got {type(layer).__name__}, wanted an instance of mha.MultiHeadAttention")
     layer = copy.copy(layer)  # as it is now, whatever another thread does to it
-    chosen = call_options(steps, options, layer._state.options, 0.0, False, None)
+    chosen = call_options(steps, options, (), layer._state.options, 0.0, False, None)
     if key is None and key_positions is None:
         key_positions = positions
+    x = as_array(x, "x")
     key = x if key is None else key
     value = key if value is None else value
     layer(x, key, value, head_gate=head_gate, positions=positions, key_positions=key_positions,

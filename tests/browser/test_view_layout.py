@@ -141,6 +141,7 @@ def test_paper_says_what_is_left_out_and_has_its_scale(opened):
     scale = "getComputedStyle(document.querySelector('#scale span'))"
     assert page.evaluate(f"{scale}.printColorAdjust") == "exact"
     page.emulate_media(media="screen", color_scheme="dark")
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")  # in a frame
     page.evaluate("""() => ["beforeprint", "beforeprint", "afterprint"].forEach(
         name => window.dispatchEvent(new Event(name)))""")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -43,6 +43,15 @@ def test_pieces_have_the_bits_of_one_call(size, qk_norm, layout, dtype):
     assert np.array_equal(rows_in_pieces(layer.freeze(), x, PIECES[1]), whole)
 
 
+@pytest.mark.parametrize("head_dim", [32, 96, 160, 192, 224])
+def test_one_row_takes_the_panels_of_a_head_in_one_go(head_dim):
+    """Of two heads that turn, each of 1 to 7 panels."""
+    layer = layer_of((2 * head_dim, 2, 2, head_dim, head_dim), np.float32,
+                     rotary=mha.Rotary(head_dim)).freeze()
+    x = np.random.default_rng(4).standard_normal((1, 7, 2 * head_dim)).astype(np.float32)
+    assert np.array_equal(rows_in_pieces(layer, x, (1,) * 7), layer(x, causal=True))
+
+
 def test_positions_of_a_call_with_a_cache():
     layer = layer_of(SIZES[0], np.float32, rotary=mha.Rotary(64))
     x = np.random.default_rng(3).standard_normal((2, 9, 256)).astype(np.float32)

@@ -119,6 +119,25 @@ def test_one_row_alone_is_the_same_row():
         assert np.array_equal(mha.linear(x[row], weight), whole[row])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_one_row_takes_the_panels_of_a_packed_weight_in_a_row(dtype):
+    """Two side by side, cut ones, none: the bits of rows together, by any number of threads."""
+    rng = np.random.default_rng(6)
+    for width in (0, 1, 127, 128, 129, 300):
+        for out in (1, 31, 32, 33, 63, 64, 65, 96, 100, 129, 260, 513):
+            x = rng.standard_normal((9, width)).astype(dtype)
+            weight, bias = (rng.standard_normal(shape).astype(dtype)
+                            for shape in ((width, out), out))
+            together = mha.linear(x, weight, bias)
+            packed = _core.pack_weight(weight)
+            for threads in (1, 2):
+                with mha.threads(threads):
+                    for row in (0, 8):
+                        assert np.array_equal(mha.linear(x[row], packed, bias), together[row])
+                        assert np.array_equal(mha.linear(x[row], packed),
+                                              mha.linear(x[row], weight))
+
+
 def test_gradients_of_any_byte_order():
     x, weight = np.ones((4, 8), np.float32), np.eye(8, dtype=np.float32)
     gradient = np.arange(32.0).reshape(4, 8)

@@ -26,7 +26,7 @@ typedef struct few_job {
 
 /* Where measured to be the faster kernel: docs/journal.md. */
 static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) {
-    return (query_len == 1 && key_len >= 32) ||
+    return (query_len == 1 && key_len >= 12) ||
            (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
            (query_len <= 8 && key_len >= 1024 && head_dim >= 32);
 }

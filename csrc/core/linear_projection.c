@@ -20,8 +20,10 @@ typedef struct projection_job {
     const mha_linear_projection *projections;
     int count;
     const mha_kernels *kernels;
-    int64_t panels;     /* of all weights */
-    int64_t groups;     /* of panels that one task goes through, of all weights */
+    int64_t panels; /* of all weights */
+    /* Panels that one task goes through, of each weight, how many such groups there are, and of all
+     * weights. */
+    int64_t panels_of_group[MHA_MOST_PROJECTIONS], groups_of[MHA_MOST_PROJECTIONS], groups;
     int64_t row_blocks; /* of the projection with the most */
     /* For each worker: a panel that is packed here, if any, and behind it a block of the output
      * that is rounded to halves, if any. */
@@ -57,16 +59,21 @@ static int64_t num_panels(const mha_linear_projection *projection) {
     return mha_panel_count(mha_panels_of(projection->dtype), projection->weight.out);
 }
 
-/* One panel after the other, but the panels of a head together where it is prepared in the same
- * task. */
-static int64_t panels_of_group(const mha_linear_projection *projection) {
-    return projection->prepare == NULL
-               ? 1
-               : projection->head_columns / mha_panels_of(projection->dtype)->columns;
+/* Panels that the kernel takes in one go: of one row, whose output is side by side. */
+static int64_t panels_in_one_go(const mha_linear_projection *p) {
+    const bool is_one_row = p->rows == 1 && p->weight.in > 0 && p->x_storage == MHA_AS_COMPUTED &&
+                            p->output_storage == MHA_AS_COMPUTED &&
+                            (p->head_columns == 0 ||
+                             p->head_stride == p->head_columns * (int64_t)mha_dtype_size(p->dtype));
+    const bool is_packed = p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED;
+    return is_one_row && is_packed ? mha_panels_of(p->dtype)->in_one_go : 1;
 }
 
-static int64_t num_groups(const mha_linear_projection *projection) {
-    return num_panels(projection) / panels_of_group(projection);
+/* The same of a task; but the panels of a head together where it is prepared in the same task. */
+static int64_t panels_of_group(const mha_linear_projection *projection) {
+    return projection->prepare == NULL
+               ? panels_in_one_go(projection)
+               : projection->head_columns / mha_panels_of(projection->dtype)->columns;
 }
 
 static int threads_for(const projection_job *job, int num_threads) {
@@ -238,7 +245,9 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         const int64_t row_blocks = row_blocks_of(p);
         size_t panel_size = 0, rounded = 0, turned = 0;
         job->panels += num_panels(p);
-        job->groups += num_groups(p);
+        job->panels_of_group[i] = panels_of_group(p);
+        job->groups_of[i] = mha_divide_up(num_panels(p), job->panels_of_group[i]);
+        job->groups += job->groups_of[i];
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
         if (!mha_weight_fits(&p->weight, p->dtype)) {
             return MHA_INVALID_ARGUMENT;
@@ -357,9 +366,9 @@ static void round_block(const mha_linear_projection *p, const char *numbers, int
     }
 }
 
-/* A block of rows of the output times one panel of its columns. */
-static void project_panel(const projection_job *job, const mha_linear_projection *p, int64_t panel,
-                          int64_t first_row, mha_worker *worker) {
+/* A block of rows of the output times `count` panels of its columns. */
+static void project_panels(const projection_job *job, const mha_linear_projection *p, int64_t panel,
+                           int64_t count, int64_t first_row, mha_worker *worker) {
     const int64_t item = (int64_t)mha_dtype_size(p->dtype);
     const mha_panel_format *format = &job->kernels->matmul->panels;
     const int64_t width = format->columns;
@@ -373,7 +382,7 @@ static void project_panel(const projection_job *job, const mha_linear_projection
         .checkpoint = &worker->checkpoint,
         .rows = mha_smaller(rows_left, row_block_of(p)),
         .depth = p->weight.in,
-        .columns = columns_left < width ? columns_left : width,
+        .columns = mha_smaller(columns_left, count * width),
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
         .c = rounded == NULL ? output_at(p, first_row, first_column) : rounded,
         .c_stride = rounded == NULL ? p->output_stride / item : width,
@@ -412,16 +421,18 @@ static void run_task(void *context, int64_t task, mha_worker *worker) {
     const projection_job *job = context;
     const mha_linear_projection *p = job->projections;
     int64_t group = task % job->groups;
-    while (group >= num_groups(p)) {
-        group -= num_groups(p);
-        p++;
+    int number = 0;
+    for (; group >= job->groups_of[number]; number++, p++) {
+        group -= job->groups_of[number];
     }
-    const int64_t first_row = task / job->groups * row_block_of(p), panels = panels_of_group(p);
+    const int64_t first_row = task / job->groups * row_block_of(p);
+    const int64_t panels = job->panels_of_group[number];
     if (first_row >= p->rows) {
         return;
     }
-    for (int64_t panel = group * panels; panel < (group + 1) * panels; panel++) {
-        project_panel(job, p, panel, first_row, worker);
+    const int64_t in_one_go = panels_in_one_go(p), end = (group + 1) * panels;
+    for (int64_t panel = group * panels; panel < end; panel += in_one_go) {
+        project_panels(job, p, panel, mha_smaller(in_one_go, end - panel), first_row, worker);
     }
     if (p->prepare != NULL) {
         mha_prepare_block(p->prepare, first_row, mha_smaller(first_row + row_block_of(p), p->rows),

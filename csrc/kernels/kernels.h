@@ -196,7 +196,8 @@ typedef struct mha_few_queries_block {
  * transposed where it lies as (depth, rows), with a_stride between these. */
 typedef struct mha_matmul_block {
     mha_checkpoint *checkpoint;
-    int64_t rows, depth, columns;
+    int64_t rows, depth, columns; /* columns of several panels, of which no row is empty, only where
+                                     the format says in_one_go */
     const void *a;
     int64_t a_stride;
     mha_storage a_storage; /* halves only where it is not transposed */
@@ -250,6 +251,7 @@ struct mha_panel_format {
     int64_t row_bytes;    /* that a panel takes for each row of the weight */
     int64_t row_multiple; /* rows are padded to it; those of halves are not */
     bool is_plain;        /* its rows are numbers side by side, as those of a weight may be */
+    int64_t in_one_go;    /* panels of numbers that one row of numbers is multiplied by */
     /* Columns first_column.. of a strided weight as one panel, zeros behind the last; of halves as
      * they are, so that its rows are that much shorter. */
     void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,

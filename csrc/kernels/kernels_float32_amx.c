@@ -27,6 +27,7 @@ static const mha_matmul_kernels products = {
                .row_bytes = PANEL_BLOCKS * STEP / TILE_DEPTH,
                .row_multiple = TILE_DEPTH,
                .is_plain = false,
+               .in_one_go = 1,
                .pack = mha_pack_panel_float32_amx},
     .rows = {.multiple = BLOCK, .item = PARTS * 2, .turn = mha_turn_rows_float32_amx},
     .multiply = mha_matmul_float32_amx,

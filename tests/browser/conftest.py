@@ -42,6 +42,10 @@ def opened(chromium, tmp_path):
         shown = page if html is None else page.frame_locator("iframe")
         shown.locator("html[data-ready]").wait_for(state="attached")
         settle(page)
+        for owner, names in ((page, "click hover check emulate_media set_viewport_size"),
+                             (page.keyboard, "press"), (page.mouse, "move click wheel")):
+            for name in names.split():
+                setattr(owner, name, and_settle(page, getattr(owner, name)))
         return page
 
     yield open_page
@@ -54,6 +58,17 @@ def settle(page):
     """Waits for the drawing that the last event asked for."""
     page.evaluate("() => new Promise(done => requestAnimationFrame("
                   "() => requestAnimationFrame(done)))")
+
+
+def and_settle(page, action):
+    """The action, and then the drawing that it asks for: a busy machine draws late."""
+
+    def act(*arguments, **keywords):
+        result = action(*arguments, **keywords)
+        settle(page)
+        return result
+
+    return act
 
 
 def pixel(page, canvas, x, y):

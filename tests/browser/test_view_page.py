@@ -452,7 +452,7 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(opened):
     assert frame.locator("#queries bdi").all_text_contents()[1:] == ['"', "'", "&quot;"]
     assert page.title() == "notebook"
     frame.locator("button[data-head='1']").click()
-    assert frame.locator("#chosen").inner_text() == "Head 1"
+    frame.locator("#chosen", has_text="Head 1").wait_for()
 
 
 def test_one_matrix_needs_no_overview(opened):

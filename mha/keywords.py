@@ -80,6 +80,8 @@ ATTRIBUTES = {
     "load_state_dict": 'load_parameters(), or from_state(state, "pytorch", num_heads=...)',
     "get_weights": "parameters()",
     "set_weights": "load_parameters()",
+    "save": "to_state(), and numpy.savez or safetensors of that",
+    "shape": "embed_dim and head_dim",
     "forward": "a call, layer(x)",
     "apply": "a call, layer(x)",
     "backward": "vjp(), whose pullback gives the gradients",
@@ -113,9 +115,12 @@ class OwnNames:
 
     if not TYPE_CHECKING:  # checkers know the names
 
-        def __getattr__(self, name: str) -> Never:
-            if name.startswith("_"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        def __getattr__(self, name: str) -> Any:
+            following = getattr(super(), "__getattr__", None)  # a mixin's, behind this class
+            if following is not None:
+                return following(name)
+            if name.startswith("_") or hasattr(type(self), name):  # a property's own error
+                return object.__getattribute__(self, name)
             raise AttributeError(_no_such_name(self, name))
 
 
@@ -200,7 +205,10 @@ def too_many(function: Callable[..., Any], more: tuple[Any, ...]) -> TypeError:
 
 
 def _meant(value: Any, known: list[str]) -> str:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever it is, that it came by position is the error
+        array = np.asarray(None)
     for kinds, is_array, keywords in MEANT:
         if array.dtype.kind in kinds and (array.ndim > 0) == is_array:
             for keyword in keywords.split():

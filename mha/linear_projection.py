@@ -84,4 +84,5 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
         """The gradients of a loss by name, from that by the output, which is shaped so."""
         return LinearGradients(**_core.linear_backward(kept, grad_output, None, wanted))
 
+    pullback.__qualname__ = "pullback"  # errors have it
     return output, pullback

@@ -202,7 +202,7 @@ OPTIONS = {
         "Draws the dropout: None is fresh entropy, an int the seed, a Generator gives one uint64 a"
         " call.",
         "Salmon et al. 2011, \"Parallel Random Numbers\"",
-        (("seed generator random_state", "rng="),)),
+        (("seed dropout_seed dropout_rng generator random_state", "rng="),)),
     "dropout_offsets": Option(
         "(batch, head, query, key), ints in [0, 2^32), optional",
         "Which batch item, head, query and key of the dropout's mask the first ones here are, where"

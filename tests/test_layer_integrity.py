@@ -109,6 +109,39 @@ def test_a_name_that_a_layer_does_not_have_is_refused():
     assert derived.note == "its own"
 
 
+def test_a_class_of_the_users_keeps_its_own_errors_and_names():
+    class Mixin:
+        def __getattr__(self, name):
+            return f"the mixin's {name}"
+
+    class Derived(mha.MultiHeadAttention):
+        @property
+        def broken(self):
+            return self.W_q.no_such_attribute
+
+    class Mixed(mha.MultiHeadAttention, Mixin):
+        pass
+
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        Derived(24, 4).broken  # noqa: B018
+    assert Mixed(24, 4).note == "the mixin's note"
+
+
+@pytest.mark.parametrize("value", [[[1], [1, 2]], np.array([[1], None], object), "text", object()])
+def test_anything_too_many_is_refused_by_its_place(value):
+    with pytest.raises(TypeError, match="got 4 arguments by position, wanted query, key, value"):
+        mha.scaled_dot_product_attention(X, X, X, value)
+
+
+def test_an_array_that_cannot_be_made_is_refused_by_its_place():
+    class Elsewhere:
+        def __array__(self, *_, **__):
+            raise RuntimeError("on another device")
+
+    with pytest.raises(TypeError, match="got 4 arguments by position, wanted query, key, value"):
+        mha.scaled_dot_product_attention(X, X, X, Elsewhere())
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_wrong_width_is_said_of_what_was_given(frozen):
     layer = mha.MultiHeadAttention(24, 4, key_dim=7)

@@ -1,10 +1,12 @@
 """Adapters: the names, argument orders and mask meanings of other programs, computed here."""
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 _ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook",
              "threadpoolctl", "transformers")
+_NEEDS = {"transformers": "torch"}
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -14,4 +16,6 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted(_ADAPTERS)
+    """Without those whose import would fail: help() and inspect import them all."""
+    return [name for name in _ADAPTERS
+            if name not in _NEEDS or importlib.util.find_spec(_NEEDS[name])]

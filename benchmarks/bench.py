@@ -1,4 +1,4 @@
-"""mha and its peers side by side, `make bench`: writes results_<kernels>.md and .png.
+"""mha and its peers side by side, `make bench`: writes results_<kernels>_<maker>.md and .png.
 
 Each library runs in a process of its own for 1 and for 2 threads, pinned to as many CPUs. All are
 stopped (SIGSTOP) but the one being timed, because idle thread pools spin and would steal its CPUs.
@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--isa", default="", help="limit mha and PyTorch to avx2")
-    parser.add_argument("--write", action="store_true", help="write results_<kernels>.md and .png")
+    parser.add_argument("--write", action="store_true", help="write the page and its picture")
     arguments = parser.parse_args()
     measurements, isa = run(arguments)
     if arguments.write:

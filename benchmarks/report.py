@@ -1,6 +1,7 @@
-"""From measurements to a page and its picture, results_avx2.md and results_avx2.png on AVX2."""
+"""From measurements to a page and its picture: results_avx2_amd.md and .png on an AMD of AVX2."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,8 +159,10 @@ def memory_table(taken):
 
 def write(measurements, isa, folder, machine_name, versions, taken):
     counts = sorted({m.threads for m in measurements})
+    maker = re.split(r"\W", machine_name)[0]  # AMD EPYC ..., Intel(R) Xeon(R) ...
+    name = f"results_{isa}_{maker.lower()}"
     parts = [
-        f"# Results, {isa}\n",
+        f"# Results, {isa}, {maker}\n",
         f"{machine_name}; kernels: {isa}. {versions}\n",
         "float32 unless named. A cell is the peer's time / mha's (above 1: mha is faster): the "
         "median of the rounds, and the 10th to 90th percentile. Peers run in processes of their "
@@ -170,7 +173,7 @@ def write(measurements, isa, folder, machine_name, versions, taken):
         "project aims at for the row, 'best' the best of all peers but NumPy; what misses it is "
         "rounded down. A fraction above 100 %, or two threads more than twice as fast as one, says "
         "that the machine's speed changed while it was measured.\n",
-        f"![ratios](results_{isa}.png)\n",
+        f"![ratios]({name}.png)\n",
     ]
     for threads in counts:
         parts += [f"## {threads} thread{'s' if threads > 1 else ''}\n",
@@ -184,5 +187,5 @@ def write(measurements, isa, folder, machine_name, versions, taken):
     parts += ["## Memory of attention 1x8x16384x64\n",
               "What the process's peak grows by in one call, the output of 32 MiB included; the "
               "scores alone would be 8 GiB.\n", memory_table(taken) + "\n"]
-    (folder / f"results_{isa}.md").write_text("\n".join(parts))
-    chart(measurements, folder / f"results_{isa}.png")
+    (folder / f"{name}.md").write_text("\n".join(parts))
+    chart(measurements, folder / f"{name}.png")

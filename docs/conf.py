@@ -59,8 +59,10 @@ copybutton_prompt_is_regexp = True
 
 # Files outside of this folder that pages link to, as readers of the repository find them, and the
 # pages that show them here.
-SHOWN_BY = {"../CONTRIBUTING.md": "contributing.md", "../benchmarks/results_avx2.md": "speed.md",
-            "../benchmarks/results_avx512.md": "speed.md",
+SHOWN_BY = {"../CONTRIBUTING.md": "contributing.md",
+            "../benchmarks/results_avx2_amd.md": "speed.md",
+            "../benchmarks/results_avx512_amd.md": "speed.md",
+            "../benchmarks/results_avx512_intel.md": "speed.md",
             "../benchmarks/grid.md": "speed.md", "../benchmarks/reshaping.md": "speed.md",
             "../benchmarks/dask_scaling.md": "speed.md", "../CHANGELOG.md": "changes.md"}
 

@@ -18,7 +18,12 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
-from tqdm import tqdm
+
+try:
+    from tqdm import tqdm
+except ImportError:
+    sys.exit("missing: tqdm. Install what the examples need with\n"
+             "    pip install --no-deps -r examples/requirements.txt")
 
 import mha
 

@@ -34,17 +34,24 @@ other_names("return_softmax_lse", "return_lse")
 other_names("dropout_p dropout_rate p", "p")
 other_names("p", "dropout")
 other_names("head_mask", "head_gate")
+other_names("head_mask", "embed_dim", "nothing: head_gate= of a call")
+other_names("head_mask", "query", "nothing: a layer's calls have head_gate=")
+other_names("attn_drop attention_dropout attn_pdrop dropout_prob", "dropout")
+other_names("device", "dtype", "nothing: all is computed on the CPU")
 other_names("deterministic", "training", "training=, its opposite")
 other_names("enable_gqa", "num_kv_heads")
 other_names("enable_gqa", "key",
             "nothing: key and value with fewer heads are shared among query's")
 other_names("n_heads n_head nhead heads h num_attention_heads", "num_heads")
 other_names("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
-other_names("d_model num_hiddens hidden_size hidden_dim model_dim units", "embed_dim")
+other_names("d_model num_hiddens hidden_size hidden_dim model_dim units dim qkv_features",
+            "embed_dim")
+other_names("in_dim input_dim d_in in_features", "query_dim", "query_dim=, or embed_dim= for all")
+other_names("d_out out_dim out_features", "output_dim", "output_dim=, or embed_dim= for all")
 other_names("bias qkv_bias add_bias", "use_bias")
 other_names("kdim", "key_dim")
 other_names("vdim", "value_dim")
-other_names("head_size d_head d_k d_kv", "head_dim")
+other_names("head_size dim_head d_head d_k d_kv", "head_dim")
 other_names("d_v", "value_head_dim")
 other_names("rope rotary_emb rope_scaling", "rotary", "rotary=, a mha.Rotary")
 other_names("theta rope_theta rotary_emb_base", "base")
@@ -58,9 +65,10 @@ other_names("max_len max_length max_seq_len max_cache_len", "capacity")
 other_names("cu_seqlens cu_seqlens_q sequence_starts", "starts")
 other_names("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
 other_names("q queries Q inputs_q", "query")
-other_names("k keys K inputs_k inputs_kv", "key")
+other_names("x inputs hidden_states", "query")
+other_names("k keys K inputs_k inputs_kv context encoder_hidden_states memory", "key")
 other_names("v values V inputs_v", "value")
-other_names("input X", "x")
+other_names("input inputs hidden_states X", "x")
 other_names("W kernel", "weight")
 other_names("b", "bias")
 other_names("left right", "window", "window=(left, right)")
@@ -84,6 +92,17 @@ ATTRIBUTES = {
     "shape": "embed_dim and head_dim",
     "forward": "a call, layer(x)",
     "apply": "a call, layer(x)",
+    "call": "a call, layer(x)",
+    "copy": "copy.deepcopy(layer)",
+    "d_model": "embed_dim",
+    "d_k": "head_dim",
+    "q_proj": "W_q",
+    "k_proj": "W_k",
+    "v_proj": "W_v",
+    "o_proj": "W_o",
+    "out_proj": "W_o",
+    "attention_weights": "return_weights=True in a call",
+    "zero_grad": "nothing: vjp() returns gradients, none are kept",
     "backward": "vjp(), whose pullback gives the gradients",
     "train": "training=True in the calls that train",
     "eval": "nothing: a call without training=True drops nothing",
@@ -119,6 +138,9 @@ class OwnNames:
             following = getattr(super(), "__getattr__", None)  # a mixin's, behind this class
             if following is not None:
                 return following(name)
+            if name == "_state":
+                raise AttributeError(f"{type(self).__name__} has no parameters yet: its __init__"
+                                     " must call super().__init__(embed_dim, num_heads) first")
             if name.startswith("_") or hasattr(type(self), name):  # a property's own error
                 return object.__getattribute__(self, name)
             raise AttributeError(_no_such_name(self, name))

@@ -175,8 +175,8 @@ def from_blocked(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
 def _numbers(mask: ArrayLike) -> NDArray[Any]:
     mask = as_array(mask, "mask")
     check_kind(mask, "mask", "biuf", "bool, integers or floats")
-    if mask.dtype.kind == "f" and not np.isin(mask, (0, 1)).all():
-        raise ValueError("mask: got floats other than 0 and 1, wanted only these; an additive mask"
+    if mask.dtype.kind != "b" and not np.isin(mask, (0, 1)).all():
+        raise ValueError("mask: got numbers other than 0 and 1, wanted only these; an additive mask"
                          " goes to bias=")
     return mask
 

@@ -286,9 +286,10 @@ MASKS = [
     row(from_attend, "mask", None, T, "an array of object", "bool, integers or floats"),
     row(from_attend, "mask", ["a"], T, "an array of <U1", "bool, integers or floats"),
     row(from_attend, "mask", [[1], [1, 0]], V, "list", "an array"),
-    row(from_attend, "mask", [0.0, -np.inf], V, "floats other than 0 and 1", "goes to bias="),
-    row(from_blocked, "mask", [0.5], V, "floats other than 0 and 1", "goes to bias="),
-    row(from_blocked, "mask", [np.nan], V, "floats other than 0 and 1", "goes to bias="),
+    row(from_attend, "mask", [0.0, -np.inf], V, "numbers other than 0 and 1", "goes to bias="),
+    row(from_attend, "mask", [-10000, 0], V, "numbers other than 0 and 1", "goes to bias="),
+    row(from_blocked, "mask", [0.5], V, "numbers other than 0 and 1", "goes to bias="),
+    row(from_blocked, "mask", [np.nan], V, "numbers other than 0 and 1", "goes to bias="),
     row(from_blocked, "mask", [1j], T, "an array of complex128", "bool, integers or floats"),
 ]
 

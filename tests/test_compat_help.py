@@ -1,10 +1,12 @@
 """What the adapters show of themselves: their repr, and help()."""
 
+import importlib.util
 import inspect
 import pydoc
 
 import pytest
 
+from mha import compat
 from mha.compat import jax as jax_nn
 from mha.compat import keras, numpy_tutorial, pytorch, pytorch_notebook
 from mha.compat.d2l import jax, mxnet, tensorflow, torch
@@ -12,6 +14,15 @@ from mha.compat.flax import linen, nnx
 
 D2L = [torch, tensorflow, jax, mxnet]
 each_form = pytest.mark.parametrize("form", D2L, ids=[form.__name__ for form in D2L])
+
+
+@pytest.mark.parametrize("missing", ["torch", "threadpoolctl"])
+def test_what_cannot_be_imported_is_not_listed(monkeypatch, missing):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name, *rest: None if name == missing else find_spec(name, *rest))
+    assert {"torch": "transformers"}.get(missing, missing) not in dir(compat)
+    assert set(dir(compat)) >= {"d2l", "flax", "jax", "keras", "onnx", "pytorch"}
 
 
 @pytest.mark.parametrize(("layer", "wanted"), [

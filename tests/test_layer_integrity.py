@@ -122,6 +122,12 @@ def test_a_class_of_the_users_keeps_its_own_errors_and_names():
     class Mixed(mha.MultiHeadAttention, Mixin):
         pass
 
+    class Unmade(mha.MultiHeadAttention):
+        def __init__(self):
+            self.name = "one"
+
+    with pytest.raises(AttributeError, match=r"Unmade .* super\(\).__init__\(embed_dim, num_heads"):
+        Unmade()(X)
     with pytest.raises(AttributeError, match="no_such_attribute"):
         Derived(24, 4).broken  # noqa: B018
     assert Mixed(24, 4).note == "the mixin's note"

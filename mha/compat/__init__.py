@@ -6,7 +6,7 @@ from types import ModuleType
 
 _ADAPTERS = ("d2l", "flax", "jax", "keras", "numpy_tutorial", "onnx", "pytorch", "pytorch_notebook",
              "threadpoolctl", "transformers")
-_NEEDS = {"transformers": "torch"}
+_NEEDS = {"transformers": "torch", "threadpoolctl": "threadpoolctl"}
 
 
 def __getattr__(name: str) -> ModuleType:

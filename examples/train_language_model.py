@@ -18,12 +18,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
-
-try:
-    from tqdm import tqdm
-except ImportError:
-    sys.exit("missing: tqdm. Install what the examples need with\n"
-             "    pip install --no-deps -r examples/requirements.txt")
+from tqdm import tqdm
 
 import mha
 

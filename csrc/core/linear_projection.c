@@ -69,10 +69,24 @@ static int64_t panels_in_one_go(const mha_linear_projection *p) {
     return is_one_row && is_packed ? mha_panels_of(p->dtype)->in_one_go : 1;
 }
 
-/* The same of a task; but the panels of a head together where it is prepared in the same task. */
-static int64_t panels_of_group(const mha_linear_projection *projection) {
+/* The most panels side by side that leave each thread as many tasks. The kernel asks for the panel
+ * behind the one at hand, which is another thread's where tasks are a panel each; of many rows that
+ * does not matter. */
+static int64_t neighbouring_panels(const mha_linear_projection *p, int num_threads) {
+    enum { MOST = 4 };
+    const bool is_read_once = p->weight.format != NULL && p->rows <= PACKED_ROW_BLOCK;
+    int64_t count = is_read_once && num_threads > 1 ? MOST : 1;
+    while (count > 1 && num_panels(p) % (count * num_threads) != 0) {
+        count--;
+    }
+    return count;
+}
+
+/* The panels of a task; those of a head together where it is prepared in the same task. */
+static int64_t panels_of_group(const mha_linear_projection *projection, int num_threads) {
     return projection->prepare == NULL
-               ? panels_in_one_go(projection)
+               ? mha_larger(panels_in_one_go(projection),
+                            neighbouring_panels(projection, num_threads))
                : projection->head_columns / mha_panels_of(projection->dtype)->columns;
 }
 
@@ -236,7 +250,8 @@ static mha_status take_turned(projection_job *job, int num_threads, mha_executio
     return MHA_OK;
 }
 
-static mha_status plan(const mha_linear_projection *projections, int count, projection_job *job) {
+static mha_status plan(const mha_linear_projection *projections, int count, int num_threads,
+                       projection_job *job) {
     *job = (projection_job){.projections = projections, .count = count};
     job->kernels = mha_kernels_for(projections[0].dtype);
     size_t most_rounded = 0;
@@ -245,7 +260,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         const int64_t row_blocks = row_blocks_of(p);
         size_t panel_size = 0, rounded = 0, turned = 0;
         job->panels += num_panels(p);
-        job->panels_of_group[i] = panels_of_group(p);
+        job->panels_of_group[i] = panels_of_group(p, num_threads);
         job->groups_of[i] = mha_divide_up(num_panels(p), job->panels_of_group[i]);
         job->groups += job->groups_of[i];
         job->row_blocks = row_blocks > job->row_blocks ? row_blocks : job->row_blocks;
@@ -262,29 +277,6 @@ static mha_status plan(const mha_linear_projection *projections, int count, proj
         most_rounded = rounded > most_rounded ? rounded : most_rounded;
     }
     return mha_add_sizes(job->panel_size, most_rounded, &job->scratch_size);
-}
-
-mha_linear_projection mha_contiguous_projection(mha_dtype dtype, const void *x, int64_t rows,
-                                                const mha_weight *weight, const void *bias,
-                                                void *output) {
-    const int64_t item = (int64_t)mha_dtype_size(dtype);
-    return (mha_linear_projection){
-        .dtype = dtype,
-        .rows = rows,
-        .x = x,
-        .x_stride = weight->in * item,
-        .weight = *weight,
-        .bias = bias,
-        .output = output,
-        .output_stride = weight->out * item,
-    };
-}
-
-mha_linear_projection mha_with_stored_rows(mha_linear_projection projection, mha_storage storage) {
-    projection.x_storage = storage;
-    projection.x_stride =
-        projection.weight.in * (int64_t)mha_storage_size(projection.dtype, storage);
-    return projection;
 }
 
 /* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
@@ -465,7 +457,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     bool any_packed;
     MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &any_packed, with_packed,
                                 &packing));
-    MHA_TRY(plan(with_packed, count, &job));
+    MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
     if (any_packed) {
         MHA_TRY(mha_run_tasks(execution, job.panels, num_threads, pack_task, &packing));

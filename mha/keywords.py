@@ -34,8 +34,8 @@ other_names("return_softmax_lse", "return_lse")
 other_names("dropout_p dropout_rate p", "p")
 other_names("p", "dropout")
 other_names("head_mask", "head_gate")
-other_names("head_mask", "embed_dim", "nothing: head_gate= of a call")
-other_names("head_mask", "query", "nothing: a layer's calls have head_gate=")
+other_names("head_mask", "embed_dim", "nothing: head_gate= of a call, num_heads numbers")
+other_names("head_mask", "value", "value= times it, as head_gate= of a layer's call does")
 other_names("attn_drop attention_dropout attn_pdrop dropout_prob", "dropout")
 other_names("device", "dtype", "nothing: all is computed on the CPU")
 other_names("deterministic", "training", "training=, its opposite")
@@ -94,8 +94,6 @@ ATTRIBUTES = {
     "apply": "a call, layer(x)",
     "call": "a call, layer(x)",
     "copy": "copy.deepcopy(layer)",
-    "d_model": "embed_dim",
-    "d_k": "head_dim",
     "q_proj": "W_q",
     "k_proj": "W_k",
     "v_proj": "W_v",
@@ -148,8 +146,11 @@ class OwnNames:
 
 def _no_such_name(owner: object, name: str) -> str:
     names = [own for own in dir(type(owner)) if not own.startswith("_")]
+    elsewhere = [keyword for keyword, _ in ELSEWHERE.get(name, []) if keyword in names]
     if name in ATTRIBUTES and hasattr(type(owner), "to_state"):
         wanted = ATTRIBUTES[name]
+    elif elsewhere:
+        wanted = elsewhere[0]
     else:
         alike = _close_matches(name, names, 3) or names
         wanted = ("one of " if len(alike) > 1 else "") + ", ".join(alike)

@@ -37,35 +37,6 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
 }
-INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
-    const vector even = _mm256_unpacklo_ps(a, b), odd = _mm256_unpackhi_ps(a, b);
-    *low = _mm256_permute2f128_ps(even, odd, 0x20);
-    *high = _mm256_permute2f128_ps(even, odd, 0x31);
-}
-/* Zips within halves, by lanes and by pairs of lanes, then exchanges halves: 24 shuffles where
- * v_zip would take 48. */
-INLINE void v_transpose(vector rows[LANES]) {
-    __m256d pairs[LANES], fours[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i += 2) {
-        pairs[i] = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
-        pairs[i + 1] = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i += 4) {
-#pragma GCC unroll 16
-        for (int high = 0; high < 2; high++) {
-            fours[i + 2 * high] = _mm256_unpacklo_pd(pairs[i + high], pairs[i + high + 2]);
-            fours[i + 2 * high + 1] = _mm256_unpackhi_pd(pairs[i + high], pairs[i + high + 2]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES / 2; i++) {
-        const vector a = _mm256_castpd_ps(fours[i]), b = _mm256_castpd_ps(fours[i + LANES / 2]);
-        rows[i] = _mm256_permute2f128_ps(a, b, 0x20);
-        rows[i + LANES / 2] = _mm256_permute2f128_ps(a, b, 0x31);
-    }
-}
 INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
     vector fours[4], pairs[4];
 #pragma GCC unroll 16
@@ -146,24 +117,6 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(a), 52));
-}
-INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
-    const vector even = _mm256_unpacklo_pd(a, b), odd = _mm256_unpackhi_pd(a, b);
-    *low = _mm256_permute2f128_pd(even, odd, 0x20);
-    *high = _mm256_permute2f128_pd(even, odd, 0x31);
-}
-INLINE void v_transpose(vector rows[LANES]) {
-    vector pairs[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i += 2) {
-        pairs[i] = _mm256_unpacklo_pd(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm256_unpackhi_pd(rows[i], rows[i + 1]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES / 2; i++) {
-        rows[i] = _mm256_permute2f128_pd(pairs[i], pairs[i + 2], 0x20);
-        rows[i + 2] = _mm256_permute2f128_pd(pairs[i], pairs[i + 2], 0x31);
-    }
 }
 INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
     vector pairs[2];

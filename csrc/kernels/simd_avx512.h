@@ -25,7 +25,7 @@ INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_ps(a, b,
 INLINE vector v_max(vector a, vector b) { return _mm512_max_ps(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm512_min_ps(a, b); }
 INLINE vector v_zero_if_less(vector a, vector b, vector value) {
-    return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), _mm512_setzero_ps());
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), value);
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
@@ -36,11 +36,6 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
-}
-INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
-    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    *low = _mm512_permutex2var_ps(a, first, b);
-    *high = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
 }
 INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
     vector fours[4], pairs[4];
@@ -112,7 +107,7 @@ INLINE vector v_fma(vector a, vector b, vector c) { return _mm512_fmadd_pd(a, b,
 INLINE vector v_max(vector a, vector b) { return _mm512_max_pd(a, b); }
 INLINE vector v_min(vector a, vector b) { return _mm512_min_pd(a, b); }
 INLINE vector v_zero_if_less(vector a, vector b, vector value) {
-    return _mm512_mask_mov_pd(value, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), _mm512_setzero_pd());
+    return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ), value);
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), no, yes);
@@ -123,11 +118,6 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 }
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
-}
-INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
-    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    *low = _mm512_permutex2var_pd(a, first, b);
-    *high = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(4)), b);
 }
 INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
     vector pairs[2];
@@ -163,5 +153,3 @@ INLINE void words_multiply(words a, uint32_t b, words *low, words *high) {
     *low = (words)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
     *high = (words)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
 }
-
-#include "simd_by_zip.h"

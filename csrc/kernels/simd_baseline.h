@@ -13,8 +13,6 @@
  *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
- *   v_zip(a, b, &low, &high)   a0 b0 a1 b1 ...: the first half of the pairs, and the second
- *   v_transpose(rows)          LANES vectors, in place
  *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
  * each v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
@@ -89,8 +87,6 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *high = v_load(zipped + LANES);
 }
 INLINE real r_fma(real a, real b, real c) { return a * b + c; }
-
-#include "simd_by_zip.h"
 
 #include "simd_by_lane.h"
 

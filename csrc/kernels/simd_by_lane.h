@@ -1,5 +1,6 @@
 /* For instruction sets with vectors of 16 bytes, and nothing better than one lane after the other,
- * through memory. */
+ * through memory. They have v_zip(a, b, &low, &high): a0 b0 a1 b1 ..., the first half of the pairs
+ * and the second. */
 
 INLINE vector v_load_partial(const real *p, int64_t count) {
     real lanes[LANES] = {0};
@@ -13,7 +14,19 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
     for (int i = 0; i < LANES; i++) {
         columns[i] = v_load(rows + i * stride);
     }
-    v_transpose(columns);
+    /* Each round of zipping moves one bit of an element's row number into its column number. */
+#pragma GCC unroll 16
+    for (int round = 1; round < LANES; round *= 2) {
+        vector zipped[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; i++) {
+            v_zip(columns[i], columns[i + LANES / 2], &zipped[2 * i], &zipped[2 * i + 1]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            columns[i] = zipped[i];
+        }
+    }
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     real lanes[LANES];

@@ -68,8 +68,6 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
     *high = NEON(vzip2q)(a, b);
 }
 
-#include "simd_by_zip.h"
-
 #include "simd_by_lane.h"
 
 #ifdef MHA_REAL_IS_FLOAT32

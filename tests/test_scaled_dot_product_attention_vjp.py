@@ -272,6 +272,30 @@ def test_a_visible_nan_reaches_the_gradients():
     assert np.isnan(gradients.query).all() and np.isfinite(gradients.value).all()
 
 
+@pytest.mark.parametrize("length", [7, 48, 200])
+def test_hidden_pairs_of_a_row_of_nan_have_no_gradient(length):
+    """Whether a kernel set's block of queries takes such a pair along or not."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 1, 1, length, 8))
+    query[0, 0, 2, 0] = np.nan
+    options = {"causal": True, "bias": np.zeros((length, length)), "relative_bias": np.zeros((1, 9))}
+    pullback = mha.scaled_dot_product_attention_vjp(query, key, value, **options)[1]
+    gradients = pullback(np.ones_like(value))
+    expected = np.zeros((length, length), bool)
+    expected[2, :3] = True
+    assert np.array_equal(np.isnan(gradients.bias), expected)
+    assert np.isnan(gradients.relative_bias[0]).nonzero()[0].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_ends_of_a_table_that_no_pair_uses(bad):
+    query, value = np.ones((1, 1, 1, 17)), np.zeros((1, 1, 1, 96))
+    value[..., 3] = bad
+    pullback = mha.scaled_dot_product_attention_vjp(query, query, value,
+                                                    relative_bias=np.zeros((1, 9)))[1]
+    gradient = pullback(np.ones_like(value)).relative_bias[0]
+    assert np.isnan(gradient[4]) and not np.delete(gradient, 4).any()
+
+
 def test_wrt_names_the_gradients_that_are_computed():
     x = np.random.default_rng(0).standard_normal((2, 3, 50, 8))
     learned = {"bias": np.zeros((50, 50)), "alibi": np.ones(3), "relative_bias": np.ones((3, 7)),

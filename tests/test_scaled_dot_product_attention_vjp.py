@@ -277,8 +277,9 @@ def test_hidden_pairs_of_a_row_of_nan_have_no_gradient(length):
     """Whether a kernel set's block of queries takes such a pair along or not."""
     query, key, value = np.random.default_rng(0).standard_normal((3, 1, 1, length, 8))
     query[0, 0, 2, 0] = np.nan
-    options = {"causal": True, "bias": np.zeros((length, length)), "relative_bias": np.zeros((1, 9))}
-    pullback = mha.scaled_dot_product_attention_vjp(query, key, value, **options)[1]
+    pullback = mha.scaled_dot_product_attention_vjp(query, key, value, causal=True,
+                                                    bias=np.zeros((length, length)),
+                                                    relative_bias=np.zeros((1, 9)))[1]
     gradients = pullback(np.ones_like(value))
     expected = np.zeros((length, length), bool)
     expected[2, :3] = True

@@ -36,13 +36,16 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
 	bench-reshaping bench-training format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 view: $(VENV)/.run
 	$(BIN)/python examples/sentence.py --view $(SENTENCES)

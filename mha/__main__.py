@@ -1,9 +1,8 @@
 """python -m mha: the configuration, and a race of about two seconds against NumPy;
 python -m mha view weights.npz: a page that shows attention weights (mha/view/command.py).
 
-NumPy computes in float32 with all its threads, by `mha.reference.unmasked_attention`, which works
-in place: the options of the other functions there would slow it down. Both run in one process and
-for two seconds only, so the numbers are a first impression.
+NumPy computes in float32 with all its threads, by its fastest program for the figure. Both run in
+one process and for two seconds only, so the numbers are a first impression.
 """
 
 import argparse
@@ -41,6 +40,7 @@ class Case(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser("python -m mha", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and no more")
+    parser.add_argument("--version", action="version", version=f"mha {mha.__version__}")
     commands = parser.add_subparsers(metavar="view")
     command.add_to(commands)
     options = parser.parse_args()

@@ -222,22 +222,23 @@ def too_many(function: Callable[..., Any], more: tuple[Any, ...]) -> TypeError:
     by_place = [parameter.name for parameter in inspect.signature(function).parameters.values()
                 if parameter.kind != parameter.KEYWORD_ONLY and parameter.name in by_keyword]
     by_keyword = by_keyword[len(by_place):]
-    meant = _meant(more[0], by_keyword)
+    meant = dict.fromkeys(keyword for value in more for keyword in _meant(value, by_keyword))
     return TypeError(f"{_shown(function)}: got {len(by_place) + len(more)} arguments by position,"
-                     f" wanted {', '.join(by_place)} and the rest by name: {meant}=")
+                     f" wanted {', '.join(by_place)} and the rest by name:"
+                     f" {'=, '.join(meant or by_keyword[:3])}=")
 
 
-def _meant(value: Any, known: list[str]) -> str:
+def _meant(value: Any, known: list[str]) -> list[str]:
+    """The keyword that a value is for, as far as can be seen."""
     try:
         array = np.asarray(value)
+        is_mask = array.ndim > 1 and array.any() and np.isin(array, (0, 1)).all()
     except Exception:  # whatever it is, that it came by position is the error
-        array = np.asarray(None)
-    for kinds, is_array, keywords in MEANT:
-        if array.dtype.kind in kinds and (array.ndim > 0) == is_array:
-            for keyword in keywords.split():
-                if keyword in known:
-                    return keyword
-    return "=, ".join(known[:3])
+        return []
+    kind = "b" if is_mask else array.dtype.kind  # mask= then says what to write for 0 and 1
+    keywords = " ".join(names for kinds, is_array, names in MEANT
+                        if kind in kinds and (array.ndim > 0) == is_array).split()
+    return [keyword for keyword in keywords if keyword in known][:1]
 
 
 def _known(function: Callable[..., Any]) -> list[str]:
@@ -257,8 +258,8 @@ def _suggestion(name: str, known: list[str]) -> str:
     for keyword, wanted in ELSEWHERE.get(name, []):
         if keyword in known:
             return wanted.format(name=name)
-    close = _close_matches(name, known, 1)
-    return f"{close[0]}=" if close else f"one of {', '.join(known)}"
+    close = _close_matches(name, known, 1) or known
+    return f"{close[0]}=" if len(close) == 1 else f"one of {', '.join(close)}"
 
 
 def _close_matches(name: str, names: Iterable[str], most: int) -> list[str]:

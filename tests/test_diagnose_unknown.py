@@ -120,6 +120,26 @@ def test_what_nothing_explains_is_described(function, words):
     assert words in str(found)
 
 
+def products_element_by_element(q, k, v):
+    return softmax(q * k / np.sqrt(q.shape[-1])) * v
+
+
+def over_features(q, k, v):
+    return v @ softmax(np.swapaxes(q, -1, -2) @ k / np.sqrt(q.shape[-1]))
+
+
+# A guess whose output is infinite has a tolerance without bounds: it once explained all of these.
+@pytest.mark.parametrize("function", [
+    products_element_by_element, over_features, lambda q, k, v: q + k + v,
+    lambda q, k, v: q * k * v, lambda x: x + 1, lambda x: 2 * np.tanh(x),
+])
+def test_no_mistake_is_made_up(function):
+    found = diagnose(function)
+    assert not found
+    assert "no known mistake explains it" in found.problems[0]
+    assert not any("mask is" in problem or "keepdims" in problem for problem in found.problems)
+
+
 def exits(q, k, v):
     sys.exit(3)
 

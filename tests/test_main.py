@@ -26,6 +26,12 @@ def test_help_is_help():
     assert "race" in done.stdout and "median" not in done.stdout
 
 
+def test_version_is_the_version():
+    done = subprocess.run([sys.executable, "-m", "mha", "--version"], capture_output=True,
+                          text=True)
+    assert done.stdout == f"mha {mha.__version__}\n"
+
+
 def test_json_is_all_that_is_printed():
     done = subprocess.run([sys.executable, "-m", "mha", "--json"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

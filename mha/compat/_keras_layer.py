@@ -213,9 +213,8 @@ class Layer:
         """
         if unknown:
             raise unknown_keyword(Layer.__call__, unknown)
-        key = value if key is None else key
-        query, key, value = (self._input(array, name) for array, name in (
-            (query, "query"), (key, "key"), (value, "value")))
+        query, value = self._input(query, "query"), self._input(value, "value")
+        key = value if key is None else self._input(key, "key")
         if not self.built:
             self.build(query.shape, value.shape, key.shape)
         uniform = not (self.dropout or return_attention_scores or query.ndim > 3)
@@ -267,7 +266,9 @@ class Layer:
         gated = mha.merge_heads(attended) * _sigmoid(self._projections["gate"](query))
         return (of_output(gated), *weights) if return_weights else of_output(gated)
 
-    def _input(self, array: ArrayLike, name: str) -> Array:
+    def _input(self, array: ArrayLike | None, name: str) -> Array:
+        if array is None:
+            raise TypeError(f"{name}: got None, wanted an array")
         array = widened(detached_array(array, name))
         check_kind(array, name, "biuf", self.dtype)
         return array.astype(self.dtype, copy=False)

@@ -12,8 +12,9 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).startswith("mha"):
         raise
-    raise ImportError(f'mha.dask needs Dask, whose {error.name} is missing: pip install'
-                      ' "mha[dask]"') from error
+    missing = str(error.name).partition(".")[0]
+    missing = "" if missing == "dask" else f", whose {missing} is missing"
+    raise ImportError(f'mha.dask needs Dask{missing}: pip install "mha[dask]"') from error
 
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention",
            "scaled_dot_product_attention_vjp"]

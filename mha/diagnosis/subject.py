@@ -184,7 +184,8 @@ def of_shape(arrays: Iterable[Array], shape: Shape) -> Array | None:
 
 def equal(mine: Array | None, expected: Array, tolerance: float = TOLERANCE,
           without_rows: Array | None = None) -> bool:
-    """Whether they agree; without_rows: queries, along axis -2, that are not compared."""
+    """Whether they agree; without_rows: queries, along axis -2, that are not compared. What is not
+    finite agrees with nothing: any difference is small beside infinity."""
     if mine is None or mine.shape != expected.shape:
         return False
     if without_rows is not None and without_rows.any() and mine.ndim >= 2 \
@@ -193,4 +194,5 @@ def equal(mine: Array | None, expected: Array, tolerance: float = TOLERANCE,
     if not mine.size:
         return without_rows is None
     with np.errstate(all="ignore"):
-        return bool(np.max(np.abs(mine - expected)) <= tolerance * np.max(np.abs(expected)))
+        bound = tolerance * np.max(np.abs(expected))
+        return bool(np.max(np.abs(mine - expected)) <= bound < np.inf)

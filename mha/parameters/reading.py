@@ -124,7 +124,7 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
         except ValueError as error:
             problems.append(str(error))
     found = shown(f"{name} {array.shape}" for name, array in arrays.items())
-    if not under:
+    if not under and asked.state:
         found += f", but elsewhere {shown(asked.state)}"
     raise ValueError(printable("; ".join([
         f"state: got what does not fit layout {layout.name!r} under prefix {prefix!r}",

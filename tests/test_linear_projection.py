@@ -42,8 +42,9 @@ def test_shapes():
     assert mha.linear(np.ones((2, 3)), weight).shape == (2, 4)
     assert mha.linear(np.ones((5, 1, 2, 3)), weight).shape == (5, 1, 2, 4)
     assert mha.linear(np.ones((0, 3)), weight).shape == (0, 4)
-    empty_sum = mha.linear(np.ones((2, 0)), np.ones((0, 4)), np.arange(4.0))
-    assert empty_sum.tolist() == [[0, 1, 2, 3]] * 2
+    for dtype in (np.float64, np.float32, np.float16):
+        of_nothing = np.ones((2, 0), dtype), np.ones((0, 4), dtype), np.arange(4, dtype=dtype)
+        assert mha.linear(*of_nothing).tolist() == [[0, 1, 2, 3]] * 2
     assert mha.linear(np.ones((2, 3)), np.ones((3, 0))).shape == (2, 0)
     assert mha.linear([[1, 2]], [[1], [10]]).tolist() == [[21.0]]
 

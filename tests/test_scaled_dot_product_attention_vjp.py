@@ -272,6 +272,22 @@ def test_a_visible_nan_reaches_the_gradients():
     assert np.isnan(gradients.query).all() and np.isfinite(gradients.value).all()
 
 
+@pytest.mark.parametrize("length", [3, 48, 200])
+def test_every_visible_pair_of_a_row_of_nan_has_a_gradient_of_nan(length):
+    """Beside a score of infinity all other exponentials are 0, as those of hidden pairs are."""
+    query = np.full((1, 1, 2, 1), [[1e20], [1]], np.float32)
+    key, value = np.random.default_rng(0).standard_normal((2, 1, 1, length, 1), np.float32)
+    key[0, 0, 1] = 1e20  # finite, but not its product with the first query
+    mask = np.arange(length) != 2
+    output, pullback = mha.scaled_dot_product_attention_vjp(
+        query, key, value, mask=mask[None], bias=np.zeros((2, length), np.float32))
+    gradients = pullback(np.ones_like(output))
+    assert np.isnan(output[0, 0, 0]) and np.isfinite(output[0, 0, 1])
+    assert np.array_equal(np.isnan(gradients.bias), [mask, 0 * mask])
+    for gradient in (gradients.key, gradients.value):
+        assert np.array_equal(np.isnan(gradient[0, 0, :, 0]), mask)
+
+
 @pytest.mark.parametrize("length", [7, 48, 200])
 def test_hidden_pairs_of_a_row_of_nan_have_no_gradient(length):
     """Whether a kernel set's block of queries takes such a pair along or not."""

@@ -19,9 +19,21 @@ apt_of_release() { # FOLDER RELEASE deb|deb-src ARGUMENT ...
     (cd "$folder" && "${apt[@]}" "$@")
 }
 
+# What a function prints goes into a log; an error ends it (within || or an if it would go on).
+logged() { # LOG FUNCTION
+    local status
+    set +e
+    (set -e; "$2") >"$1" 2>&1
+    status=$?
+    set -e
+    [ $status = 0 ] || { tail -20 "$1"; exit 1; }
+}
+
 # The source of a package, unpacked in $1/PACKAGE.
 fetch_source() { # FOLDER RELEASE PACKAGE
     apt_of_release "$1" "$2" deb-src source --download-only "$3"
     mkdir -p "$1/$3"
-    tar --extract --strip-components 1 --directory "$1/$3" --file "$1/$3"_*.orig.tar.[gx]z # not its signature
+    local archive
+    archive=$(find "$1" -maxdepth 1 -name "$3_*.orig.tar.*" ! -name '*.asc') # its signature
+    tar --extract --strip-components 1 --directory "$1/$3" --file "$archive"
 }

@@ -25,7 +25,7 @@ build_python() {
 
 python=${FREE_THREADED_PYTHON:-$here/python/bin/python3.13t}
 if [ ! -x "$python" ]; then
-    (build_python) >"$here/build.log" 2>&1 || { tail -20 "$here/build.log"; exit 1; }
+    logged "$here/build.log" build_python
 fi
 
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

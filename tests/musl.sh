@@ -58,7 +58,7 @@ install_packages() {
 mkdir -p "$here"
 [ -e "$loader" ] || fetch_loader
 if [ ! -e "$here/ready" ]; then
-    (build_python) >"$here/build.log" 2>&1 || { tail -20 "$here/build.log"; exit 1; }
+    logged "$here/build.log" build_python
 fi
 install_packages
 export PYTHONPATH="$here/site:$PWD/tests" PYTHONSAFEPATH=1

@@ -34,6 +34,6 @@ fetch_source() { # FOLDER RELEASE PACKAGE
     apt_of_release "$1" "$2" deb-src source --download-only "$3"
     mkdir -p "$1/$3"
     local archive
-    archive=$(find "$1" -maxdepth 1 -name "$3_*.orig.tar.*" ! -name '*.asc') # its signature
+    archive=$(find "$1" -maxdepth 1 -name "$3_*.orig.tar.*" ! -name '*.asc') # not its signature
     tar --extract --strip-components 1 --directory "$1/$3" --file "$archive"
 }

@@ -2,7 +2,7 @@
 # make view   the same sentences as pages to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-neon, test-windows, test-browser, test-kernels, test-memory (LONGER=20: twenty times as many calls),
+#             test-neon, test-windows, test-browser, test-below, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
@@ -32,11 +32,14 @@ NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_
 # Of the arguments and what becomes of them, the same with every kernel set.
 NOT_OF_BASELINE := $(NOT_OF_KERNELS) $(patsubst %,--ignore tests/test_%.py,dlpack hostile_input layer_integrity layering \
 	logging progress public_api wheels)
+# AVX-512's emulation needs AVX2, and that of AMX alone needs AVX-512.
+EMULATED := $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \
+	grep -qsw avx512dq /proc/cpuinfo && echo AMX)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train docs lib test test-python test-baseline test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
 	bench-reshaping bench-training format clean check-prerequisites check-windows
@@ -108,14 +111,17 @@ dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -pa
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@touch $@
 
-# The core alone, without Python: its own small test program.
+# The core alone, without Python: its own small test programs. Then with the wider instructions
+# emulated, on every processor that can run the emulation, so that no machine hides a mistake in it.
 test-c: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
-	@if grep -qsw avx512dq /proc/cpuinfo; then emulated=AMX; \
-	elif grep -qsw avx2 /proc/cpuinfo; then emulated=AVX512; fi; \
-	if [ "$$emulated" ] && ! grep -qsw amx_bf16 /proc/cpuinfo; then \
-		echo "with what this processor lacks, emulated:"; \
-		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; fi
+	@set -e; for emulated in $(EMULATED); do \
+		echo "$$emulated, emulated:"; \
+		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; done
+
+# The C tests and the quick Python suite as on a machine of the level below this one's.
+test-below: $(VENV)/.test
+	tests/kernels.sh below
 
 # The same for AArch64, in an emulator: NEON's kernels give the bits of AVX2's and AVX-512's.
 test-neon:

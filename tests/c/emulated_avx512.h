@@ -254,6 +254,8 @@ EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
 #define _mm512_setzero_pd() emulated_set1_pd(0)
 #define _mm512_mask_mov_ps(source, chosen, a) emulated_mask_blend_ps(chosen, source, a)
 #define _mm512_mask_mov_pd(source, chosen, a) emulated_mask_blend_pd(chosen, source, a)
+#define _mm512_maskz_mov_ps(chosen, a) emulated_mask_blend_ps(chosen, emulated_set1_ps(0), a)
+#define _mm512_maskz_mov_pd(chosen, a) emulated_mask_blend_pd(chosen, emulated_set1_pd(0), a)
 #define _mm512_add_ps emulated_add_ps
 #define _mm512_sub_ps emulated_sub_ps
 #define _mm512_mul_ps emulated_mul_ps

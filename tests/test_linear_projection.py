@@ -66,6 +66,56 @@ def test_strides(rows):
         assert np.array_equal(mha.linear(x, weight, layout(bias)), plain)
 
 
+# How a weight (in, out) may lie: as the figure writes it, as PyTorch stores it, turned around, with
+# gaps, with rows a power of two apart, and repeated.
+WEIGHT_LAYOUTS = {
+    "rows": np.ascontiguousarray,
+    "columns": np.asfortranarray,
+    "rows backwards": lambda w: np.ascontiguousarray(w[::-1])[::-1],
+    "columns backwards": lambda w: np.asfortranarray(w[:, ::-1])[:, ::-1],
+    "every third column": lambda w: np.repeat(w, 3, axis=1)[:, ::3],
+    "every second row": lambda w: np.repeat(w, 2, axis=0)[::2],
+    "part of rows": lambda w: np.pad(w, ((0, 0), (5, 1024 - w.shape[1] % 1024)))[:, 5:-(
+        1024 - w.shape[1] % 1024)],
+    "part of columns": lambda w: np.pad(w.T, ((0, 0), (3, 1024 - w.shape[0] % 1024)))[:, 3:-(
+        1024 - w.shape[0] % 1024)].T,
+    "one row repeated": lambda w: np.broadcast_to(w[:1], w.shape),
+    "one column repeated": lambda w: np.broadcast_to(w[:, :1], w.shape),
+}
+
+
+@pytest.mark.parametrize("layout", WEIGHT_LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_weight_of_any_layout_gives_the_bits_of_a_packed_one(dtype, layout):
+    """Few rows read it as it lies, more rows pack it: the sums have one order."""
+    rng = np.random.default_rng(12)
+    for width, out in ((1, 1), (5, 40), (128, 32), (129, 31), (300, 257), (137, 1100), (7, 4500)):
+        weight = WEIGHT_LAYOUTS[layout](rng.standard_normal((width, out)).astype(dtype))
+        bias = rng.standard_normal(out).astype(dtype)
+        packed = _core.pack_weight(np.ascontiguousarray(weight))
+        for rows in (1, 2, 3, 4, 7, 8, 9, 15, 24, 25, 49):
+            x = rng.standard_normal((rows, width)).astype(dtype)
+            got = mha.linear(x, weight, bias)
+            assert np.array_equal(got, mha.linear(x, packed, bias)), (width, out, rows)
+            wanted = x.astype(np.longdouble) @ weight.astype(np.longdouble) + bias
+            size = np.abs(x) @ np.abs(weight) + np.abs(bias)  # what sums cancel to is no measure
+            assert (np.abs(got - wanted) <= 4 * np.finfo(dtype).eps * size).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_weight_that_is_not_packed_is_divided_among_threads(threads):
+    rng = np.random.default_rng(13)
+    weight = rng.standard_normal((200, 1111), np.float32)
+    for rows in (1, 6, 30, 500):
+        x = rng.standard_normal((rows, 200), np.float32)
+        with mha.threads(1):
+            alone = mha.linear(x, weight), mha.linear(x, np.asfortranarray(weight))
+        with mha.threads(threads):
+            assert np.array_equal(mha.linear(x, weight), alone[0])
+            assert np.array_equal(mha.linear(x, np.asfortranarray(weight)), alone[0])
+        assert np.array_equal(alone[1], alone[0])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_transposed_x_gives_the_same_bits(dtype):
     """x^T @ grad, the gradient of a weight: not transposed, the same bits."""

@@ -1,12 +1,13 @@
-/* Steps 1 and 5 of the figure: output = x @ weight + bias, by tasks of one weight panel times a
- * block of rows. A weight that is not packed yet is packed first where many blocks of rows read
- * it, else panel by panel into the worker's own scratch; where few rows would not repay that, a
- * full panel is read as it lies. */
+/* Steps 1 and 5 of the figure: output = x @ weight + bias, by tasks of some panels of the weight
+ * times a block of rows. A weight that is not packed is packed first where many blocks of rows read
+ * it. Else the kernel takes it as it lies: few rows read it once, more rows pack it chain by chain.
+ * What the kernel cannot take so is packed into the worker's own scratch, panel by panel. */
 #include <string.h>
 
 #include "../threads/partition.h"
 #include "run.h"
 #include "matmul.h"
+#include "packed_weights.h"
 #include "prepare_heads.h"
 
 /* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
@@ -20,7 +21,8 @@ typedef struct projection_job {
     const mha_linear_projection *projections;
     int count;
     const mha_kernels *kernels;
-    int64_t panels; /* of all weights */
+    int num_threads; /* at most */
+    int64_t panels;  /* of all weights */
     /* Panels that one task goes through, of each weight, how many such groups there are, and of all
      * weights. */
     int64_t panels_of_group[MHA_MOST_PROJECTIONS], groups_of[MHA_MOST_PROJECTIONS], groups;
@@ -39,9 +41,16 @@ static int64_t weight_item(const mha_linear_projection *projection) {
     return (int64_t)mha_storage_size(projection->dtype, projection->weight.storage);
 }
 
-static bool reads_in_place(const mha_linear_projection *projection) {
-    return projection->rows <= FEW_ROWS && mha_panels_of(projection->dtype)->is_plain &&
-           projection->weight.out_stride == weight_item(projection);
+/* Whether the kernel packs the weight itself, or reads it as it lies. */
+static bool takes_unpacked(const mha_linear_projection *p) {
+    return p->weight.format == NULL && p->weight.storage == MHA_AS_COMPUTED &&
+           mha_panels_of(p->dtype)->is_plain;
+}
+
+/* The same of a weight of halves. */
+static bool reads_in_place(const mha_linear_projection *p) {
+    return p->rows <= FEW_ROWS && mha_panels_of(p->dtype)->is_plain &&
+           p->weight.out_stride == weight_item(p);
 }
 
 /* A panel of halves is turned into numbers for every block of rows. */
@@ -59,14 +68,35 @@ static int64_t num_panels(const mha_linear_projection *projection) {
     return mha_panel_count(mha_panels_of(projection->dtype), projection->weight.out);
 }
 
-/* Panels that the kernel takes in one go: of one row, whose output is side by side. */
-static int64_t panels_in_one_go(const mha_linear_projection *p) {
-    const bool is_one_row = p->rows == 1 && p->weight.in > 0 && p->x_storage == MHA_AS_COMPUTED &&
-                            p->output_storage == MHA_AS_COMPUTED &&
-                            (p->head_columns == 0 ||
-                             p->head_stride == p->head_columns * (int64_t)mha_dtype_size(p->dtype));
+/* Whether all columns of the output lie side by side, as numbers. */
+static bool output_is_plain(const mha_linear_projection *p) {
+    return p->output_storage == MHA_AS_COMPUTED &&
+           (p->head_columns == 0 ||
+            p->head_stride == p->head_columns * (int64_t)mha_dtype_size(p->dtype));
+}
+
+/* The most panels of a weight that is not packed that a task takes: of few rows, which read it as
+ * it lies, a wide part; of more, as many as let a chain of the rows stay in the second cache. */
+static int64_t most_unpacked_panels(const mha_linear_projection *p) {
+    enum { MOST_OF_FEW_ROWS = 128, MOST_OF_ROWS = 16 };
+    return p->prepare != NULL             ? p->head_columns / mha_panels_of(p->dtype)->columns
+           : p->rows <= MHA_ROWS_IN_PLACE ? MOST_OF_FEW_ROWS
+                                          : MOST_OF_ROWS;
+}
+
+/* Panels that the kernel takes in one go: of a packed weight of one row alone. */
+static int64_t panels_in_one_go(const mha_linear_projection *p, int num_threads) {
+    enum { FEWEST = 4, TASKS_OF_THREAD = 2 };
     const bool is_packed = p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED;
-    return is_one_row && is_packed ? mha_panels_of(p->dtype)->in_one_go : 1;
+    if (takes_unpacked(p) && output_is_plain(p)) {
+        const int64_t tasks = num_threads > 1 ? (int64_t)TASKS_OF_THREAD * num_threads : 1;
+        const int64_t count = mha_divide_up(num_panels(p) * row_blocks_of(p), tasks);
+        return mha_smaller(mha_larger(count, FEWEST), most_unpacked_panels(p));
+    }
+    return is_packed && p->rows == 1 && p->weight.in > 0 && p->x_storage == MHA_AS_COMPUTED &&
+                   output_is_plain(p)
+               ? mha_panels_of(p->dtype)->in_one_go
+               : 1;
 }
 
 /* The most panels side by side that leave each thread as many tasks. The kernel asks for the panel
@@ -85,7 +115,7 @@ static int64_t neighbouring_panels(const mha_linear_projection *p, int num_threa
 /* The panels of a task; those of a head together where it is prepared in the same task. */
 static int64_t panels_of_group(const mha_linear_projection *projection, int num_threads) {
     return projection->prepare == NULL
-               ? mha_larger(panels_in_one_go(projection),
+               ? mha_larger(panels_in_one_go(projection, num_threads),
                             neighbouring_panels(projection, num_threads))
                : projection->head_columns / mha_panels_of(projection->dtype)->columns;
 }
@@ -128,7 +158,7 @@ typedef struct turned_rows {
     int64_t first_row, rows, columns, stride;
     mha_storage storage;
 } turned_rows;
-enum { TURNED_AT = 64, MOST_TURNED_BYTES = 4 << 20 };
+enum { TURNED_AT = 64, MOST_TURNED_BYTES = 16 << 20 };
 _Static_assert(sizeof(turned_rows) <= TURNED_AT, "what follows begins behind");
 
 /* Rows so far apart fall in the same sets of the first cache, which holds eight of them: those of a
@@ -252,7 +282,7 @@ static mha_status take_turned(projection_job *job, int num_threads, mha_executio
 
 static mha_status plan(const mha_linear_projection *projections, int count, int num_threads,
                        projection_job *job) {
-    *job = (projection_job){.projections = projections, .count = count};
+    *job = (projection_job){.projections = projections, .count = count, .num_threads = num_threads};
     job->kernels = mha_kernels_for(projections[0].dtype);
     size_t most_rounded = 0;
     for (int i = 0; i < count; i++) {
@@ -267,7 +297,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         if (!mha_weight_fits(&p->weight, p->dtype)) {
             return MHA_INVALID_ARGUMENT;
         }
-        if (p->weight.format == NULL) {
+        if (p->weight.format == NULL && !takes_unpacked(p)) {
             MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
         MHA_TRY(rounded_size(p, &rounded));
@@ -277,65 +307,6 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         most_rounded = rounded > most_rounded ? rounded : most_rounded;
     }
     return mha_add_sizes(job->panel_size, most_rounded, &job->scratch_size);
-}
-
-/* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
-enum { MOST_PACKED_BYTES = 64 << 20 };
-
-typedef struct packing_job {
-    const mha_linear_projection *projections; /* as they came */
-    char *packed[MHA_MOST_PROJECTIONS];       /* their panels, or NULL */
-} packing_job;
-
-/* Bytes of the packed weight, 0 where packing it as a whole does not repay. */
-static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
-    size_t packed;
-    *bytes = 0;
-    if (p->weight.format == NULL && p->rows > UNPACKED_ROW_BLOCK) {
-        MHA_TRY(mha_packed_size_of(p->dtype, &p->weight, &packed));
-        *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
-    }
-    return MHA_OK;
-}
-
-/* The projections with their weights packed into the workspace, where that repays. */
-static mha_status with_packed_weights(const mha_linear_projection *projections, int count,
-                                      mha_workspace *workspace, bool *any,
-                                      mha_linear_projection *with_packed, packing_job *job) {
-    *any = false;
-    job->projections = projections;
-    for (int i = 0; i < count; i++) {
-        size_t size;
-        void *piece = NULL;
-        with_packed[i] = projections[i];
-        job->packed[i] = NULL;
-        MHA_TRY(whole_size(&projections[i], &size));
-        if (size == 0) {
-            continue;
-        }
-        MHA_TRY(mha_workspace_take(workspace, size, &piece));
-        *any = true;
-        job->packed[i] = piece;
-        with_packed[i].weight.data = piece;
-        with_packed[i].weight.format = mha_panels_of(projections[i].dtype);
-    }
-    return MHA_OK;
-}
-
-/* Task: one panel of one of the weights. */
-static void pack_task(void *context, int64_t task, mha_worker *worker) {
-    const packing_job *job = context;
-    const mha_linear_projection *p = job->projections;
-    int i = 0;
-    for (; task >= num_panels(&p[i]); i++) {
-        task -= num_panels(&p[i]);
-    }
-    if (job->packed[i] != NULL) {
-        const mha_panel_format *format = mha_panels_of(p[i].dtype);
-        format->pack(&p[i].weight, task * format->columns,
-                     job->packed[i] + mha_panel_offset(p[i].dtype, &p[i].weight, task),
-                     &worker->checkpoint);
-    }
 }
 
 /* The output's element (row, column). */
@@ -391,7 +362,12 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         block.a_storage = p->x_storage;
     }
     turn_rows(job, p, first_row, worker, &block);
-    if (p->weight.format != NULL) {
+    if (takes_unpacked(p)) {
+        block.panel = (const char *)p->weight.data + first_column * p->weight.out_stride;
+        block.panel_stride = p->weight.in_stride / item;
+        block.column_stride = p->weight.out_stride / item;
+        block.unpacked = true;
+    } else if (p->weight.format != NULL) {
         block.panel = (const char *)p->weight.data + mha_panel_offset(p->dtype, &p->weight, panel);
     } else if (reads_in_place(p) && columns_left >= width) {
         block.panel = (const char *)p->weight.data + first_column * weight_item(p);
@@ -422,7 +398,7 @@ static void run_task(void *context, int64_t task, mha_worker *worker) {
     if (first_row >= p->rows) {
         return;
     }
-    const int64_t in_one_go = panels_in_one_go(p), end = (group + 1) * panels;
+    const int64_t in_one_go = panels_in_one_go(p, job->num_threads), end = (group + 1) * panels;
     for (int64_t panel = group * panels; panel < end; panel += in_one_go) {
         project_panels(job, p, panel, mha_smaller(in_one_go, end - panel), first_row, worker);
     }
@@ -452,15 +428,14 @@ static mha_status pack_rows(projection_job *job, int num_threads, mha_execution 
 static mha_status run_steps(const mha_linear_projection *projections, int count,
                             mha_execution *execution) {
     mha_linear_projection with_packed[MHA_MOST_PROJECTIONS] = {{.rows = 0}};
-    packing_job packing;
+    mha_packed_weights weights;
     projection_job job;
-    bool any_packed;
-    MHA_TRY(with_packed_weights(projections, count, &execution->workspace, &any_packed, with_packed,
-                                &packing));
+    MHA_TRY(mha_with_packed_weights(projections, count, UNPACKED_ROW_BLOCK, &execution->workspace,
+                                    with_packed, &weights));
     MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
-    if (any_packed) {
-        MHA_TRY(mha_run_tasks(execution, job.panels, num_threads, pack_task, &packing));
+    if (weights.any) {
+        MHA_TRY(mha_run_tasks(execution, job.panels, num_threads, mha_pack_weight_task, &weights));
     }
     if (projections[0].x_transposed) {
         MHA_TRY(pack_rows(&job, num_threads, execution));

@@ -17,6 +17,9 @@
  * joins its chains by plain additions. Part of the definition of a result's bits, and of its
  * accuracy: docs/kernels.md. */
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
+/* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
+ * side by side, or turned. */
+enum { MHA_ROWS_IN_PLACE = 24, MHA_ROWS_TURNED = 8 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
@@ -192,12 +195,13 @@ typedef struct mha_few_queries_block {
 } mha_few_queries_block;
 
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
- * packed one, zero-padded to full width, or the weight itself where columns fill a panel. a is
- * transposed where it lies as (depth, rows), with a_stride between these. */
+ * packed one, zero-padded to full width, or columns of the weight itself: of any number and
+ * strides, or of halves as many as a panel has, side by side. a is transposed where it lies as
+ * (depth, rows), with a_stride between these. */
 typedef struct mha_matmul_block {
     mha_checkpoint *checkpoint;
-    int64_t rows, depth, columns; /* columns of several panels, of which no row is empty, only where
-                                     the format says in_one_go */
+    int64_t rows, depth, columns; /* packed columns of several panels, of which no row is empty,
+                                     only where the format says in_one_go */
     const void *a;
     int64_t a_stride;
     mha_storage a_storage; /* halves only where it is not transposed */
@@ -205,8 +209,9 @@ typedef struct mha_matmul_block {
     const void *turned; /* a as mha_matmul_kernels.rows.turn made it, or NULL */
     const void *panel;
     mha_storage panel_storage;
-    int64_t panel_stride;
-    const void *bias; /* (columns,) or NULL */
+    bool unpacked;                       /* the panel is the weight as it lies, of any strides */
+    int64_t panel_stride, column_stride; /* column_stride: where it is not packed */
+    const void *bias;                    /* (columns,) or NULL */
     void *c;
     int64_t c_stride;
 } mha_matmul_block;

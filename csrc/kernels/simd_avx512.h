@@ -14,6 +14,7 @@ typedef __m512 vector;
 #define DTYPE float32
 #define LANES 16
 #define PIECE_COLUMNS 4
+#define LINE_COLUMNS 16
 INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }
@@ -37,17 +38,9 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
-    vector fours[4], pairs[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) { /* rows i, i + 4, i + 8, i + 12 side by side */
-        const real *row = rows + i * stride;
-        KEEP_ADDRESS(row);
-        fours[i] = _mm512_castps128_ps512(_mm_loadu_ps(row));
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 8 * stride), 2);
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row + 12 * stride), 3);
-    }
+/* Four columns of 16 rows, where `fours` has rows i, i + 4, i + 8, i + 12 side by side. */
+INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
+    vector pairs[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i += 2) {
         pairs[i] = _mm512_unpacklo_ps(fours[i], fours[i + 1]);
@@ -58,6 +51,38 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
         const __m512d a = _mm512_castps_pd(pairs[i]), b = _mm512_castps_pd(pairs[i + 2]);
         columns[2 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
         columns[2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+}
+INLINE vector v_load_four_rows(const real *row, int64_t stride) { /* row, + 4, + 8, + 12 */
+    vector fours = _mm512_castps128_ps512(_mm_loadu_ps(row));
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(row + 4 * stride), 1);
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(row + 8 * stride), 2);
+    return _mm512_insertf32x4(fours, _mm_loadu_ps(row + 12 * stride), 3);
+}
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector fours[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        fours[i] = v_load_four_rows(row, stride);
+    }
+    v_turn_fours(fours, columns);
+}
+INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
+    vector fours[4][4]; /* of each piece */
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+#pragma GCC unroll 16
+        for (int piece = 0; piece < 4; piece++) {
+            fours[piece][i] = v_load_four_rows(row + piece * PIECE_COLUMNS, stride);
+        }
+    }
+#pragma GCC unroll 16
+    for (int piece = 0; piece < 4; piece++) {
+        v_turn_fours(fours[piece], columns + piece * PIECE_COLUMNS);
     }
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
@@ -96,6 +121,7 @@ typedef __m512d vector;
 #define DTYPE float64
 #define LANES 8
 #define PIECE_COLUMNS 2
+#define LINE_COLUMNS 8
 INLINE vector v_set1(real a) { return _mm512_set1_pd(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_pd(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_pd(p, a); }
@@ -119,19 +145,39 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
 }
+INLINE vector v_load_four_rows(const real *row, int64_t stride) { /* row, + 2, + 4, + 6 */
+    vector fours = _mm512_castpd128_pd512(_mm_loadu_pd(row));
+    fours = _mm512_insertf64x2(fours, _mm_loadu_pd(row + 2 * stride), 1);
+    fours = _mm512_insertf64x2(fours, _mm_loadu_pd(row + 4 * stride), 2);
+    return _mm512_insertf64x2(fours, _mm_loadu_pd(row + 6 * stride), 3);
+}
 INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
     vector pairs[2];
 #pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) { /* rows i, i + 2, i + 4, i + 6 side by side */
+    for (int i = 0; i < 2; i++) {
         const real *row = rows + i * stride;
         KEEP_ADDRESS(row);
-        pairs[i] = _mm512_castpd128_pd512(_mm_loadu_pd(row));
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 2 * stride), 1);
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 4 * stride), 2);
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row + 6 * stride), 3);
+        pairs[i] = v_load_four_rows(row, stride);
     }
     columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
+}
+INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
+    vector pairs[4][2]; /* of each piece */
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+#pragma GCC unroll 16
+        for (int piece = 0; piece < 4; piece++) {
+            pairs[piece][i] = v_load_four_rows(row + piece * PIECE_COLUMNS, stride);
+        }
+    }
+#pragma GCC unroll 16
+    for (int piece = 0; piece < 4; piece++) {
+        columns[2 * piece] = _mm512_unpacklo_pd(pairs[piece][0], pairs[piece][1]);
+        columns[2 * piece + 1] = _mm512_unpackhi_pd(pairs[piece][0], pairs[piece][1]);
+    }
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p);

@@ -1,0 +1,55 @@
+/* Weights that many blocks of rows read are packed as a whole before, unless they are huge. */
+#include "packed_weights.h"
+
+#include "matmul.h"
+
+enum { MOST_PACKED_BYTES = 64 << 20 };
+
+/* Bytes of the packed weight, 0 where packing it as a whole does not repay. */
+static mha_status whole_size(const mha_linear_projection *p, int64_t most_unpacked_rows,
+                             size_t *bytes) {
+    size_t packed;
+    *bytes = 0;
+    if (p->weight.format == NULL && p->rows > most_unpacked_rows) {
+        MHA_TRY(mha_packed_size_of(p->dtype, &p->weight, &packed));
+        *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_with_packed_weights(const mha_linear_projection *projections, int count,
+                                   int64_t most_unpacked_rows, mha_workspace *workspace,
+                                   mha_linear_projection *with_packed,
+                                   mha_packed_weights *weights) {
+    *weights = (mha_packed_weights){.projections = projections};
+    for (int i = 0; i < count; i++) {
+        size_t size;
+        void *piece = NULL;
+        with_packed[i] = projections[i];
+        MHA_TRY(whole_size(&projections[i], most_unpacked_rows, &size));
+        if (size == 0) {
+            continue;
+        }
+        MHA_TRY(mha_workspace_take(workspace, size, &piece));
+        weights->any = true;
+        weights->packed[i] = piece;
+        with_packed[i].weight.data = piece;
+        with_packed[i].weight.format = mha_panels_of(projections[i].dtype);
+    }
+    return MHA_OK;
+}
+
+void mha_pack_weight_task(void *context, int64_t task, mha_worker *worker) {
+    const mha_packed_weights *weights = context;
+    const mha_linear_projection *p = weights->projections;
+    const mha_panel_format *format = mha_panels_of(p->dtype);
+    int i = 0;
+    for (; task >= mha_panel_count(format, p[i].weight.out); i++) {
+        task -= mha_panel_count(format, p[i].weight.out);
+    }
+    if (weights->packed[i] != NULL) {
+        format->pack(&p[i].weight, task * format->columns,
+                     weights->packed[i] + mha_panel_offset(p[i].dtype, &p[i].weight, task),
+                     &worker->checkpoint);
+    }
+}

@@ -1,0 +1,24 @@
+/* Weights that many blocks of rows read: packed as a whole before, unless they are huge. */
+#ifndef MHA_PACKED_WEIGHTS_H
+#define MHA_PACKED_WEIGHTS_H
+
+#include "../threads/pool.h"
+#include "mha/attention.h"
+
+typedef struct mha_packed_weights {
+    const mha_linear_projection *projections; /* as they came */
+    char *packed[MHA_MOST_PROJECTIONS];       /* their panels, or NULL */
+    bool any;
+} mha_packed_weights;
+
+/* The projections with their weights to be packed into the workspace, where they have more than so
+ * many rows. */
+mha_status mha_with_packed_weights(const mha_linear_projection *projections, int count,
+                                   int64_t most_unpacked_rows, mha_workspace *workspace,
+                                   mha_linear_projection *with_packed,
+                                   mha_packed_weights *weights) MHA_MUST_CHECK;
+
+/* Task of the mha_packed_weights that `context` is: one panel of one of the weights. */
+void mha_pack_weight_task(void *context, int64_t task, mha_worker *worker);
+
+#endif

@@ -8,7 +8,7 @@
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
 # make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels,
-#             bench-reshaping, bench-training
+#             bench-linear, bench-reshaping, bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -42,7 +42,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 .PHONY: help run view train docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
-	bench-reshaping bench-training format clean check-prerequisites check-windows
+	bench-linear bench-reshaping bench-training format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -263,6 +263,9 @@ bench-accuracy: $(VENV)/.test
 
 bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_shares.py --write
+
+bench-linear: $(VENV)/.test
+	$(BIN)/python benchmarks/linear.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -14,11 +14,12 @@ class Work:
     """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width,
     heads), a step of training the language model of the examples (batch, length, width, heads,
     blocks), or a token through the layers of a decoder, the last of so many positions (batch,
-    positions, width, heads, layers); its options, and the least ratios wanted: peer name -> peer's
-    time / ours. The name "best" stands for the fastest of all peers but NumPy."""
+    positions, width, heads, layers), or one projection (rows, in, out); its options, and the least
+    ratios wanted: peer name -> peer's time / ours. The name "best" stands for the fastest of all
+    peers but NumPy."""
 
     name: str
-    kind: str  # "attention", "layer", "model" or "decoder"
+    kind: str  # "attention", "layer", "model", "decoder" or "linear"
     shape: tuple
     wanted: dict
     dtype: str = "float32"
@@ -27,6 +28,7 @@ class Work:
     bias: bool = False  # (1, heads, query_len, key_len)
     kv_heads: int = 0  # 0: as many as heads
     weights: bool = False  # returned too
+    transposed: bool = False  # a projection's weight lies as (out, in), as PyTorch stores it
     key_len: int = 0  # of a layer: 0 is self-attention
     gradients: bool = False  # forward and backward, all gradients
     dropout: float = 0.0
@@ -78,6 +80,12 @@ class Work:
 
         def normal(*shape):
             return random.standard_normal(shape).astype(self.dtype)
+
+        if self.kind == "linear":
+            rows, width, out = self.shape
+            weight = normal(out, width).T if self.transposed else normal(width, out)
+            arrays = {"x": normal(rows, width), "weight": weight}
+            return arrays | ({"grad_output": normal(rows, out)} if self.gradients else {})
 
         if self.kind == "decoder":
             batch, positions, width, heads, layers = self.shape

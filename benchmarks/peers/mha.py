@@ -13,6 +13,12 @@ def prepare(work, arrays, threads):
         return {"": training_of(work).step}
     if work.kind == "decoder":
         return {"": decoder(work, arrays)}
+    if work.kind == "linear":
+        x, weight = arrays["x"], arrays["weight"]
+        if work.gradients:  # the way back alone
+            _, pullback = mha.linear_vjp(x, weight, wrt=["x", "weight"])
+            return {"": lambda: pullback(arrays["grad_output"])[:2]}
+        return {"": lambda: mha.linear(x, weight)}
     if work.kind == "layer":
         width, heads = work.shape[2:]
         layer = mha.MultiHeadAttention(width, heads, use_bias=False, dtype=np.dtype(work.dtype))

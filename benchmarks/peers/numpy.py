@@ -35,6 +35,9 @@ def prepare(work, arrays, threads):
         return {"": lambda: attend(**arrays, causal=work.causal)}
     if work.kind == "decoder":
         return {"": decoder(work, arrays)}
+    if work.kind == "linear":
+        x, weight, grad = (arrays.get(name) for name in ("x", "weight", "grad_output"))
+        return {"": (lambda: x @ weight) if grad is None else lambda: (grad @ weight.T, x.T @ grad)}
     heads = work.shape[3]
     x, memory = arrays["x"], arrays.get("memory", arrays["x"])
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.half_precision import rounded
 from mha.one_go import Step
+from mha.pieces import FEW, PIECE, copied, copy_into, pieces
 
 Array = NDArray[Any]
 
@@ -43,6 +47,11 @@ def first_needed(length: int, window: int | None) -> int:
     return 0 if window is None else max(0, length - window + 1)
 
 
+def least_length(state: CacheState, window: int | None) -> int:
+    """The shortest that a sequence may become: the window of its next query begins at start."""
+    return 0 if window is None or state.start == 0 else state.start + window - 1
+
+
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Zeros: what was in that memory before must not show."""
     try:
@@ -57,48 +66,93 @@ def read_only(array: Array) -> Array:
     return array
 
 
-def copied(state: CacheState, sequences: list[int] | None, columns: int) -> CacheState:
+def resized(state: CacheState, sequences: list[int] | None, columns: int) -> CacheState:
     """These sequences, or all, in new arrays of so many columns."""
     lengths = state.lengths if sequences is None else read_only(state.lengths[sequences])
     shortest, longest = int(lengths.min()), int(lengths.max())
-    held = longest - state.start
     arrays = []
     for array in (state.key, state.value):
-        seen = array[:, :, state.first:state.first + held]
+        seen = array[:, :, state.first:]
         new = zeros((len(lengths), array.shape[1], columns, array.shape[3]), array.dtype)
-        if sequences is None:
-            new[:, :, :held] = seen
-        else:
-            for to, sequence in enumerate(sequences):
-                new[to, :, :held] = seen[sequence]
+        if sequences is None and shortest == longest:
+            rows = slice(longest - state.start)
+            copy_into(new[:, :, rows], seen[:, :, rows])
+        else:  # each up to its end: behind it may stand what a call in progress has written
+            for to, (of, length) in enumerate(zip(sequences or range(len(lengths)), lengths)):
+                rows = slice(length - state.start)
+                copy_into(new[to, :, rows], seen[of, :, rows])
         arrays.append(new)
     return CacheState(arrays[0], arrays[1], lengths, shortest, longest, state.start, 0)
 
 
-def write_ragged(state: CacheState, key: Array, value: Array, counts: Array | None,
-                 left: bool) -> None:
-    """Each sequence's rows behind its own length: all n, or the first or, where left, the last
-    counts (batch,) of them."""
-    batch, n = key.shape[0], key.shape[2]
-    column = (state.lengths + (state.first - state.start))[:, None] + np.arange(n)  # (batch, n)
-    if counts is None:
-        of = np.arange(batch)[:, None]
-        state.key[of, :, column] = key.swapaxes(1, 2)
-        state.value[of, :, column] = value.swapaxes(1, 2)
-        return
-    padding = n - counts if left else np.zeros_like(counts)
-    behind = np.arange(n) - padding[:, None]  # (batch, n): which of the sequence's rows it is
-    of, row = np.nonzero((behind >= 0) & (behind < counts[:, None]))
-    column = column[of, row] - padding[of]
-    state.key[of, :, column] = key[of, :, row]
-    state.value[of, :, column] = value[of, :, row]
+# (array, where, numbers): what array[where] becomes.
+Write = tuple[Any, Any, Array]
 
 
-def clearing(state: CacheState, lengths: Array) -> list[Step]:
-    """Zeros behind these lengths, which views up to longer sequences' ends would show."""
-    before = state.start - state.first
-    columns = [slice(new - before, old - before)
-               for old, new in zip(state.lengths.tolist(), lengths.tolist())]
-    return [(np.ndarray.__setitem__, array, (sequence, slice(None), behind), 0)
+def writing(state: CacheState, key: Array, value: Array, counts: Array | None,
+            left: bool) -> Iterator[Write]:
+    """What puts each sequence's rows behind its own length: all n, or the first or, where left, the
+    last counts (batch,) of them. Rounded as they are stored, a piece at a time."""
+    pairs, n = ((state.key, key), (state.value, value)), key.shape[2]
+    is_one_piece = key.size + value.size <= FEW
+    if counts is None and state.shortest == state.longest:
+        begin = state.first + state.longest - state.start
+        behind = slice(None), slice(None), slice(begin, begin + n)
+        for array, numbers in pairs:
+            if is_one_piece:
+                yield array, behind, rounded(numbers, array.dtype)
+            else:
+                yield from _in_pieces(array[behind], numbers)
+    elif counts is None and is_one_piece:
+        of = np.arange(len(state.lengths))[:, None]
+        column = (state.lengths + (state.first - state.start))[:, None] + np.arange(n)
+        for array, numbers in pairs:
+            yield array, (of, slice(None), column), rounded(numbers, array.dtype).swapaxes(1, 2)
+    else:
+        of, row, column = _places(state, n, counts, left)
+        for array, numbers in pairs:
+            yield from _rows_in_pieces(array, numbers, of, row, column)
+
+
+def _in_pieces(rows: Array, numbers: Array) -> Iterator[Write]:
+    numbers = _apart(numbers, rows)
+    for piece in pieces(rows, numbers.itemsize):
+        yield rows, piece, rounded(numbers[piece], rows.dtype)
+
+
+def _places(state: CacheState, n: int, counts: Array | None,
+            left: bool) -> tuple[Array, Array, Array]:
+    """Of which sequence each real row is, which of its n rows, and the column that it goes to."""
+    lengths = np.full(len(state.lengths), n) if counts is None else counts
+    padding = n - lengths if left else np.zeros_like(lengths)
+    behind = np.arange(n) - padding[:, None]  # (batch, n): which of the sequence's real rows
+    of, row = np.nonzero((behind >= 0) & (behind < lengths[:, None]))
+    return of, row, (state.lengths + (state.first - state.start) - padding)[of] + row
+
+
+def _rows_in_pieces(array: Array, numbers: Array, of: Array, row: Array,
+                    column: Array) -> Iterator[Write]:
+    _, heads, _, width = array.shape
+    numbers = _apart(numbers, array)
+    step = max(1, PIECE // (heads * width * max(array.itemsize, numbers.itemsize)))
+    for i in range(0, len(of), step):
+        some = slice(i, i + step)
+        yield (array, (of[some], slice(None), column[some]),
+               rounded(numbers[of[some], :, row[some]], array.dtype))
+
+
+def _apart(numbers: Array, array: Array) -> Array:
+    """The numbers, or a copy where a write into the array might change those of a later piece."""
+    return copied(numbers) if np.may_share_memory(numbers, array) else numbers
+
+
+def clearing(state: CacheState, after: CacheState) -> list[Step]:
+    """Zeros behind the rows of after, up to those of state: views up to longer sequences' ends
+    would show them. None where after has other arrays."""
+    if after.key is not state.key:
+        return []
+    ends, old_ends = ((of.lengths + (of.first - of.start)).tolist() for of in (after, state))
+    columns = [*map(slice, ends, old_ends)]
+    return [(operator.setitem, array, (sequence, slice(None), behind), 0)
             for array in (state.key, state.value) for sequence, behind in enumerate(columns)
             if behind.start < behind.stop]

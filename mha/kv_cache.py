@@ -2,11 +2,14 @@
 
 What a cache holds at one moment is one value (`CacheState`), put in place by one assignment. Rows
 are first written behind the lengths of that value, where nothing is read, so that whatever fails,
-or is interrupted, before the assignment leaves the cache as it was.
+or is interrupted, before the assignment leaves the cache as it was. A signal handler may call a
+method in the middle of another one. Then the first to finish has changed the cache, and the other
+one raises: before each write it looks whether the value is still the one that it began with.
 """
 
 from __future__ import annotations
 
+from operator import setitem
 from typing import Any, Never, Self
 
 import numpy as np
@@ -23,24 +26,25 @@ from mha.cache_state import (
     BLOCK,
     CacheState,
     clearing,
-    copied,
     first_needed,
+    least_length,
     most_columns,
     read_only,
-    write_ragged,
+    resized,
+    writing,
     zeros,
 )
 from mha.half_precision import (
     RAW_BFLOAT16,
     check_beside,
     is_bfloat16,
-    rounded,
     shown,
     shown_dtype,
     stored_dtype,
 )
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.one_go import assign, one_go, take
+from mha.one_go import Step, assign, one_go, take
+from mha.pieces import converted
 
 __all__ = ["KVCache"]
 
@@ -62,8 +66,9 @@ class KVCache:
         In which keys and values are stored; what is appended is rounded once. "bfloat16" needs
         ml_dtypes only where key and value are looked at.
     window : int, optional
-        Keeps what attention with window=(window - 1, 0) needs: whole blocks of 128 positions that
-        no sequence needs any more are dropped after a call. Holds fewer than 2 * max(window, 128)
+        Keeps what attention with window=(window - 1, 0) needs, also after `truncate` back to the
+        lengths before the last append or layer's call. The next one first drops whole blocks of
+        128 positions that no sequence needs any more. Holds fewer than 2 * max(window, 128)
         positions, plus the spread of the lengths and what one call appends.
 
     Attributes
@@ -92,7 +97,7 @@ class KVCache:
     (array([5, 3]), (2, 8, 5, 64))
     """
 
-    __slots__ = ("_state", "_window")
+    __slots__ = ("__weakref__", "_state", "_window")
 
     _state: CacheState
     _window: int | None
@@ -186,13 +191,15 @@ class KVCache:
         """Put key (batch, kv_heads, n, head_dim) and value behind what is there.
 
         lengths (batch,), or one int for all, says how many of the n positions are real, the first
-        ones; the others are not stored. A window's cache drops what these positions do not need;
-        what they need themselves, it drops with the next ones.
+        ones; the others are not stored. A cache with a window first drops what these positions
+        do not need; what they need stays until the next ones come, so that `truncate` may take
+        them back.
 
         Raises
         ------
         ValueError: shapes that do not fit, lengths outside [0, n]. TypeError: arrays that are not
-        numbers. MemoryError: no room for more. The cache is as it was then.
+        numbers. MemoryError: no room for more. The cache is as it was then. RuntimeError: a signal
+        handler changed the cache meanwhile, which is as the handler left it.
 
         Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4.
 
@@ -204,10 +211,10 @@ class KVCache:
         if unknown:
             raise unknown_keyword(KVCache.append, unknown)
         keys, values = as_array(key, "key"), as_array(value, "value")
-        state = self._state
+        before, after = self._state, None
         of_bfloat16 = is_bfloat16(keys.dtype) or is_bfloat16(values.dtype)
         n = keys.shape[2] if keys.ndim == 4 else -1
-        for array, like, name in ((keys, state.key, "key"), (values, state.value, "value")):
+        for array, like, name in ((keys, before.key, "key"), (values, before.value, "value")):
             check_beside(array, like.dtype, name)
             if of_bfloat16:
                 check_beside(array, RAW_BFLOAT16, name)
@@ -216,9 +223,9 @@ class KVCache:
                 length = "n" if name == "key" else n
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" ({heads[0]}, {heads[1]}, {length}, {columns})")
-        counts, before, after = checked_lengths(lengths, self.batch, n), self._state, None
+        counts = checked_lengths(lengths, before.key.shape[0], n)
         try:
-            after = self._appended(keys, values, counts)
+            after = self._appended(before, keys, values, counts)
             self._put(after, before)
         except BaseException:
             self._take_back(after)
@@ -243,18 +250,20 @@ class KVCache:
         """
         if unknown:
             raise unknown_keyword(KVCache.truncate, unknown)
-        old = self._state
-        new = as_lengths(lengths, old.lengths.size)
-        if (new < 0).any() or (new > old.lengths).any():
+        before = self._state
+        new = as_lengths(lengths, before.lengths.size)
+        if (new < 0).any() or (new > before.lengths).any():
             raise ValueError(f"lengths: got {new.tolist()}, wanted lengths from 0 to those that are"
-                             f" there, {old.lengths.tolist()}")
-        if old.start > first_needed(int(new.min()), self._window):
-            raise ValueError(f"lengths: got {new.tolist()}, wanted lengths whose window of"
-                             f" {self._window} begins at {old.start} or later: what was before is"
-                             " dropped")
-        state = old._replace(lengths=read_only(new), shortest=int(new.min()),
-                             longest=int(new.max()))
-        take(one_go((assign, self, "_state", state), *clearing(old, new)))
+                             f" there, {before.lengths.tolist()}")
+        shortest, longest = int(new.min()), int(new.max())
+        if before.start > first_needed(shortest, self._window):
+            least = least_length(before, self._window)
+            raise ValueError(f"lengths: got {new.tolist()}, wanted at least {least}: what stood"
+                             f" before {before.start} is dropped, and a window of {self._window}"
+                             " needs it. A cache goes back over its last call; to go back farther"
+                             " keep a copy.copy() of it from before")
+        after = before._replace(lengths=read_only(new), shortest=shortest, longest=longest)
+        self._put_and_clear(after, before)
 
     @names_its_keywords
     def select(self, indices: ArrayLike, **unknown: Never) -> None:
@@ -278,14 +287,15 @@ class KVCache:
         """
         if unknown:
             raise unknown_keyword(KVCache.select, unknown)
-        chosen, batch = as_int_array(indices, "indices"), self.batch
+        before = self._state
+        chosen, (batch, _, columns, _) = as_int_array(indices, "indices"), before.key.shape
         if chosen.ndim != 1 or not chosen.size:
             raise ValueError(f"indices: got shape {chosen.shape}, wanted one index or more in a"
                              " row")
         if (chosen < 0).any() or (chosen >= batch).any():
             raise ValueError(f"indices: got {chosen.tolist()}, wanted indices into {batch}"
                              " sequences")
-        self._state = copied(self._state, chosen.tolist(), self.capacity)
+        self._put(resized(before, chosen.tolist(), columns), before)
 
     def reset(self) -> None:
         """Forget all positions; the memory stays reserved.
@@ -295,22 +305,18 @@ class KVCache:
         >>> cache.lengths, cache.capacity
         (array([0, 0]), 100)
         """
-        old = self._state
-        none = read_only(np.zeros_like(old.lengths))
-        state = old._replace(lengths=none, shortest=0, longest=0, start=0, first=0)
-        columns = slice(old.first + old.longest - old.start)
-        take(one_go((assign, self, "_state", state),
-                    *((np.ndarray.__setitem__, array, (slice(None), slice(None), columns), 0)
-                      for array in (old.key, old.value))))
+        before = self._state
+        after = before._replace(lengths=read_only(np.zeros_like(before.lengths)), shortest=0,
+                                longest=0, start=0, first=0)
+        self._put_and_clear(after, before)
 
-    def _appended(self, key: Array, value: Array, counts: Array | None,
+    def _appended(self, before: CacheState, key: Array, value: Array, counts: Array | None,
                   left: bool = False) -> CacheState:
-        """The state with key (batch, kv_heads, n, head_dim) and value behind what is there, and
-        without what these rows do not need, for `_put` once all has succeeded, or `_take_back`.
-        counts (batch,): of sequence b the first counts[b] rows are real, or, where left, the last
-        ones; None: all n."""
-        state, n = self._without_unneeded(self._state), key.shape[2]
-        key, value = rounded(key, state.key.dtype), rounded(value, state.value.dtype)
+        """The state with key (batch, kv_heads, n, head_dim) and value behind those of the one
+        before, and without what these rows do not need, for `_put` once all has succeeded, or
+        `_take_back`. counts (batch,): of sequence b the first counts[b] rows are real, or, where
+        left, the last ones; None: all n."""
+        state, n = self._without_unneeded(before), key.shape[2]
         lengths = read_only(state.lengths + (n if counts is None else counts))
         if counts is None:
             shortest, longest = state.shortest + n, state.longest + n
@@ -320,21 +326,35 @@ class KVCache:
         after = CacheState(state.key, state.value, lengths, shortest, longest, state.start,
                            state.first)
         try:
-            if counts is None and state.shortest == state.longest:
-                begin = state.first + state.longest - state.start
-                state.key[:, :, begin:begin + n] = key
-                state.value[:, :, begin:begin + n] = value
-            else:
-                write_ragged(state, key, value, counts, left)
+            for array, where, numbers in writing(state, key, value, counts, left):
+                # The look and the write are one line, between whose parts no signal handler runs.
+                if not (self._state is before and setitem(array, where, numbers) is None):
+                    raise _changed_meanwhile()
         except BaseException:
             self._take_back(after)
             raise
         return after
 
+    def _put(self, after: CacheState, before: CacheState) -> None:
+        """Let this be the state that comes after the one before."""
+        if not (self._state is before and assign(self, "_state", after) is None):
+            raise _changed_meanwhile()
+
+    def _put_and_clear(self, after: CacheState, before: CacheState) -> None:
+        """The same, with zeros behind the rows of the state after, in one go."""
+        if not self._cleared(before, (assign, self, "_state", after), *clearing(before, after)):
+            raise _changed_meanwhile()
+
+    def _cleared(self, before: CacheState, *steps: Step) -> bool:
+        """Take these steps if the state is the one before; whether it was."""
+        ready = one_go(*steps)
+        return self._state is before and take(ready) is not None
+
     def _take_back(self, after: CacheState | None) -> None:
         """Zeros again for the rows of a call that failed, which views of longer sequences show."""
-        if after is not None:
-            take(one_go(*clearing(after, self._state.lengths)))
+        while after is not None:
+            now = self._state
+            after = None if self._cleared(now, *clearing(after, now)) else after
 
     def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
         """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
@@ -342,18 +362,11 @@ class KVCache:
         columns, needed = state.key.shape[2], longest - state.start
         fits = state.first + needed <= columns
         if self._window is None:
-            return state if fits else copied(state, None, max(needed, 2 * columns))
+            return state if fits else resized(state, None, max(needed, 2 * columns))
         most = most_columns(self._window)
         if fits and columns <= most + ragged:
             return state
-        return copied(state, None, max(needed, min(2 * columns, most)))
-
-    def _put(self, after: CacheState, before: CacheState) -> None:
-        """Let this be the state that comes after the one before."""
-        if self._state is not before:
-            raise RuntimeError("cache: got changed by one call in the midst of another, wanted one"
-                               " call at a time")
-        self._state = after
+        return resized(state, None, max(needed, min(2 * columns, most)))
 
     def _without_unneeded(self, state: CacheState) -> CacheState:
         """Without the blocks that no sequence's next row needs."""
@@ -364,8 +377,9 @@ class KVCache:
         return state._replace(start=state.start + dropped, first=state.first + dropped)
 
     def __copy__(self) -> Self:
-        other = self.__class__.__new__(self.__class__)
-        other._state, other._window = copied(self._state, None, self.capacity), self._window
+        other, state = self.__class__.__new__(self.__class__), self._state
+        other._state, other._window = resized(state, None, state.key.shape[2]), self._window
+        self._put(state, state)  # a RuntimeError where it was changed while it was copied
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -374,9 +388,10 @@ class KVCache:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._state
-        key, value = state.held()
-        return {"key": key.copy(), "value": value.copy(), "lengths": state.lengths.copy(),
-                "start": state.start, "capacity": self.capacity, "window": self._window}
+        key, value = resized(state, None, state.longest - state.start).held()
+        self._put(state, state)
+        return {"key": key, "value": value, "lengths": state.lengths.copy(),
+                "start": state.start, "capacity": state.key.shape[2], "window": self._window}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Of what `__getstate__` gave; all else is a ValueError."""
@@ -411,6 +426,11 @@ class Memory(KVCache):
         raise ValueError("cache: got an append to a memory, wanted a new_cache()")
 
 
+def _changed_meanwhile() -> RuntimeError:
+    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
+                        " a time")
+
+
 def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: int,
                window: int | None) -> tuple[CacheState, int | None]:
     """The state of these, which must fit together, and the window."""
@@ -424,6 +444,6 @@ def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: i
     start, columns = as_size(start, "start", least=0), as_size(capacity, "capacity", least=held)
     if start % BLOCK or start > first_needed(shortest, window) or longest - start != held:
         raise ValueError("wanted lengths of the positions that are held")
-    whole = CacheState(key, value, read_only(known), shortest, longest, start, 0)
-    return copied(whole._replace(key=key.astype(stored), value=value.astype(stored)),
-                   None, columns), empty.window
+    whole = CacheState(converted(key, stored), converted(value, stored), read_only(known),
+                       shortest, longest, start, 0)
+    return resized(whole, None, columns), empty.window

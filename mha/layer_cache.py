@@ -76,7 +76,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
         if not is_memory:
             key_heads = by_head(state, "k", _core.linear(x, W_k, b_k), positions)
             value_heads = by_head(state, "v", _core.linear(x, W_v, b_v))
-            after = cache._appended(key_heads, value_heads, counts, left)
+            after = cache._appended(before, key_heads, value_heads, counts, left)
         seen = before if after is None else after
         placed = _placed(options, seen, first, real, is_memory)
         results = _attended(state, query_heads, seen, placed, head_gate, return_weights,
@@ -86,8 +86,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
         if given.ndim == 2:
             results = [result[0] for result in results]
         result = tuple(results) if len(results) > 1 else results[0]
-        if after is not None:  # Ctrl-C comes before this, or behind the call
-            cache._put(cache._without_unneeded(after), before)
+        cache._put(seen, before)  # Ctrl-C comes before this, or behind the call
     except BaseException:
         cache._take_back(after)
         raise
@@ -112,7 +111,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
     key_heads = by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
     value_heads = by_head(state, "v", _core.linear(values, W_v, b_v))
-    memory._state = memory._appended(key_heads, value_heads, counts)
+    memory._state = memory._appended(memory._state, key_heads, value_heads, counts)
     return memory
 
 

@@ -27,10 +27,11 @@ class Interrupted:
         return self
 
 
-def at_every(step, function, interrupt, make, files=LAYER_FILES, passed_over=lambda frame: False):
+def at_every(step, function, interrupt, make, files=LAYER_FILES, passed_over=lambda frame: False,
+             first=0, every=1):
     """Yields (made, function(made)) for what make() made, with interrupt(made) at the first step,
-    at the second and so on."""
-    for position in itertools.count():
+    at the second and so on; or at fewer of them."""
+    for position in itertools.count(first, every):
         made = make()
         trace = Interrupted(step, position, functools.partial(interrupt, made), files, passed_over)
         before = sys.gettrace()

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ STEPS = st.lists(st.tuples(
        capacity=st.sampled_from([0, 5, 400]), batch=st.integers(1, 3))
 def test_any_sequence_of_changes(steps, window, capacity, batch):
     cache, wanted = new_cache(batch, capacity=capacity, window=window), Concatenated(batch)
+    last = np.zeros(batch, int)  # the lengths before the last append
     for name, n, seed in steps:
         rng = np.random.default_rng(seed)
         lengths = np.array(wanted.lengths())
@@ -87,6 +89,7 @@ def test_any_sequence_of_changes(steps, window, capacity, batch):
             key, value = rows_of(rng, len(lengths), n)
             counts = rng.integers(0, n + 1, len(lengths)) if name == "ragged" else None
             key.flags.writeable = False
+            last = lengths
             cache.append(key, value, counts)
             wanted.append(key, value, np.full(len(lengths), n) if counts is None else counts)
             spread = np.ptp(wanted.lengths())
@@ -96,6 +99,7 @@ def test_any_sequence_of_changes(steps, window, capacity, batch):
         elif name == "truncate":
             shorter = np.maximum(lengths - rng.integers(0, n + 1, len(lengths)), 0)
             if cache.start > max(0, shorter.min() - (window or 0) + 1):
+                assert (shorter < last).any()
                 before = contents(cache)
                 with pytest.raises(ValueError, match="dropped"):
                     cache.truncate(shorter)
@@ -103,13 +107,15 @@ def test_any_sequence_of_changes(steps, window, capacity, batch):
                 continue
             cache.truncate(shorter)
             wanted.truncate(shorter)
+            last = np.minimum(last, shorter)
         elif name == "select":
             indices = rng.integers(0, len(lengths), rng.integers(1, 4))
             cache.select(indices)
             wanted.select(indices)
+            last = last[indices]
         else:
             cache.reset()
-            wanted = Concatenated(len(lengths))
+            wanted, last = Concatenated(len(lengths)), np.zeros_like(lengths)
         assert_same(cache, wanted)
     assert_same(pickle.loads(pickle.dumps(cache)), wanted)
     assert_same(copy.copy(cache), wanted)
@@ -228,6 +234,17 @@ def test_attention_reads_it_where_it_is():
             *(array[i:i + 1].astype(float) for array in (query, key[:, :, :length],
                                                          value[:, :, :length])))
         assert np.abs(got[i] - wanted[0]).max() < 2e-6
+
+
+def test_a_cache_can_be_referred_to_weakly():
+    layer = mha.MultiHeadAttention(6, 2)
+    for make in (new_cache, lambda: layer.new_cache(1), lambda: layer.new_memory(np.ones((2, 6))),
+                 lambda: mha.MultiHeadAttention(6, 2)):
+        whole = make()
+        reference, dictionary = weakref.ref(whole), weakref.WeakKeyDictionary({whole: 1})
+        assert reference() is whole and dictionary[whole] == 1
+        del whole
+        assert reference() is None and not dictionary
 
 
 def test_copies_are_apart():

@@ -35,7 +35,7 @@ def option_cases(rng, batch, heads, query_len, key_len):
     key_len)."""
     scores = (*batch, heads, query_len, key_len)
     bias = rng.standard_normal(scores)
-    blocking = np.where(rng.random(scores[1:]) < 0.2, -np.inf, bias[0])
+    blocking = np.where(rng.random(scores[1:]) < 0.2, -np.inf, bias[:1].sum(axis=0))
     return {
         "mask": [rng.random(scores) < 0.6, rng.random((query_len, key_len)) < 0.1,
                  rng.random((*batch, 1, 1, key_len)) < 0.7, np.zeros((1, 1), bool)],

@@ -7,12 +7,21 @@
 
 #include "run.h"
 
-bool mha_bias_is_shared(const mha_tensor *bias, int batch_axes, int64_t chunks) {
-    if (chunks > 1 && mha_stride(bias, 2) == 0 && mha_stride(bias, 1) == 0) {
+bool mha_wants_bias(const mha_gradient_job *job) {
+    const mha_tensor *bias = &job->gradients->grad_bias;
+    return bias->data != NULL && !mha_is_empty(bias->shape, bias->axes);
+}
+
+bool mha_bias_is_shared(const mha_gradient_job *job) {
+    const mha_tensor *bias = &job->gradients->grad_bias;
+    if (!mha_wants_bias(job)) {
+        return false;
+    }
+    if (job->chunks > 1 && mha_is_shared(bias, 2) && mha_is_shared(bias, 1)) {
         return true;
     }
-    for (int axis = 0; axis <= batch_axes; axis++) {
-        if (bias->strides[axis] == 0 && bias->shape[axis] > 1) {
+    for (int axis = 0; axis <= job->attention->batch_axes; axis++) {
+        if (bias->shape[axis] > 1 && mha_is_shared(bias, bias->axes - axis)) {
             return true;
         }
     }
@@ -23,9 +32,11 @@ void mha_want_bias(const mha_gradient_job *job, int64_t batch, int64_t head, int
                    mha_attention_backward_block *block) {
     const mha_tensor *bias = &job->gradients->grad_bias;
     const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    block->grad_bias =
-        mha_gradient_rows(job, bias, batch, head, first_query, &block->grad_bias_query_stride);
-    block->grad_bias_key_stride = block->grad_bias == NULL ? 0 : mha_stride(bias, 1) / item;
+    if (mha_wants_bias(job)) {
+        block->grad_bias =
+            mha_gradient_rows(job, bias, batch, head, first_query, &block->grad_bias_query_stride);
+        block->grad_bias_key_stride = mha_stride(bias, 1) / item;
+    }
 }
 
 /* Queries and keys of a head. */
@@ -39,14 +50,13 @@ static void clear_area(const mha_gradient_job *job, int64_t batch, int64_t head,
                        mha_worker *worker) {
     const mha_tensor *bias = &job->gradients->grad_bias;
     const size_t item = mha_dtype_size(job->attention->dtype);
-    if (bias->data == NULL || mha_extent(bias, 1) == 0) {
-        return; /* without scores the array may be empty */
+    if (!mha_wants_bias(job)) {
+        return;
     }
-    const int64_t end_query = mha_stride(bias, 2) == 0
-                                  ? mha_smaller(area.first_query + 1, area.end_query)
-                                  : area.end_query;
+    const int64_t end_query =
+        mha_is_shared(bias, 2) ? mha_smaller(area.first_query + 1, area.end_query) : area.end_query;
     const int64_t end_key =
-        mha_stride(bias, 1) == 0 ? mha_smaller(area.first_key + 1, area.end_key) : area.end_key;
+        mha_is_shared(bias, 1) ? mha_smaller(area.first_key + 1, area.end_key) : area.end_key;
     for (int64_t query = area.first_query; query < end_query; query++) {
         char *row = mha_at_row(bias, job->attention->batch_axes, batch, head, query);
         for (int64_t key = area.first_key; key < end_key; key++) {
@@ -69,9 +79,9 @@ static int64_t bias_keys_of(const mha_gradient_job *job) {
     const int64_t key_len = mha_extent(&job->attention->key, 2);
     const double queries =
         (double)job->batch * (double)job->heads * (double)mha_extent(&job->attention->query, 2);
-    return mha_stride(&job->gradients->grad_bias, 1) == 0
+    return mha_is_shared(&job->gradients->grad_bias, 1)
                ? key_len
-               : mha_keys_of_a_task(job->attention, queries, key_len > 0 ? key_len : 1);
+               : mha_keys_of_a_task(job->attention, queries, key_len);
 }
 
 typedef struct bias_pass {
@@ -82,9 +92,8 @@ typedef struct bias_pass {
 static int64_t count_bias_tasks(const bias_pass *pass) {
     const mha_gradient_job *job = pass->job;
     const int64_t key_len = mha_extent(&job->attention->key, 2);
-    return mha_stride(&job->gradients->grad_bias, 2) != 0 || job->query_blocks == 0
-               ? job->query_blocks
-               : mha_divide_up(key_len, pass->keys > 0 ? pass->keys : 1);
+    return !mha_is_shared(&job->gradients->grad_bias, 2) ? job->query_blocks
+                                                         : mha_divide_up(key_len, pass->keys);
 }
 
 /* Task: the gradient of a bias that heads or batch items share, for one block of queries, or where
@@ -94,7 +103,7 @@ static void differentiate_bias(void *context, int64_t task, mha_worker *worker) 
     const mha_gradient_job *job = pass->job;
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t key_len = mha_extent(&job->attention->key, 2);
-    const bool of_keys = mha_stride(&job->gradients->grad_bias, 2) == 0;
+    const bool of_keys = mha_is_shared(&job->gradients->grad_bias, 2);
     score_area area = {0, query_len, 0, key_len};
     if (of_keys) {
         area.first_key = task * pass->keys;

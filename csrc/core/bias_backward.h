@@ -4,8 +4,11 @@
 
 #include "gradient_job.h"
 
+/* Whether grad bias is to be written. Without scores it is not: the array may be empty then. */
+bool mha_wants_bias(const mha_gradient_job *job);
+
 /* Whether tasks would add to the same numbers of grad bias, in any order. */
-bool mha_bias_is_shared(const mha_tensor *grad_bias, int batch_axes, int64_t chunks);
+bool mha_bias_is_shared(const mha_gradient_job *job);
 
 /* Lets a block of queries from first_query on add to grad bias, where that is wanted. */
 void mha_want_bias(const mha_gradient_job *job, int64_t batch, int64_t head, int64_t first_query,

@@ -155,8 +155,7 @@ static void fill_rows(void *context, int64_t task, mha_worker *worker) {
 static bool is_repeated(const mha_tensor *positions) {
     const int batch_axes = positions == NULL || positions->data == NULL ? 0 : positions->axes - 1;
     for (int axis = 0; axis < batch_axes; axis++) {
-        const int64_t items = positions->shape[axis];
-        if (items == 0 || (items > 1 && positions->strides[axis] != 0)) {
+        if (!mha_is_shared(positions, positions->axes - axis)) {
             return false;
         }
     }

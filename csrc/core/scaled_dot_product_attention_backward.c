@@ -327,8 +327,7 @@ mha_status mha_plan_gradients(mha_gradient_job *job) {
     job->query_blocks = mha_divide_up(mha_extent(&a->query, 2), MHA_QUERY_CHAIN);
     job->chunk_keys = chunk_keys_of(job);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
-    job->bias_has_own_pass = gradients->grad_bias.data != NULL &&
-                             mha_bias_is_shared(&gradients->grad_bias, a->batch_axes, job->chunks);
+    job->bias_has_own_pass = mha_bias_is_shared(job);
     plan_scratch(job);
     return MHA_OK;
 }
@@ -353,7 +352,7 @@ bool mha_wants_more_than_bias(const mha_gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
            g->grad_w_v.data != NULL || mha_wants_per_head(g) ||
-           (g->grad_bias.data != NULL && !job->bias_has_own_pass);
+           (mha_wants_bias(job) && !job->bias_has_own_pass);
 }
 
 /* What tasks leave for each other. */

@@ -67,6 +67,11 @@ int64_t mha_stride(const mha_tensor *tensor, int from_last) {
     return tensor->strides[tensor->axes - from_last];
 }
 
+bool mha_is_shared(const mha_tensor *tensor, int from_last) {
+    return !mha_is_empty(tensor->shape, tensor->axes) &&
+           (mha_extent(tensor, from_last) == 1 || mha_stride(tensor, from_last) == 0);
+}
+
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
     const bool empty = mha_is_empty(tensor->shape, tensor->axes);
     int64_t stride = empty ? 0 : row_bytes;

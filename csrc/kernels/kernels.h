@@ -155,7 +155,7 @@ typedef struct mha_attention_backward_block {
     int64_t grad_w_v_stride;
     void *grad_key, *grad_value; /* (key_len, head_dim), (key_len, value_head_dim), as key lies */
     int64_t grad_key_stride, grad_value_stride;
-    void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated */
+    void *grad_bias; /* (query_len, key_len), strides 0 where it was repeated; NULL without keys */
     int64_t grad_bias_query_stride, grad_bias_key_stride;
     mha_row_sums *row_sums;             /* (query_len,): written, or added to as grad_query */
     mha_compensated_sum *diagonal_sums; /* one for each of `diagonals` distances from ... */

@@ -302,7 +302,7 @@ def _sum_to_heads(gradient: NDArray[Any]) -> NDArray[Any]:
     """(..., heads, query_len, any) or that of one head -> (heads,)."""
     if gradient.ndim < 4:
         return gradient.sum()[None]
-    return gradient.sum(axis=(-2, -1)).reshape(-1, gradient.shape[-3]).sum(axis=0)
+    return gradient.sum(axis=(-2, -1)).sum(axis=tuple(range(gradient.ndim - 3)))
 
 
 def _sum_to_shape(gradient: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -242,7 +242,7 @@ def biases_by_distance(table: NDArray[Any], distance: NDArray[np.int64],
     if len(scores_shape) < 4:  # one head, and no axis for it
         return table[0][at]
     by_head = np.broadcast_to(at, np.broadcast_shapes(at.shape, (scores_shape[-3], 1, 1)))
-    head = np.arange(scores_shape[-3])[:, None, None] if len(table) > 1 else 0
+    head = 0 if len(table) == 1 else np.arange(scores_shape[-3])[:, None, None]
     return table[head, by_head]
 
 

@@ -111,9 +111,9 @@ def rms_norm_vjp(x: NDArray[Any], weight: ArrayLike, eps: float = 1e-6, offset: 
 
     def pullback(grad_output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         grad_normed = grad_output * factors
-        shared = (grad_normed * x).mean(axis=-1, keepdims=True) * inverse**2
+        shared = _mean(grad_normed * x) * inverse**2
         grad_x = inverse * (grad_normed - x * shared)
-        grad_weight = (grad_output * x * inverse).reshape(-1, x.shape[-1]).sum(axis=0)
+        grad_weight = (grad_output * x * inverse).sum(axis=tuple(range(x.ndim - 1)))
         return grad_x, grad_weight
 
     return x * inverse * factors, pullback
@@ -140,7 +140,12 @@ def _pairs(dims: int, layout: Layout) -> tuple[slice, slice]:
 
 
 def _inverse_size(x: NDArray[Any], eps: float) -> NDArray[Any]:
-    return 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + x.real.dtype.type(eps))
+    return 1 / np.sqrt(_mean(x * x) + x.real.dtype.type(eps))
+
+
+def _mean(x: NDArray[Any]) -> NDArray[Any]:
+    """Over the last axis, which stays; 0 where it has no columns."""
+    return x.sum(axis=-1, keepdims=True) / x.real.dtype.type(max(x.shape[-1], 1))
 
 
 def _factors(weight: ArrayLike, x: NDArray[Any], offset: float) -> NDArray[Any]:

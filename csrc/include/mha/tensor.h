@@ -28,7 +28,8 @@ typedef struct mha_element_type {
 
 const mha_element_type *mha_element_type_of(mha_dtype dtype);
 
-/* Strides are in bytes, of any sign, and 0 where an axis is broadcast. The data is borrowed. */
+/* Strides are in bytes, of any sign, and 0 where an axis is broadcast; without elements they mean
+ * nothing. The data is borrowed. */
 typedef struct mha_tensor {
     void *data;
     mha_storage storage;
@@ -73,6 +74,10 @@ void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes)
 /* Extent of axis `axes - from_last`, and its stride in bytes: mha_extent(t, 1) is the last. */
 int64_t mha_extent(const mha_tensor *tensor, int from_last);
 int64_t mha_stride(const mha_tensor *tensor, int from_last);
+
+/* Whether one number serves all of axis `axes - from_last`. Strides alone do not say so: those of
+ * NumPy's empty arrays are 0 whatever the axis. */
+bool mha_is_shared(const mha_tensor *tensor, int from_last);
 
 MHA_API_END
 

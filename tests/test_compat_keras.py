@@ -116,6 +116,46 @@ def test_seed_draws_the_start():
     assert not one.weights[1].any()
 
 
+class Stateless:
+    """An initializer as Keras writes them: the same numbers at every call, kept axes in a config;
+    without a seed it takes a new one."""
+
+    seeds = iter(range(100, 200))
+
+    def __init__(self, seed=None, input_axes=None, output_axes=None):
+        self.given, self.seed = seed, next(self.seeds) if seed is None else seed
+        self.input_axes, self.output_axes = input_axes, output_axes
+
+    def get_config(self):
+        return {"seed": self.given, "input_axes": self.input_axes, "output_axes": self.output_axes}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+    def __call__(self, shape, dtype=None):
+        if self.input_axes is not None:
+            assert [*self.input_axes, *self.output_axes] == list(range(len(shape)))
+        inputs = [shape[axis] for axis in self.input_axes or ()]
+        return random(*shape, seed=self.seed) / np.prod(inputs)
+
+
+@each_layer
+def test_an_initializer_of_keras_draws_each_kernel_anew(make):
+    shapes = (2, 3, 6), (2, 3, 6)
+    layer = make(kernel_initializer=Stateless(), use_bias=False, use_gate=True)
+    layer.build(*shapes)
+    kernels = layer.get_weights()
+    firsts = [array.ravel()[0] * np.prod(array.shape[:-2 if index < 4 else -1])
+              for index, array in enumerate(kernels)]
+    assert len(set(np.round(firsts, 9))) == len(kernels) == 5
+    seeded = make(kernel_initializer=Stateless(seed=7), use_bias=False)
+    seeded.build(*shapes)
+    query, _, _, output = seeded.get_weights()
+    assert_close(query, random(*query.shape, seed=7) / 6)
+    assert_close(output, random(*output.shape, seed=7) / np.prod(output.shape[:2]))
+
+
 def test_initializers_may_be_functions():
     layer = compat.MultiHeadAttention(2, 3, bias_initializer=lambda shape, dtype: np.ones(shape),
                                       kernel_initializer="zeros")

@@ -101,10 +101,11 @@ class Layer:
         return axes
 
     def _drawn(self, shape: tuple[int, ...], input_axes: int) -> Projection:
-        kernel_initializer, bias_initializer = self._initializers
-        outputs = shape[input_axes:]
-        bias = self._initial(bias_initializer, "bias_initializer", outputs, 0)
-        kernel = self._initial(kernel_initializer, "kernel_initializer", shape, input_axes)
+        kernel_initializer, bias_initializer = (
+            _copied(initializer) for initializer in self._initializers)
+        kernel = self._initial(_told_axes(kernel_initializer, input_axes, len(shape)),
+                               "kernel_initializer", shape, input_axes)
+        bias = self._initial(bias_initializer, "bias_initializer", shape[input_axes:], 0)
         return Projection(kernel, bias if self.use_bias else None, input_axes)
 
     def _initial(self, initializer: Initializer, name: str, shape: tuple[int, ...],
@@ -335,6 +336,28 @@ def _checked_key_shape(value_shape: Shape, key_shape: Shape | None) -> Shape:
         raise ValueError(f"key_shape: got {tuple(key_shape)}, wanted value's {tuple(value_shape)}"
                          " but for the last axis")
     return key_shape
+
+
+def _copied(initializer: Any) -> Any:
+    """A copy of Keras' object, as a layer of Keras makes one for each projection: the object draws
+    the same numbers at every call, a copy of one without a seed draws others. What is no such
+    object stays; a class becomes an object."""
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if not (hasattr(initializer, "get_config") and hasattr(initializer, "from_config")):
+        return initializer
+    return type(initializer).from_config(initializer.get_config())
+
+
+def _told_axes(initializer: Any, input_axes: int, axes: int) -> Any:
+    """Keras' object that scales by a kernel's inputs and outputs (VarianceScaling), told which axes
+    they are: from a shape alone it would take the kernel for one of a convolution."""
+    names = "input_axes", "output_axes"
+    if None not in [getattr(initializer, name, ()) for name in names]:
+        return initializer
+    told = zip(names, (list(range(input_axes)), list(range(input_axes, axes))))
+    config = {**initializer.get_config(), **dict(told), "seed": initializer.seed}
+    return type(initializer).from_config(config)
 
 
 def _sigmoid(x: Array) -> Array:

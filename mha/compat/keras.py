@@ -57,7 +57,8 @@ class MultiHeadAttention(Layer):
         Query i sees the keys from i - sliding_window + 1 to i + sliding_window - 1.
     flash_attention : ignored; there is only one way, which never stores the scores
     kernel_initializer, bias_initializer : "glorot_uniform", "zeros" or a function
-        Called with a shape and a dtype, as Keras' initializers are.
+        Called with a shape and a dtype, as Keras' initializers are. Of an object of Keras each
+        kernel gets a copy, so that without a seed they differ, as in Keras.
     kernel_regularizer, bias_regularizer, activity_regularizer, kernel_constraint, bias_constraint
         None: they act in Keras' training alone.
     use_gate : bool

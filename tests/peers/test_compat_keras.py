@@ -205,6 +205,47 @@ def test_initializers_of_keras_are_taken():
     assert all((array == (0.5 if array.ndim == 3 else 1)).all() for array in ours.get_weights())
 
 
+INITIALIZERS = [
+    keras.initializers.GlorotUniform, keras.initializers.GlorotNormal, keras.initializers.HeNormal,
+    keras.initializers.HeUniform, keras.initializers.LecunNormal, keras.initializers.LecunUniform,
+    keras.initializers.Orthogonal, keras.initializers.RandomNormal,
+    keras.initializers.RandomUniform, keras.initializers.TruncatedNormal,
+    keras.initializers.VarianceScaling]
+
+
+@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention"])
+@pytest.mark.parametrize("make", INITIALIZERS, ids=lambda make: make.__name__)
+def test_random_initializers_of_keras_draw_as_in_keras(make, name):
+    """The bits of Keras: the same for all kernels from one seed, others for each without."""
+    sizes = {"num_heads": 2, "key_dim": 4}
+    if name == "GroupQueryAttention":
+        sizes = {"head_dim": 4, "num_query_heads": 2, "num_key_value_heads": 2}
+    for seed in (3, None):
+        keras.utils.set_random_seed(0)
+        given = make() if seed is None else make(seed=seed)
+        layers = [getattr(module, name)(**sizes, kernel_initializer=given, bias_initializer=(
+            keras.initializers.RandomNormal(seed=5))) for module in (keras.layers, compat)]
+        for layer in layers:
+            keras.utils.set_random_seed(1)
+            layer.build((2, 3, 6), (2, 3, 6))
+        theirs, ours = (layer.get_weights() for layer in layers)
+        for drawn, wanted in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(drawn, wanted)
+        query, key, value, _ = ours[::2]
+        assert (query == key).all() == (key == value).all() == (seed is not None)
+
+
+def test_initializers_are_taken_as_classes_and_with_axes_of_their_own():
+    for initializer in (keras.initializers.Ones, keras.initializers.HeNormal(
+            seed=1, input_axes=[1], output_axes=[0, 2])):
+        theirs = keras.layers.MultiHeadAttention(2, 3, kernel_initializer=initializer)
+        ours = compat.MultiHeadAttention(2, 3, kernel_initializer=initializer)
+        for layer in (theirs, ours):
+            layer.build((2, 3, 4), (2, 3, 4))
+        for drawn, wanted in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_array_equal(drawn, wanted)
+
+
 def test_keras_ignores_a_query_mask_that_is_given():
     """Why ours, which heeds it, is compared with the mask on the tensor. Once this fails, the
     docstring of the adapter can lose a line."""

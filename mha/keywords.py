@@ -152,7 +152,7 @@ def _no_such_name(owner: object, name: str) -> str:
     elif elsewhere:
         wanted = elsewhere[0]
     else:
-        alike = _close_matches(name, names, 3) or names
+        alike = close_matches(name, names, 3) or names
         wanted = ("one of " if len(alike) > 1 else "") + ", ".join(alike)
     return f"{name}: {type(owner).__name__} has no such name, wanted {wanted}"
 
@@ -258,11 +258,11 @@ def _suggestion(name: str, known: list[str]) -> str:
     for keyword, wanted in ELSEWHERE.get(name, []):
         if keyword in known:
             return wanted.format(name=name)
-    close = _close_matches(name, known, 1) or known
+    close = close_matches(name, known, 1) or known
     return f"{close[0]}=" if len(close) == 1 else f"one of {', '.join(close)}"
 
 
-def _close_matches(name: str, names: Iterable[str], most: int) -> list[str]:
+def close_matches(name: str, names: Iterable[str], most: int) -> list[str]:
     """The names most alike; one alone where the letters' case is all that differs."""
     import difflib  # here, since import mha has no other use for it
 

@@ -115,8 +115,9 @@ class Rotary:
 
         Raises
         ------
-        ValueError: an unknown type, a key that is missing, a value out of range, dims that are odd
-        or beyond head_dim. TypeError: what is no mapping or no number.
+        ValueError: an unknown type, a key that is missing or, inside rope_scaling or
+        rope_parameters, unknown or not supported (mrope_section); a value out of range, dims that
+        are odd or beyond head_dim. TypeError: what is no mapping or no number.
 
         Source: the papers above; frequencies are computed in 40 decimal digits and rounded once.
 

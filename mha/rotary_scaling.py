@@ -16,13 +16,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.arguments import as_bool, as_size
+from mha.arguments import as_bool, as_size, printable
+from mha.keywords import close_matches
 
 # The formulas' own context: whatever the caller's traps, digits and rounding are.
 CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN, Emin=-999999, Emax=999999,
                           traps=[decimal.DivisionByZero, decimal.InvalidOperation,
                                  decimal.Overflow])
 PI = Decimal("3.141592653589793238462643383279502884197169")
+
+# What is read inside rope_scaling and rope_parameters. Models keep there what their own type does
+# not use, too; "finetuned" says how a model of YaRN came to be.
+PLAIN_KEYS = frozenset((
+    "rope_type", "type", "rope_theta", "rotary_emb_base", "global_rope_theta", "rotary_dim",
+    "partial_rotary_factor", "rotary_pct", "max_position_embeddings",
+    "original_max_position_embeddings", "finetuned"))
+SCALING_KEYS = frozenset((
+    "factor", "alpha", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+    "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale",
+    "low_freq_factor", "high_freq_factor"))
+KEYS = PLAIN_KEYS | SCALING_KEYS
+SECTIONS = "sections of several position axes"
+NOT_SUPPORTED = {
+    "mrope_section": SECTIONS, "xdrope_section": SECTIONS, "mrope_interleaved": SECTIONS,
+    "llama_4_scaling_beta": "queries that are scaled by their position"}
 
 Frequencies = list[Decimal]
 # A scaled frequency for each pair, and what cosine and sine are multiplied by.
@@ -198,15 +215,17 @@ def _yarn_magnitude(values: Values, factor: Decimal) -> Decimal:
 
 def longrope(scaling: Scaling) -> Scaled:
     """Every pair has a factor of its own, one for short and one for long sequences (Ding et al.
-    2024, "LongRoPE", section 3; magnitude as in Abdin et al. 2024, "Phi-3")."""
+    2024, "LongRoPE", section 3; magnitude as in Abdin et al. 2024, "Phi-3", or one for short and
+    one for long sequences, as in Phi-3.5-MoE)."""
     values, pairs = scaling.values, scaling.dims // 2
     original = scaling.original()
     is_long = scaling.length is not None and scaling.length > original
     factors = _factors(values, "long_factor" if is_long else "short_factor", pairs)
     scaled = [frequency / factor
               for frequency, factor in zip(default(scaling)[0], factors, strict=True)]
-    if values.get("attention_factor") is not None:
-        return scaled, values.number("attention_factor")
+    for magnitude in ("long_mscale" if is_long else "short_mscale", "attention_factor"):
+        if values.get(magnitude) is not None:
+            return scaled, values.number(magnitude)
     factor = scaling.factor(scaling.original_is_at_top)
     if factor <= 1 or original <= 1:
         return scaled, Decimal(1)
@@ -287,26 +306,64 @@ def _scaling_of(mapping: Mapping[str, Any], layer_type: str | None) -> Mapping[s
     for name in ("rope_local_base_freq", "local_rope_theta"):  # Gemma 3, ModernBERT
         if layer_type == "sliding_attention" and mapping.get(name) is not None:
             return {"rope_theta": mapping[name]}
+    name, found = _only_scaling(mapping)
+    kinds = {kind: value for kind, value in found.items() if isinstance(value, Mapping)}
+    _check_keys({key: value for key, value in found.items() if key not in kinds}, name)
+    if not kinds:
+        return found
+    if layer_type not in kinds:
+        raise ValueError(f"layer_type: got {layer_type!r}, wanted one of {', '.join(kinds)}")
+    of_kind: Mapping[str, Any] = kinds[layer_type]
+    _check_keys(of_kind, f"{name}[{layer_type!r}]")
+    return of_kind
+
+
+def _only_scaling(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Of the two names that a scaling may have the one that is there, and what it says."""
+    said = {}
     for name in ("rope_parameters", "rope_scaling"):
         found = mapping.get(name)
-        if found is None:
-            continue
-        if not isinstance(found, Mapping):
+        if found is not None and not isinstance(found, Mapping):
             raise TypeError(f"{name}: got {type(found).__name__}, wanted names with values")
-        kinds = [kind for kind, value in found.items() if isinstance(value, Mapping)]
-        if not kinds:
-            return found
-        if layer_type not in kinds:
-            raise ValueError(f"layer_type: got {layer_type!r}, wanted one of {', '.join(kinds)}")
-        of_kind: Mapping[str, Any] = found[layer_type]
-        return of_kind
-    return {}
+        if found:
+            said[name] = found
+    if not said:
+        stray = next((name for name in ("rope_type", *NOT_SUPPORTED) if mapping.get(name)), None)
+        if stray is not None:
+            raise ValueError(f"{stray}: got it outside of rope_scaling and rope_parameters, wanted"
+                             ' it inside: from_config({"rope_parameters": ...}, head_dim)')
+        return "rope_parameters", {}
+    name, found = next(iter(said.items()))
+    for key, value in said["rope_scaling"].items() if len(said) == 2 else ():
+        if key not in found or not np.array_equal(found[key], value):
+            raise ValueError(f"rope_scaling: got {printable(str(key))} not as in rope_parameters,"
+                             " wanted one of the two")
+    return name, found
+
+
+def _check_keys(found: Mapping[str, Any], where: str) -> None:
+    """A key that nothing here reads would be a scaling that nobody sees."""
+    for key, value in found.items():
+        if value is None or key in KEYS:
+            continue
+        shown = printable(str(key))
+        if key in NOT_SUPPORTED:
+            raise ValueError(f"{shown}: got it inside {where}, and mha has no"
+                             f" {NOT_SUPPORTED[key]}, wanted a config without")
+        close = close_matches(shown, sorted(KEYS), 1)
+        wanted = repr(close[0]) if close else "one of " + ", ".join(sorted(KEYS))
+        raise ValueError(f"{shown}: got an unknown key inside {where}, wanted {wanted}")
 
 
 def _type_of(of_scaling: Mapping[str, Any]) -> str:
     name = of_scaling.get("rope_type")
     name = of_scaling.get("type") if name is None else name
-    name = "default" if name is None else name
+    if name is None:
+        scaled = sorted(key for key in SCALING_KEYS if of_scaling.get(key) is not None)
+        if scaled:
+            raise ValueError(f"rope_type: got none beside {', '.join(scaled)}, wanted one of"
+                             f" {', '.join(SCALINGS)}")
+        name = "default"
     if not isinstance(name, str) or name not in SCALINGS:
         raise ValueError(f"rope_type: got {name!r}, wanted one of {', '.join(SCALINGS)}")
     return name

@@ -237,3 +237,72 @@ def test_other_bad_arguments():
     with pytest.raises(ValueError, match="dims: got 2, wanted at least 4 for rope_type 'dynamic'"):
         mha.Rotary.from_config(scaled(type="dynamic", factor=2) | {
             "max_position_embeddings": 8}, 2)
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(("scaling", "message"), [
+    ({"rope_type": "default", "mrope_section": [1, 1, 2]},
+     r"^mrope_section: got it inside {}, and mha has no sections of several position axes"),
+    ({"type": "mrope", "mrope_section": [1, 1, 2]}, r"^mrope_section: got it inside {}"),
+    ({"type": "default", "mrope_interleaved": True}, r"^mrope_interleaved: got it inside {}"),
+    ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9,
+      "llama_4_scaling_beta": 0.1}, r"^llama_4_scaling_beta: got it inside {}, and mha has no que"),
+    ({"rope_type": "proportional"}, r"^rope_type: got 'proportional', wanted one of default"),
+    ({"rope_type": "axial"}, r"^rope_type: got 'axial', wanted one of default"),
+    ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9,
+      "attention_facter": 0.5},
+     r"^attention_facter: got an unknown key inside {}, wanted 'attention_factor'"),
+    ({"rope_typ": "linear", "factor": 4.0},
+     r"^rope_typ: got an unknown key inside {}, wanted 'rope_type'"),
+    ({"rope_type": "linear", "Factor": 4.0}, r"^Factor: got an unknown key .*, wanted 'factor'"),
+    ({"\x1b[2J": False}, r"^\\x1b\[2J: got an unknown key inside {}, wanted one of alpha, att"),
+    ({"factor": 4.0}, "^rope_type: got none beside factor, wanted one of default, linear"),
+])
+def test_what_is_not_read_inside_a_scaling_is_refused(where, scaling, message):
+    message = message.format(where)
+    with pytest.raises(ValueError, match=message):
+        mha.Rotary.from_config({where: scaling}, 8)
+    nested = {where: {"full_attention": scaling, "sliding_attention": {"rope_type": "default"}}}
+    with pytest.raises(ValueError, match=message.replace(where, rf"{where}\['full_attention'\]")):
+        mha.Rotary.from_config(nested, 8, layer_type="full_attention")
+    assert mha.Rotary.from_config(nested, 8, layer_type="sliding_attention") == mha.Rotary(8)
+
+
+def test_keys_without_a_value_and_beside_the_layers_types():
+    assert from_config(rope_scaling={"mrope_section": None, "anything": None}) == mha.Rotary(64)
+    kinds = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": None}
+    assert from_config(layer_type="full_attention",
+                       rope_parameters=kinds) == mha.Rotary(64, base=9)
+    with pytest.raises(ValueError, match=r"^full_atention: got an unknown key inside rope_p"):
+        from_config(layer_type="full_attention", rope_parameters=kinds | {"full_atention": 3})
+
+
+def test_a_scaling_that_stands_elsewhere_or_twice():
+    for inner in ({"rope_type": "linear", "factor": 4.0}, {"mrope_section": [1, 1, 2]}):
+        with pytest.raises(ValueError, match=f"^{next(iter(inner))}: got it outside of rope_scal"):
+            mha.Rotary.from_config(inner, 8)
+    linear = {"rope_type": "linear", "factor": 4.0}
+    twice = from_config(rope_scaling=linear, rope_parameters=linear | {"rope_theta": 9.0})
+    close(twice, plain(64, 9.0) / 4)
+    assert from_config(rope_scaling={}, rope_parameters=linear) == from_config(rope_scaling=linear)
+    with pytest.raises(ValueError, match=r"^rope_scaling: got factor not as in rope_parameters"):
+        from_config(rope_scaling=linear, rope_parameters=linear | {"factor": 2.0})
+
+
+@pytest.mark.parametrize(("length", "magnitude"), [(None, 1.2), (5000, 1.3)])
+def test_a_magnitude_for_short_and_one_for_long_sequences(length, magnitude):
+    """Phi-3.5-MoE's: cosine and sine times short_mscale or long_mscale."""
+    factors = {"short_factor": [1.5] * 32, "long_factor": [2.5] * 32}
+    rotary = from_config(length=length, max_position_embeddings=131072,
+                         original_max_position_embeddings=4096,
+                         rope_scaling={"type": "longrope", **factors, "short_mscale": 1.2,
+                                       "long_mscale": 1.3})
+    close(rotary, plain(64, 1e4) / (2.5 if length else 1.5), magnitude)
+
+
+def test_a_layer_of_sections_is_refused():
+    state = mha.MultiHeadAttention(8, 2, rng=0, use_bias=False).to_state("llama")
+    config = {"num_attention_heads": 2, "rope_scaling": {"type": "default",
+                                                         "mrope_section": [1, 1, 2]}}
+    with pytest.raises(ValueError, match="rotary: mrope_section: got it inside rope_scaling"):
+        mha.MultiHeadAttention.from_state(state, "llama", config=config)

@@ -25,7 +25,7 @@ EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyp
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
 NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot view diagnose \
-	diagnose_learners diagnose_unknown plain_tutorial readme compat_help main memory threads \
+	diagnose_learners diagnose_unknown plain_tutorial readme run_notebooks compat_help main memory threads \
 	parameters parameter_configs parameter_files dask_attention dask_edges dask_layer \
 	dask_distributed long_document) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
@@ -56,14 +56,17 @@ view: $(VENV)/.run
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
 
-# Its own copy of the notebooks is run; warnings and broken links are errors.
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP) $$($(EXTRA) docs)
 	@touch $@
 
+# Its own copies of the notebooks are run; warnings and broken links are errors. A cell may take
+# MHA_CELL_SECONDS (600).
 docs: $(VENV)/.docs
-	@echo "building the pages and running the notebooks (some minutes)"
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
+	@echo "running the notebooks (a minute or two on a quiet machine)"
+	@$(BIN)/python docs/run_notebooks.py
+	@echo "building the pages (about half a minute)"
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
 lib: | check-prerequisites

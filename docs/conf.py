@@ -1,31 +1,18 @@
 """The documentation site: `make docs`. Pages are Markdown (MyST), the reference comes from the
-docstrings, the notebooks are those of examples/, run anew. Nothing of it asks the network."""
+docstrings, the notebooks are those of examples/ as run_notebooks.py has run them. Nothing of it
+asks the network."""
 
-import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
-# What notebooks import from their neighbours.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
+import docstrings
+import formulas
+import links
 
-# Kernels warn of what concerns nobody here: that they talk to this process without encryption.
-PROFILE = HERE / "_build/ipython/profile_default"
-PROFILE.mkdir(parents=True, exist_ok=True)
-(PROFILE / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
-os.environ["IPYTHONDIR"] = str(PROFILE.parent)
-
-import docstrings  # noqa: E402
-import formulas  # noqa: E402
-import links  # noqa: E402
-
-import mha  # noqa: E402
+import mha
 
 project = "mha"
 author = copyright = "the authors of mha"
@@ -46,10 +33,7 @@ html_math_renderer = "mathml"
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_merge_streams = True
-nb_execution_mode = "cache"
-nb_execution_timeout = 600
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_mode = "off"
 
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 autodoc_member_order = "bysource"
@@ -83,12 +67,6 @@ def name_types(app, what, name, obj, options, signature, annotation):
 
 
 def setup(app):
-    notebooks = HERE / "notebooks"
-    notebooks.mkdir(exist_ok=True)
-    for notebook in (ROOT / "examples").glob("*.ipynb"):
-        copy = notebooks / notebook.name
-        if not copy.exists() or copy.read_bytes() != notebook.read_bytes():
-            shutil.copyfile(notebook, copy)
     app.add_html_math_renderer("mathml", (formulas.inline, None), (formulas.block, None))
     app.connect("autodoc-process-docstring", docstrings.as_restructured_text)
     app.connect("autodoc-process-signature", name_types)

@@ -2,7 +2,9 @@
 
     words -> embeddings -> 6 x (attention, add & norm, feed-forward, add & norm) -> mean -> length 1
 
-The attention of every layer is an `mha.MultiHeadAttention`; the rest of the network is below.
+The attention of every layer is an `mha.MultiHeadAttention`; the rest of the network is below. Its
+products are `mha.linear`: NumPy's `@` multiplies one sentence after the other, and the threads of
+its BLAS wait for each other each time, ten times as long where the machine is busy.
 Sources: Devlin et al. 2019, "BERT"; Wang et al. 2020, "MiniLM"; Reimers & Gurevych 2019, section 3.
 """
 
@@ -141,15 +143,16 @@ class MiniLM:
         """GELU(x W + b) W + b, with GELU(z) = z Phi(z); the pullback gives x's gradient alone."""
         W_in, b_in = self._linear(index, "intermediate.dense")
         W_out, b_out = self._linear(index, "output.dense")
-        inner = x @ W_in.T + b_in
+        inner = mha.linear(x, W_in.T, b_in)
         # One sentence at a time, whose intermediate arrays stay in the cache.
         below = np.stack([normal_distribution(sentence) for sentence in inner])
 
         def pullback(grad):
             density = np.exp(-0.5 * inner * inner) / np.sqrt(2 * np.pi).astype(x.dtype)
-            return (grad @ W_out * (below + inner * density)) @ W_in
+            grad = mha.linear(grad, W_out) * (below + inner * density)
+            return mha.linear(grad, W_in)
 
-        return inner * below @ W_out.T + b_out, pullback
+        return mha.linear(inner * below, W_out.T, b_out), pullback
 
     def _linear(self, index, name):
         prefix = f"encoder.layer.{index}.{name}"

@@ -2,7 +2,8 @@
 # make view   the same sentences as pages to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-neon, test-windows, test-browser, test-below, test-kernels, test-memory (LONGER=20: twenty times as many calls),
+#             test-neon, test-windows, test-browser, test-below,
+#             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
@@ -40,7 +41,7 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
 .PHONY: help run view train docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
-	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-free-threaded \
+	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
 	bench-linear bench-reshaping bench-training format clean check-prerequisites check-windows
 
@@ -170,6 +171,16 @@ $(VENV)/.browser: $(VENV)/.test
 test-browser: $(VENV)/.browser
 	$(BIN)/python $(PYTEST) tests/browser
 
+# A program that PyInstaller froze has the page of mha.view.
+.venv-frozen/.built: dist/.built
+	$(PYTHON) -m venv .venv-frozen
+	.venv-frozen/bin/python $(INSTALL) numpy 'pyinstaller>=6'
+	.venv-frozen/bin/python $(INSTALL_WHEEL)
+	@touch $@
+
+test-frozen: .venv-frozen/.built
+	tests/frozen.sh .venv-frozen/bin/python
+
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
 	$(BIN)/python tests/large_layer.py
@@ -278,4 +289,4 @@ format: $(VENV)/.created
 
 clean:
 	rm -rf build dist *.egg-info mha/*.so tests/c/build benchmarks/machine/build .venv .venv-peers .venv-oldest \
-		.venv-sanitize .venv-bench .venv-wheels wheelhouse .arm64 .musl
+		.venv-sanitize .venv-bench .venv-wheels .venv-frozen wheelhouse .arm64 .musl

@@ -3,22 +3,26 @@ browser: tests/browser."""
 
 import base64
 import html
+import importlib
 import io
 import itertools
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mha
-from mha.view import command
+from mha.view import command, page
 
 WORDS = ["The", "cat", "sat"]
 
@@ -87,6 +91,18 @@ def test_the_page_asks_for_nothing_and_is_small():
     assert [attributes for tag, attributes in elements if tag == "meta"
             and attributes.get("content", "").startswith("default-src 'none'")]
     assert "http" not in view.html.replace("http-equiv", "")
+
+
+def test_a_frozen_program_gets_the_files_of_the_page():
+    """`make test-frozen` runs PyInstaller itself."""
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    module, name = project["entry-points"]["pyinstaller40"]["hook-dirs"].split(":")
+    [folder] = getattr(importlib.import_module(module), name)()
+    hook = runpy.run_path(os.path.join(folder, "hook-mha.view.py"))
+    assert {target for _, target in hook["datas"]} == {"mha/view"}
+    packed = {os.path.basename(source) for source, _ in hook["datas"]}
+    assert packed == {"page.html", "page.css", *page.SCRIPTS}
 
 
 def test_no_word_becomes_markup():

@@ -26,7 +26,7 @@ EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyp
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
 NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot view diagnose \
-	diagnose_learners diagnose_unknown plain_tutorial readme run_notebooks compat_help main memory threads \
+	diagnose_learners diagnose_unknown plain_tutorial plot_text readme run_notebooks compat_help main memory threads \
 	parameters parameter_configs parameter_files dask_attention dask_edges dask_layer \
 	dask_distributed long_document) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,6 +39,17 @@ class Case(NamedTuple):
 
 
 def main() -> None:
+    """Ends without a word where its reader does, as in `python -m mha | head -1`."""
+    try:
+        run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def run() -> None:
     parser = argparse.ArgumentParser("python -m mha", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and no more")
     parser.add_argument("--version", action="version", version=f"mha {mha.__version__}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -210,7 +211,9 @@ def text(weights: ArrayLike, query_words: Sequence[object],
     weights (query_len, key_len); key_words default to query_words. The shades run from 0 to vmax,
     by default the largest weight. Where the columns do not fit into width (the terminal's, by
     default; at least 10), keys are numbered and the percentages left out; where that is too wide
-    still, long words are cut and the keys stand in several blocks. Needs no matplotlib.
+    still, long words are cut and the keys stand in several blocks. Needs no matplotlib. What
+    sys.stdout cannot encode, as on a terminal of cp1252 or ASCII, is written in plain letters:
+    shades as .:+*#, other letters as their numbers.
 
     >>> print(mha.plot.text([[0.9, 0.1], [0.4, 0.6]], ["cat", "sat"]))
            cat    sat
@@ -229,7 +232,9 @@ def text(weights: ArrayLike, query_words: Sequence[object],
         raise ValueError(f"width: got {width}, wanted at least {plot_text.NARROWEST} columns")
     vmax = _scale_end(matrix, vmax)
     check_sums(matrix)
-    return plot_text.heat_map(matrix, queries, keys, vmax, width)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    queries, keys = (plot_text.plain_words(words, encoding) for words in (queries, keys))
+    return plot_text.plain_shades(plot_text.heat_map(matrix, queries, keys, vmax, width), encoding)
 
 
 def _one_matrix(array: NDArray[Number], name: str) -> NDArray[Number]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from mha.plot_labels import columns_of, cut
 
 SHADES = " ·░▒▓█"
+PLAIN = dict(zip("·░▒▓█…", ".:+*#~"))  # where a terminal's encoding has no such letter
 NARROWEST = 10  # columns: a number of five digits, a letter of the word, two shades
 
 
@@ -28,6 +29,18 @@ def heat_map(matrix: NDArray[np.float64], query_words: Sequence[str], key_words:
         lines.append(_pad(word, label_width) + "".join(
             "  " + cell.rjust(column) for cell, column in zip(row, columns)))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def plain_words(words: Sequence[str], encoding: str) -> list[str]:
+    r"""The words in an encoding, with \u and a number for each letter that it does not have."""
+    return [word.encode(encoding, "backslashreplace").decode(encoding) for word in words]
+
+
+def plain_shades(picture: str, encoding: str) -> str:
+    """A picture whose words the encoding has, in shades that it has too."""
+    lacking = {ord(letter): plain for letter, plain in PLAIN.items()
+               if letter.encode(encoding, "ignore") == b""}
+    return picture.translate(lacking)
 
 
 def _numbered(matrix: NDArray[np.float64], query_words: Sequence[str], key_words: Sequence[str],

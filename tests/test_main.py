@@ -44,6 +44,16 @@ def test_json_is_all_that_is_printed():
     assert 0 <= printed["largest_difference"] < 1e-5
 
 
+def test_it_ends_without_a_word_where_its_reader_does():
+    """As in python -m mha | head -1."""
+    with subprocess.Popen([sys.executable, "-m", "mha"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == f"mha {mha.__version__}\n"
+        program.stdout.close()
+        assert program.stderr.read() == ""
+        assert program.wait() == 1
+
+
 def test_the_configuration_comes_first(lines):
     assert lines[0] == f"mha {mha.__version__}"
     assert lines[1].startswith(f"  instruction set: {mha.instruction_set()} (of ")

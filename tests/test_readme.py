@@ -1,5 +1,6 @@
 """What the README and the docs show runs, and what a newcomer meets first is said in words."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -36,6 +37,16 @@ def test_its_python_runs(capsys):
     assert len(blocks) >= 3 and len(text.splitlines()) <= 120
     assert names["gradients"].W_o.shape == names["layer"].W_o.shape
     assert np.isfinite(names["gradients"].W_o).all()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_its_ten_lines_print_on_every_terminal(encoding):
+    block = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"),
+                      re.MULTILINE | re.DOTALL)[1]
+    run = subprocess.run([sys.executable, "-c", block], capture_output=True,
+                         env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert run.returncode == 0, run.stderr
+    assert "##100" in run.stdout.decode(encoding)
 
 
 PAGES = ["index", "start", "masks", "viewing", "heads", "training", "decoding", "threads",

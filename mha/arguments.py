@@ -16,22 +16,9 @@ from mha import _core
 
 
 def as_array(array: Any, name: str) -> NDArray[Any]:
-    """numpy.asarray, or from_dlpack where that is all that is offered, with the argument's name in
+    """numpy.asarray, or by DLPack where that is all that is offered, with the argument's name in
     front of its errors; bfloat16 by DLPack, which NumPy does not know."""
-    if type(array) is np.ndarray:
-        return array
-    _core.refuse_other_kinds(array, name)
-    offers = [hasattr(array, way) for way in ("__array__", "__array_interface__", "__dlpack__")]
-    try:
-        return np.from_dlpack(array) if offers == [False, False, True] else np.asarray(array)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        if offers[2]:
-            bfloat16 = _core.bfloat16_from_dlpack(array, name)
-            if bfloat16 is not None:
-                return bfloat16
-        raised = TypeError if isinstance(error, TypeError) else ValueError
-        raise raised(f"{name}: got {type(array).__name__}, wanted an array, but NumPy could not"
-                     f" make one: {error}") from error
+    return array if type(array) is np.ndarray else _core.as_array(array, name)
 
 
 def printable(text: str) -> str:

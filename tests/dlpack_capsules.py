@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 
 CPU, BFLOAT16_CODE = 1, 4
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
 class Tensor(ctypes.Structure):
@@ -36,15 +37,16 @@ is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 FOREVER = []  # what a C library would keep: callbacks outlive what they are for
 
 
-class Bfloat16Tensor:
-    """An object with `__dlpack__` over halves, an array of 16 bits with any strides; `changes` are
-    fields of the tensor, or version and name, as no good library sets them. Counts the tensors that
-    were taken over and those that were deleted; the others stay its own."""
+class ForgedTensor:
+    """An object with `__dlpack__` over an array with any strides; `changes` are fields of the
+    tensor, or version and name, as no good library sets them. Counts the tensors that were taken
+    over and those that were deleted; the others stay its own."""
 
     has_no_deleter = False
 
-    def __init__(self, halves, kind=Versioned, **changes):
-        self.bits = halves.view(np.uint16)
+    def __init__(self, array, kind=Versioned, **changes):
+        self.bits = array
+        self.type = CODES[array.dtype.kind], 8 * array.itemsize
         self.kind, self.changes = kind, changes
         self.capsules, self.deleted = [], 0
 
@@ -59,11 +61,12 @@ class Bfloat16Tensor:
         tensor, changes = self.kind(), dict(self.changes)
         axes = self.bits.ndim
         shape = (ctypes.c_int64 * axes)(*self.bits.shape)
-        strides = (ctypes.c_int64 * axes)(*[stride // 2 for stride in self.bits.strides])
+        strides = (ctypes.c_int64 * axes)(*[stride // self.bits.itemsize
+                                            for stride in self.bits.strides])
         if self.kind is Versioned:
             tensor.version[:] = changes.pop("version", (1, 0))
-        fields = {"data": self.bits.ctypes.data, "axes": axes, "code": BFLOAT16_CODE, "bits": 16,
-                  "lanes": 1, "shape": ctypes.addressof(shape),
+        fields = {"data": self.bits.ctypes.data, "axes": axes, "code": self.type[0],
+                  "bits": self.type[1], "lanes": 1, "shape": ctypes.addressof(shape),
                   "strides": ctypes.addressof(strides)}
         name = changes.pop("name", NAMES[self.kind])
         tensor.tensor.device[0] = changes.pop("device", CPU)
@@ -86,6 +89,14 @@ class Bfloat16Tensor:
 
     def __dlpack_device__(self):
         return self.changes.get("device", CPU), 0
+
+
+class Bfloat16Tensor(ForgedTensor):
+    """The same over halves, an array of 16 bits."""
+
+    def __init__(self, halves, kind=Versioned, **changes):
+        super().__init__(halves.view(np.uint16), kind, **changes)
+        self.type = BFLOAT16_CODE, 16
 
 
 class LikeTorch(Bfloat16Tensor):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from dlpack_capsules import Bfloat16Tensor, LikeTorch, Plain, Versioned
+from dlpack_capsules import Bfloat16Tensor, ForgedTensor, LikeTorch, Plain, Versioned
 from half_types import BFLOAT16, same_bits
 
 import mha
@@ -37,7 +37,7 @@ LAYOUTS = [lambda x: x, lambda x: x[::2], lambda x: x[::-1, 1:-2], lambda x: x.T
 def test_arrays_are_views(tensor_of, layout):
     halves = LAYOUTS[layout](random_halves(7, 9))
     tensor = tensor_of(halves)
-    for convert in (as_array, _core.bfloat16_from_dlpack):
+    for convert in (as_array, _core.as_array):
         array = convert(tensor, "x")
         assert array.dtype == BFLOAT16 and same_bits(array, halves)
         assert not array.flags.writeable
@@ -115,29 +115,100 @@ def test_the_way_back_keeps_it(tensor_of):
 
 HALVES = np.ones((3, 4), np.uint16)
 HOSTILE = {
-    "2 device": {"device": 2}, "negative axes": {"axes": -1}, "many axes": {"axes": 2**31 - 1},
-    "33 axes": {"axes": 33}, "no shape": {"shape": None}, "negative shape": {"shape": [3, -4]},
+    "2 device": {"device": 2}, "device": {"device": -1}, "negative axes": {"axes": -1},
+    "many axes": {"axes": 2**31 - 1}, "33 axes": {"axes": 33}, "no shape": {"shape": None},
+    "negative shape": {"shape": [3, -4]},
     "lowest shape": {"shape": [-2**63, 1]}, "huge shape": {"shape": [2**62, 2**62]},
     "wrapping shape": {"shape": [2**32, 2**32]}, "beyond": {"shape": [2**62, 1]},
     "huge behind nothing": {"shape": [0, 2**63 - 1]},
     "no data": {"data": None}, "no data but an offset": {"data": None, "byte_offset": 64},
     "huge strides": {"strides": [2**62, 1]}, "lowest strides": {"strides": [-2**63, 1]},
     "lowest bytes": {"strides": [-2**62, 1]}, "reach": {"strides": [2**61, 2**61]},
+    "far strides": {"strides": [2**56, 1]}, "before all memory": {"strides": [-2**50, 1]},
+    "far offset": {"byte_offset": 2**63}, "offset of 2^57": {"byte_offset": 2**57},
     "odd offset": {"byte_offset": 1}, "huge offset": {"byte_offset": 2**64 - 2},
-    "odd data": {"data": HALVES.ctypes.data + 1}, "version": {"version": (2, 0)}}
+    "odd data": {"data": HALVES.ctypes.data + 1}, "version": {"version": (2, 0)},
+    "version 0": {"version": (0, 8)}}
+
+
+def check_is_refused(tensor):
+    for call in (lambda: mha.linear(tensor, np.ones((4, 2), np.float32)),
+                 lambda: as_array(tensor, "x")):
+        with pytest.raises(ValueError, match=r"x: got .* DLPack"):
+            call()
+    assert tensor.capsules and tensor.taken == tensor.deleted == 0
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_capsules(tensor_of, case):
     tensor = tensor_of(HALVES, **HOSTILE[case])
-    if case == "version" and tensor.kind is Plain:
+    if case.startswith("version") and tensor.kind is Plain:
         return
+    check_is_refused(tensor)
+    gc.collect()
+    assert tensor.taken == tensor.deleted == 0
+
+
+NUMPYS_TYPES = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8,
+                np.uint16, np.uint32, np.uint64, bool]
+
+
+@pytest.mark.parametrize("kind", [Plain, Versioned])
+@pytest.mark.parametrize("dtype", NUMPYS_TYPES)
+def test_hostile_capsules_of_other_types(dtype, kind):
+    """Of objects that offer nothing else: NumPy would take them unchecked."""
+    for case, changes in HOSTILE.items():
+        if not (case.startswith("version") and kind is Plain) and not (
+                case.startswith("odd") and np.dtype(dtype).itemsize == 1):
+            check_is_refused(ForgedTensor(np.ones((3, 4), dtype), kind, **changes))
+
+
+@pytest.mark.parametrize("kind", [Plain, Versioned])
+@pytest.mark.parametrize("dtype", NUMPYS_TYPES)
+def test_arrays_of_other_types_are_views(dtype, kind):
+    numbers = (10 * np.random.default_rng(0).standard_normal((7, 9))).astype(dtype)
+    for layout in LAYOUTS:
+        array = layout(numbers)
+        tensor = ForgedTensor(array, kind)
+        taken = as_array(tensor, "x")
+        assert taken.dtype == dtype and np.array_equal(taken, array)
+        assert not taken.flags.writeable
+        assert taken.size == 0 or taken.ctypes.data == array.ctypes.data
+        assert (tensor.taken, tensor.deleted) == (1, 0)
+        del taken
+        assert (tensor.taken, tensor.deleted) == (1, 1)
+
+
+@pytest.mark.parametrize("device", [3, 11, 13])
+def test_memory_that_the_cpu_shares(tensor_of, device):
+    """Of CUDA and ROCm, as NumPy takes it."""
+    assert same_bits(as_array(tensor_of(HALVES, device=device), "x"), HALVES.view(BFLOAT16))
+
+
+@pytest.mark.parametrize("change", [
+    {"lanes": 0}, {"lanes": 2}, {"bits": 0}, {"bits": 4}, {"bits": 128}, {"code": 3},
+    {"code": 5, "bits": 64}, {"code": 7, "bits": 8}, {"code": 17, "bits": 4}, {"code": 255},
+    {"code": 4}, {"code": 4, "bits": 8}], ids=str)
+def test_types_that_are_not_taken(change):
+    tensor = ForgedTensor(np.ones((3, 4), np.float32), **change)
     for call in (lambda: mha.linear(tensor, np.ones((4, 2), np.float32)),
                  lambda: as_array(tensor, "x")):
-        with pytest.raises(ValueError, match=r"x: got .* DLPack"):
+        with pytest.raises(TypeError, match=r"x: got elements of DLPack's type \d+ of \d+ bits"):
             call()
-    gc.collect()
-    assert tensor.capsules and tensor.taken == tensor.deleted == 0
+    assert tensor.taken == 0
+
+
+def test_a_capsule_that_somebody_took():
+    class Twice(ForgedTensor):
+        def __dlpack__(self, **options):
+            return self.capsules[0] if self.capsules else super().__dlpack__(**options)
+
+    tensor = Twice(np.ones((3, 4), np.float32))
+    first = as_array(tensor, "x")
+    with pytest.raises(TypeError, match=r'x: got <capsule object "used_dltensor_versioned" at .*>'
+                                        r" from the __dlpack__ of Twice, wanted a capsule named"):
+        as_array(tensor, "x")
+    assert np.array_equal(first, np.ones((3, 4)))
 
 
 @pytest.mark.parametrize("change", [{"name": b"used_dltensor"}, {"name": b"dltens"}, {"lanes": 2},
@@ -176,7 +247,7 @@ def test_no_capsule():
 def test_no_deleter(tensor_of):
     tensor = tensor_of(random_halves(3, 4))
     tensor.has_no_deleter = True
-    assert same_bits(_core.bfloat16_from_dlpack(tensor, "x"), tensor.bits.view(BFLOAT16))
+    assert same_bits(as_array(tensor, "x"), tensor.bits.view(BFLOAT16))
     gc.collect()
     assert tensor.taken == 1
 

@@ -21,7 +21,7 @@ def numbers(*shape):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16, bool, np.int64,
-                                   np.int32])
+                                   np.int32, np.int8, np.uint16, np.uint64])
 def test_arrays_are_views(dtype):
     for array in (whole := (10 * numbers(4, 5, 6)).astype(dtype), whole[1:, ::2, :-1],
                   whole.transpose(2, 0, 1), whole[::-1], whole[:0], whole[1, 2, 3]):
@@ -42,7 +42,7 @@ def test_arrays_are_views(dtype):
 @pytest.mark.parametrize("changes", [
     {"device": 2}, {"axes": -1}, {"axes": 33}, {"shape": None}, {"data": None}, {"lanes": 4},
     {"bits": 24}, {"code": 5}, {"byte_offset": 1}, {"byte_offset": 2**64 - 2},
-    {"code": 0, "bits": 8}],
+    {"code": 4, "bits": 8}, {"code": 0, "bits": 128}],
     ids=str)
 def test_what_cannot_be_lent(changes):
     good, bad = Lent(numbers(3, 4)), Lent(numbers(3, 4), **changes)

@@ -208,7 +208,7 @@ def calls_of_the_core():
             [kept_ragged, ragged, None, {"query", "sinks"}]),
         "arrays_of_tensors": (_core.arrays_of_tensors, [Lent, exchange, (Lent(a.x), None)]),
         "tensor_of_array": (_core.tensor_of_array, [exchange, a.x, True]),
-        "refuse_other_kinds": (_core.refuse_other_kinds, [a.x, "x"]),
+        "as_array": (_core.as_array, [a.x, "x"]),
         "kept_attention": with_options(_core.kept_attention, [*inputs, a.out, a.lse]),
         "dropout_mask": (_core.dropout_mask, [(5, 6), 0.5, 1, (1, 2, 3, 4)]),
         "checked_num_threads": (_core.checked_num_threads, [2]),

@@ -5,9 +5,7 @@ bool mha_error_is_ordinary(void) {
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
 }
 
-/* Raises the pending exception again, with the argument's name in front: a TypeError as such, as a
- * ValueError what NumPy and DLPack raise otherwise. */
-static void name_pending_error(PyObject *object, const char *name) {
+void mha_name_pending_error(PyObject *object, const char *name, const char *why) {
     PyObject *const named[] = {PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError,
                                PyExc_BufferError};
     PyObject *type, *value, *traceback;
@@ -15,8 +13,8 @@ static void name_pending_error(PyObject *object, const char *name) {
     for (size_t i = 0; type != NULL && i < sizeof named / sizeof *named; i++) {
         if (PyErr_GivenExceptionMatches(type, named[i])) {
             PyErr_Format(i == 0 ? PyExc_TypeError : PyExc_ValueError,
-                         "%s: got %s, wanted an array, but NumPy could not make one: %S", name,
-                         Py_TYPE(object)->tp_name, value == NULL ? Py_None : value);
+                         "%s: got %s, wanted an array, but %s: %S", name, Py_TYPE(object)->tp_name,
+                         why, value == NULL ? Py_None : value);
             Py_XDECREF(type);
             Py_XDECREF(value);
             Py_XDECREF(traceback);
@@ -49,7 +47,8 @@ static const struct other_kind {
     {{"units", "magnitude"}, "numbers with a unit", "plain ones: its .magnitude"},
 };
 
-int mha_refuse_other_kinds(PyObject *object, const char *name) {
+/* 0, or -1 with a TypeError. */
+static int refuse_other_kinds(PyObject *object, const char *name) {
     if (PyArray_CheckExact(object) || PyList_CheckExact(object) || PyTuple_CheckExact(object) ||
         PyFloat_CheckExact(object) || PyLong_CheckExact(object)) {
         return 0;
@@ -69,21 +68,6 @@ int mha_refuse_other_kinds(PyObject *object, const char *name) {
     return 0;
 }
 
-PyObject *mha_py_refuse_other_kinds(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    (void)module;
-    const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
-    if (name == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "refuse_other_kinds takes an array and a name");
-        }
-        return NULL;
-    }
-    if (mha_refuse_other_kinds(args[0], name) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 /* 1 or 0, or -1 with the exception. */
 static int only_offers_dlpack(PyObject *object) {
     static const char *const others[] = {"__array__", "__array_interface__"};
@@ -98,16 +82,6 @@ static int only_offers_dlpack(PyObject *object) {
         }
     }
     return 1;
-}
-
-static PyObject *from_dlpack(PyObject *object) {
-    PyObject *numpy = PyImport_ImportModule("numpy");
-    if (numpy == NULL) {
-        return NULL;
-    }
-    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
-    Py_DECREF(numpy);
-    return array;
 }
 
 /* In place of the pending exception of NumPy: the bfloat16 that it did not know, or that exception
@@ -128,12 +102,11 @@ static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
         return array;
     }
     PyErr_Restore(type, value, traceback);
-    name_pending_error(object, name);
+    mha_name_pending_error(object, name, "NumPy could not make one");
     return NULL;
 }
 
 PyArrayObject *mha_as_array(PyObject *object, const char *name) {
-    PyObject *array;
     if (PyArray_CheckExact(object)) {
         Py_INCREF(object);
         return (PyArrayObject *)object;
@@ -142,7 +115,7 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
         PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
         return NULL;
     }
-    if (mha_refuse_other_kinds(object, name) < 0) {
+    if (refuse_other_kinds(object, name) < 0) {
         return NULL;
     }
     const int is_dlpack = only_offers_dlpack(object);
@@ -150,9 +123,21 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
         return NULL;
     }
     if (is_dlpack) {
-        array = from_dlpack(object);
-    } else {
-        array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
+        return mha_array_from_dlpack(object, name);
     }
+    PyObject *array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
     return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
+}
+
+/* as_array(object, name): the same for Python. */
+PyObject *mha_py_as_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    (void)module;
+    const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
+    if (name == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "as_array: wanted an array and a name");
+        }
+        return NULL;
+    }
+    return (PyObject *)mha_as_array(args[0], name);
 }

@@ -13,6 +13,12 @@ int mha_make_private(PyObject **array) {
     return 0;
 }
 
+void *mha_own_capsule(PyObject *object, const char *name, PyCapsule_Destructor clear) {
+    return PyCapsule_IsValid(object, name) && PyCapsule_GetDestructor(object) == clear
+               ? PyCapsule_GetPointer(object, name)
+               : NULL;
+}
+
 void mha_name_missing_memory(const npy_intp *shape, int axes, const char *name) {
     char text[MHA_SHAPE_TEXT];
     if (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {

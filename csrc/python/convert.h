@@ -10,22 +10,31 @@
 /* Whether the pending exception may be passed over: not Ctrl-C, nor memory that ran out. */
 bool mha_error_is_ordinary(void);
 
-/* np.asarray(object), or numpy.from_dlpack where that is all it offers; bfloat16 by DLPack where
- * NumPy takes neither. Other kinds of arrays are a TypeError. New reference. */
+/* np.asarray(object), or by DLPack where that is all it offers, or where it holds bfloat16, of
+ * which NumPy knows nothing. A TypeError for what NumPy would take without what it means: sparse
+ * and masked arrays, and numbers with a unit. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
-/* 0, or -1 with a TypeError: sparse and masked arrays, and numbers with a unit, which NumPy would
- * take without what they mean. */
-int mha_refuse_other_kinds(PyObject *object, const char *name);
+/* Raises the pending exception again, with the argument's name in front and why there is no array:
+ * a TypeError as such, as a ValueError what NumPy and DLPack raise otherwise. */
+void mha_name_pending_error(PyObject *object, const char *name, const char *why);
 
-/* *array becomes a read-only view of the bfloat16 that an object offers by DLPack, which keeps its
- * memory; NULL where it offers none. 0, or -1 with the exception. */
+/* A read-only view of what an object offers by DLPack, which keeps its memory. NULL with an
+ * exception. */
+PyArrayObject *mha_array_from_dlpack(PyObject *object, const char *name);
+
+/* The same into *array of an object that offers bfloat16; NULL where it offers none. 0, or -1 with
+ * the exception. */
 int mha_bfloat16_from_dlpack(PyObject *object, const char *name, PyArrayObject **array);
 
 /* *array, owned, becomes a view of itself that no other thread can reshape; 0, or -1 with the
  * exception. Only after all code that converting other arguments runs: it might resize the array,
  * and a view would keep the old address. */
 int mha_make_private(PyObject **array);
+
+/* What a capsule of this module holds: by its name, and by the function that clears it away, since
+ * anybody can make a capsule of that name. NULL, without an exception, for other objects. */
+void *mha_own_capsule(PyObject *object, const char *name, PyCapsule_Destructor clear);
 
 static inline void *mha_data_or_null(PyArrayObject *array) {
     return array == NULL ? NULL : PyArray_DATA(array);

@@ -36,7 +36,14 @@ enum { CODE_INT = 0, CODE_UINT = 1, CODE_FLOAT = 2, CODE_BFLOAT16 = 4, CODE_BOOL
  * calls RAW_BFLOAT16. */
 PyArray_Descr *mha_type_of_bfloat16(void);
 
-/* A read-only array of a type, which it takes over, over the tensor's memory. */
+bool mha_is_bfloat16_tensor(const dl_tensor *tensor);
+
+/* The type of arrays over a tensor, a new reference; NULL, without an exception, where NumPy has
+ * none. */
+PyArray_Descr *mha_type_of_tensor(const dl_tensor *tensor);
+
+/* A read-only array of a type, which it takes over, over the tensor's memory; NULL with an
+ * exception where what the tensor says of its elements cannot be true. */
 PyArrayObject *mha_array_over_tensor(const dl_tensor *tensor, PyArray_Descr *type,
                                      const char *name);
 

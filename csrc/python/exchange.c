@@ -31,25 +31,10 @@ static const exchange *exchange_of(PyObject *capsule) {
 
 /* A new reference; NULL, without an exception, where NumPy has no such type, or ml_dtypes, whose
  * bfloat16 it would be, is not imported. */
-static PyArray_Descr *type_of_tensor(const dl_tensor *tensor) {
-    static const struct {
-        uint8_t code, bits;
-        int typenum;
-    } TYPES[] = {{CODE_FLOAT, 32, NPY_FLOAT32}, {CODE_FLOAT, 64, NPY_FLOAT64},
-                 {CODE_FLOAT, 16, NPY_FLOAT16}, {CODE_BOOL, 8, NPY_BOOL},
-                 {CODE_INT, 64, NPY_INT64},     {CODE_INT, 32, NPY_INT32}};
-    if (tensor->dtype.lanes != 1) {
-        return NULL;
-    }
-    for (size_t i = 0; i < sizeof TYPES / sizeof TYPES[0]; i++) {
-        if (tensor->dtype.code == TYPES[i].code && tensor->dtype.bits == TYPES[i].bits) {
-            return PyArray_DescrFromType(TYPES[i].typenum);
-        }
-    }
-    if (tensor->dtype.code == CODE_BFLOAT16 && mha_bfloat16_typenum() != NPY_VOID) {
-        return mha_type_of_bfloat16();
-    }
-    return NULL;
+static PyArray_Descr *type_of_lent(const dl_tensor *tensor) {
+    return mha_is_bfloat16_tensor(tensor) && mha_bfloat16_typenum() == NPY_VOID
+               ? NULL
+               : mha_type_of_tensor(tensor);
 }
 
 /* A read-only array over a tensor's memory; None where it has no such memory. */
@@ -58,7 +43,7 @@ static PyObject *array_of_tensor(const exchange *table, PyObject *tensor) {
     PyArray_Descr *type = NULL;
     PyObject *array = NULL;
     if (table->lend(tensor, &lent) == 0) {
-        type = type_of_tensor(&lent);
+        type = type_of_lent(&lent);
     }
     if (type != NULL) {
         array = (PyObject *)mha_with_owner(mha_array_over_tensor(&lent, type, "tensor"),

@@ -124,10 +124,11 @@ PyObject *mha_with_kept(PyObject *results, PyObject *kept) {
 }
 
 const void *mha_kept_call(PyObject *capsule, const char *name) {
-    if (!PyCapsule_IsValid(capsule, name)) {
+    const kept_call *kept = mha_own_capsule(capsule, name, free_kept);
+    if (kept == NULL) {
         PyErr_Format(PyExc_TypeError, "kept: got %s, wanted what the forward pass of %s kept",
                      Py_TYPE(capsule)->tp_name, name);
         return NULL;
     }
-    return (const kept_call *)PyCapsule_GetPointer(capsule, name) + 1;
+    return kept + 1;
 }

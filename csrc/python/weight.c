@@ -15,9 +15,14 @@ typedef struct packed_weight {
 } packed_weight;
 
 static void free_packed(PyObject *capsule) {
-    packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
+    packed_weight *packed = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
     mha_system_free(packed->panels);
     free(packed);
+}
+
+/* NULL where the object is another one. */
+static const packed_weight *packed_in(PyObject *object) {
+    return mha_own_capsule(object, CAPSULE_NAME, free_packed);
 }
 
 static mha_status pack(const void *packing, mha_execution *execution) {
@@ -103,26 +108,25 @@ static int check_in(const converted_weight *weight, int64_t wanted, const char *
 }
 
 int64_t mha_rows_of_weight(PyObject *object) {
-    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
-        return ((const packed_weight *)PyCapsule_GetPointer(object, CAPSULE_NAME))->weight.in;
+    const packed_weight *packed = packed_in(object);
+    if (packed != NULL) {
+        return packed->weight.in;
     }
     const bool is_matrix = PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 2;
     return is_matrix ? PyArray_DIM((PyArrayObject *)object, 0) : -1;
 }
 
 mha_storage mha_storage_of_given(PyObject *object) {
-    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
-        return ((const packed_weight *)PyCapsule_GetPointer(object, CAPSULE_NAME))->weight.storage;
+    const packed_weight *packed = packed_in(object);
+    if (packed != NULL) {
+        return packed->weight.storage;
     }
     return PyArray_Check(object) ? mha_storage_of((PyArrayObject *)object) : MHA_AS_COMPUTED;
 }
 
 static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
                           const char *name, converted_weight *weight) {
-    const packed_weight *packed = PyCapsule_GetPointer(capsule, CAPSULE_NAME);
-    if (packed == NULL) {
-        return -1;
-    }
+    const packed_weight *packed = packed_in(capsule);
     if (packed->dtype != dtype) {
         PyErr_Format(PyExc_TypeError, "%s: packed in another element type", name);
         return -1;
@@ -142,7 +146,7 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
 int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
                        const char *name, converted_weight *weight) {
     char text[MHA_SHAPE_TEXT];
-    if (PyCapsule_IsValid(object, CAPSULE_NAME)) {
+    if (packed_in(object) != NULL) {
         return convert_packed(object, dtype, in, in_meaning, name, weight);
     }
     PyArrayObject *array = mha_as_array(object, name);
@@ -167,8 +171,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
 mha_weight mha_point_weight(const converted_weight *converted) {
     mha_weight weight = {.in = converted->in, .out = converted->out};
     if (PyCapsule_CheckExact(converted->owner)) {
-        const packed_weight *packed = PyCapsule_GetPointer(converted->owner, CAPSULE_NAME);
-        return packed->weight;
+        return packed_in(converted->owner)->weight;
     }
     PyArrayObject *array = (PyArrayObject *)converted->owner;
     weight.data = PyArray_DATA(array);

@@ -57,16 +57,18 @@ SEEN_OUTSIDE void mha_extension_set_num_threads(int num_threads);
 int mha_extension_get_num_threads(void) { return mha_get_num_threads(); }
 void mha_extension_set_num_threads(int num_threads) { mha_set_num_threads(num_threads); }
 
-/* The address of an mha_team, 0 for none. */
-PyObject *mha_py_use_team(PyObject *module, PyObject *address) {
+/* use_team(team): a capsule of this name around an mha_team, or None for no team. */
+static const char TEAM[] = "mha.team";
+
+PyObject *mha_py_use_team(PyObject *module, PyObject *team) {
     (void)module;
-    void *team = PyLong_AsVoidPtr(address);
-    if (team == NULL && PyErr_Occurred()) {
+    if (team != Py_None && !PyCapsule_IsValid(team, TEAM)) {
+        PyErr_Format(PyExc_TypeError, "team: got %s, wanted a capsule named %s, or None",
+                     Py_TYPE(team)->tp_name, TEAM);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    mha_use_team((mha_team)(uintptr_t)team);
-    Py_END_ALLOW_THREADS;
+    void *function = team == Py_None ? NULL : PyCapsule_GetPointer(team, TEAM);
+    mha_use_team((mha_team)(uintptr_t)function);
     Py_RETURN_NONE;
 }
 

@@ -25,8 +25,9 @@ static struct pool {
     int num_workers;         /* what follows, up to the atomics, is written under in_use, and
                                 constant while a job runs */
     bool fork_handler_set;
-    unsigned forks; /* of the processes between the first and this one */
-    mha_team team;  /* NULL: workers of its own */
+    unsigned forks;              /* of the processes between the first and this one */
+    _Atomic(mha_team) next_team; /* of the next job, whoever's thread asks for it and when */
+    mha_team team;               /* NULL: workers of its own */
     mha_task_function function;
     void *context;
     int64_t num_tasks;
@@ -60,7 +61,7 @@ static void start_over_in_child(void) {
     mha_system_begin_condition(&pool.job_done);
     pool.forks++;
     pool.num_workers = 0;
-    pool.team = NULL;
+    atomic_store(&pool.next_team, NULL);
     atomic_store(&pool.state, 0);
     atomic_store(&pool.finished, 0);
     atomic_store(&pool.stopped, false);
@@ -310,16 +311,22 @@ static void lead_team(caller *c) {
     }
 }
 
-void mha_use_team(mha_team team) {
-    mha_system_lock(&pool.in_use);
-    set_fork_handler();
-    pool.team = pool.fork_handler_set ? team : NULL;
-    mha_system_unlock(&pool.in_use);
+/* Takes no lock: a signal handler may ask for it in the middle of a call, which holds the pool. */
+void mha_use_team(mha_team team) { atomic_store(&pool.next_team, team); }
+
+/* The team that the job is for, unless the child of a fork could not leave it. */
+static void choose_team(void) {
+    pool.team = atomic_load(&pool.next_team);
+    if (pool.team != NULL) {
+        set_fork_handler();
+        pool.team = pool.fork_handler_set ? pool.team : NULL;
+    }
 }
 
 /* Tasks for more threads than one, with the pool in use by this caller. */
 static void run_pooled(int64_t num_tasks, int helpers, mha_task_function function, void *context,
                        caller *c) {
+    choose_team();
     if (pool.team == NULL) {
         start_workers(helpers);
     }

@@ -255,6 +255,26 @@ static void run_team(void (*work)(void *), void *data, unsigned num_threads, uns
     }
 }
 
+static int use_team_in_poll(void *context) {
+    mha_use_team(context == NULL ? NULL : run_team);
+    return 0;
+}
+
+/* As a signal handler may, on the thread whose call holds the pool: the next call has it. */
+static void test_team_chosen_within_a_call(void) {
+    counts c;
+    int on = 1;
+    for (int round = 0; round < 4; round++) {
+        const mha_cancel cancel = {use_team_in_poll, round % 2 == 0 ? &on : NULL};
+        memset(&c, 0, sizeof c);
+        CHECK_OK(mha_pool_run(TASKS, THREADS, count_task, &c, &cancel));
+        for (int64_t task = 0; task < TASKS; task++) {
+            CHECK(atomic_load(&c.runs[task]) == 1);
+        }
+        check_one_run(TASKS);
+    }
+}
+
 static void test_all(void) {
     test_every_task_once();
     test_many_callers();
@@ -271,6 +291,7 @@ static void test_team(void) {
     test_all();
     mha_use_team(NULL);
     check_one_run(TASKS);
+    test_team_chosen_within_a_call();
 }
 
 static void test_partition(void) {

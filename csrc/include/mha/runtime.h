@@ -16,8 +16,8 @@ MHA_API_BEGIN
 const char *mha_version(void);
 
 /* Chooses the best kernel set of this machine, or the one that `name` forces ("baseline", "avx2",
- * "avx512", "amx", "neon"; NULL: the best but for amx, whose bits differ). MHA_INVALID_ARGUMENT if
- * it cannot run here. */
+ * "avx512", "amx", "neon", in any case; NULL: the best but for amx, whose bits differ).
+ * MHA_INVALID_ARGUMENT if it cannot run here. */
 mha_status mha_choose_kernels(const char *name) MHA_MUST_CHECK;
 const char *mha_instruction_set(void);
 
@@ -35,9 +35,10 @@ void mha_set_num_threads(int num_threads);
  * likes. */
 typedef void (*mha_team)(void (*work)(void *), void *data, unsigned num_threads, unsigned flags);
 
-/* From now on the threads of a team help with calls instead of workers of our own; NULL: these
- * again. Threads that spin while they wait, as OpenMP's do for milliseconds, hold the cores that
- * others would need. The child of a fork has no team. */
+/* From the next call on the threads of a team help instead of workers of our own; NULL: these
+ * again. Waits for nothing: a signal handler may say so in the middle of a call. Threads that spin
+ * while they wait, as OpenMP's do for milliseconds, hold the cores that others would need. The
+ * child of a fork has no team. */
 void mha_use_team(mha_team team);
 
 /* The CPUs that the process may use: its affinity, and the quota of the container's cgroup. */

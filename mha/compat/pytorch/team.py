@@ -13,6 +13,11 @@ import torch
 
 from mha import _core
 
+TEAM = b"mha.team"  # the name that the core asks for; a capsule keeps its address alone
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
 
 def runtime_of_openmp() -> str | None:
     """The path of the runtime (GNU's) that PyTorch has loaded, or None."""
@@ -32,5 +37,5 @@ def share_threads() -> bool:
     if path is None or "OpenMP" not in torch.__config__.parallel_info():
         return False
     run = ctypes.CDLL(path).GOMP_parallel
-    _core.use_team(ctypes.cast(run, ctypes.c_void_p).value or 0)
+    _core.use_team(_new_capsule(ctypes.cast(run, ctypes.c_void_p), TEAM, None))
     return True

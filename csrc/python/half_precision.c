@@ -1,12 +1,8 @@
 /* round_numbers: what a cache of halves stores of float32 numbers. */
 #include "convert.h"
 
-static bool is_plain(PyArrayObject *array) {
-    return PyArray_IS_C_CONTIGUOUS(array) && PyArray_ISALIGNED(array) &&
-           PyArray_ISNOTSWAPPED(array);
-}
-
-/* round_numbers(x, out): float32 into float16 or bfloat16, both C-contiguous, of one size. */
+/* round_numbers(x, out): float32, however it lies, into a C-contiguous array of float16 or bfloat16
+ * of one size with it. */
 PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
     (void)module;
     if (nargs != 2 || !PyArray_Check(args[0]) || !PyArray_Check(args[1])) {
@@ -20,12 +16,16 @@ PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize
                      (PyObject *)PyArray_DESCR(x), (PyObject *)PyArray_DESCR(out));
         return NULL;
     }
-    if (!is_plain(x) || !is_plain(out) || !PyArray_ISWRITEABLE(out) ||
-        PyArray_SIZE(x) != PyArray_SIZE(out)) {
+    if (!PyArray_ISCARRAY(out) || PyArray_SIZE(x) != PyArray_SIZE(out)) {
         PyErr_SetString(PyExc_ValueError,
-                        "round_numbers: wanted contiguous arrays of one size, out to be written");
+                        "round_numbers: wanted arrays of one size, out contiguous to be written");
         return NULL;
     }
-    mha_round_numbers(PyArray_DATA(x), PyArray_DATA(out), storage, PyArray_SIZE(x));
+    PyArrayObject *numbers = mha_as_contiguous_real(x, MHA_FLOAT32, "x");
+    if (numbers == NULL) {
+        return NULL;
+    }
+    mha_round_numbers(PyArray_DATA(numbers), PyArray_DATA(out), storage, PyArray_SIZE(numbers));
+    Py_DECREF(numbers);
     Py_RETURN_NONE;
 }

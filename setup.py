@@ -167,6 +167,7 @@ setup(
             "mha._core",
             sources=core_sources(),
             include_dirs=["csrc/include", numpy.get_include()],
+            libraries=[] if ON_WINDOWS else ["m"],  # sqrt and fmax
             depends=sorted(str(path) for pattern in ("*.h", "*.inc")
                            for path in Path("csrc").rglob(pattern)),
             # Whatever CFLAGS say: sums have an order, NaN and infinity a meaning.

@@ -22,7 +22,8 @@ def get_num_threads() -> int:
     """How many threads a call from here may use.
 
     At the start: MHA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that the process may use
-    (affinity and cgroup quota included). Importing mha warns of a wrong MHA_NUM_THREADS.
+    (affinity and cgroup quota included). Importing mha warns where what a variable says is not
+    used. The child of a fork counts its own CPUs.
 
     >>> with mha.threads(2):
     ...     mha.get_num_threads()
@@ -33,7 +34,9 @@ def get_num_threads() -> int:
 
 @names_its_keywords
 def set_num_threads(num_threads: int, **unknown: Never) -> None:
-    """Set the number of threads of the whole process. The result's bits never depend on it.
+    """Set the number of threads of the whole process, at most 256: larger numbers count as 256.
+
+    The result's bits never depend on it.
 
     Raises
     ------
@@ -77,7 +80,8 @@ def _threads(num_threads: int) -> Iterator[None]:
 def instruction_set() -> str:
     """The kernel set in use: "baseline", "avx2", "avx512", "amx" or "neon".
 
-    MHA_ISA forces one; "amx", whose sums differ in the last bits, is never chosen without it.
+    MHA_ISA, in any case, forces one; "amx", whose sums differ in the last bits, is never chosen
+    without it.
 
     >>> mha.instruction_set() in ("baseline", "avx2", "avx512", "amx", "neon")
     True
@@ -128,9 +132,22 @@ def show_config(mode: str = "stdout", **unknown: Never) -> dict[str, Any] | None
     return None
 
 
+_MOST_THREADS = 256  # MHA_MAX_THREADS of csrc/include/mha/runtime.h
+_PLAIN = r"\s*\+?0*[1-9][0-9]*\s*"
+_PLAIN_NUMBERS = {"MHA_NUM_THREADS": _PLAIN, "OMP_NUM_THREADS": f"{_PLAIN}(,{_PLAIN})*"}
+
+
 def warn_of_wrong_environment() -> None:
-    """The core takes a wrong MHA_NUM_THREADS as far as it is a number, else what comes next."""
-    given = os.environ.get("MHA_NUM_THREADS", "")
-    if given and not re.fullmatch(r"\s*\+?0*[1-9][0-9]*\s*", given):
-        warnings.warn(f"MHA_NUM_THREADS: got {given!r}, wanted an int of at least 1; calls use"
-                      f" {get_num_threads()} threads", RuntimeWarning, stacklevel=3)
+    """The core takes a wrong number of threads as far as it is one, else what comes next."""
+    for variable, plain in _PLAIN_NUMBERS.items():
+        given = os.environ.get(variable, "")
+        begins = re.match(r"\s*\+?0*([1-9][0-9]{0,9})", given)
+        number = int(begins[1]) if begins else 0
+        if given and (not re.fullmatch(plain, given, re.ASCII) or number > _MOST_THREADS):
+            a_list = ", or a list of such ints" if variable == "OMP_NUM_THREADS" else ""
+            now = get_num_threads()
+            warnings.warn(f"{variable}: got {given!r}, wanted an int from 1 to {_MOST_THREADS}"
+                          f"{a_list}; calls use {now} thread{'s' * (now > 1)}", RuntimeWarning,
+                          stacklevel=3)
+        if number > 0:
+            return

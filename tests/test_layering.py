@@ -57,7 +57,7 @@ def test_no_file_is_long():
 
 
 WRITABLE = {
-    "pool", "process_num_threads",
+    "pool", "process_num_threads", "forks_are_handled",
     "chosen",  # the kernels in use
     "key", "key_works",  # each thread's workspace and last look at signals
     "spare", "functions", "handler",  # blocks of results for reuse, and how NumPy gives them back
@@ -74,6 +74,18 @@ def test_only_the_pool_and_what_is_listed_is_writable():
     found = re.findall(r"[O ] \.t?(?:data|bss)\t\w+ +(?:\.hidden )?(\w+)", table)
     ours = {name for name in found if not name.startswith("__") and name != "completed"}
     assert ours == WRITABLE
+
+
+def test_every_library_in_use_is_linked():
+    """The linker gives a version to what it found in a library; what has none is Python's, or is
+    there only as long as the program happens to have loaded it."""
+    table = subprocess.run(["objdump", "--dynamic-syms", mha._core.__file__], check=True,
+                           capture_output=True, text=True).stdout
+    wanted = re.findall(r"^\w+  +D?F? +\*UND\*\t\w+ +(\S+) +(\w+)$", table, re.M)
+    assert len(wanted) > 100
+    if any(version.startswith("(GLIBC") for version, _ in wanted):
+        assert [name for version, name in wanted
+                if version == "Base" and not name.startswith(("Py", "_Py", "__"))] == []
 
 
 def test_imports_of_the_package():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mha
+from mha import _core
 
 # How many times as long as elsewhere a second may take: emulated machines say so (tests/arm64.sh).
 SLOWER = float(os.environ.get("SLOWER", "1"))
@@ -45,40 +46,91 @@ def test_number_of_threads():
 @pytest.mark.parametrize(("environment", "expected"), [
     ({"MHA_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
     ({"MHA_NUM_THREADS": " +03 ", "OMP_NUM_THREADS": "5"}, "3"),
-    ({"MHA_NUM_THREADS": "9" * 30, "OMP_NUM_THREADS": "5"}, "256"),
+    ({"MHA_NUM_THREADS": "3", "OMP_NUM_THREADS": "1e3"}, "3"),  # which nobody asks for
+    ({"MHA_NUM_THREADS": "256", "OMP_NUM_THREADS": "5"}, "256"),
     ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "5"}, "5"),
     ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "4,2"}, "4"),
-    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": "none"}, "1")])  # of the CPUs, here one
+    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": " +4 , 2,1 "}, "4"),
+    ({"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": ""}, "1")])  # of the CPUs, here one
 def test_environment(environment, expected):
     done = run_python("import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
                       "import mha; print(mha.get_num_threads())", **environment)
     assert done.stdout.strip() == expected, done.stderr
 
 
+WARNINGS = """
+import os, warnings
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import mha
+print(*{w.filename for w in seen}, mha.get_num_threads())
+print(*(f"{w.category.__name__}: {w.message}" for w in seen), sep="\\n")
+"""
+
+
 @pytest.mark.parametrize(("given", "expected"), [
     ("-1", "4"), ("0", "4"), ("none", "4"), ("0x3", "4"), ("1_0", "1"), ("3,2", "3"), ("2.5", "2"),
-    ("3 threads", "3"), ("\u0663", "4")])
+    ("3 threads", "3"), ("\u0663", "4"), ("4096", "256"), ("257", "256"), ("9" * 5000, "256")])
 def test_a_wrong_number_of_threads_in_the_environment(given, expected):
     """A warning that points at the import and says how many it will be."""
-    code = ("import warnings\n"
-            "with warnings.catch_warnings(record=True) as seen:\n"
-            "    warnings.simplefilter('always')\n"
-            "    import mha\n"
-            "print(*(w.filename for w in seen), mha.get_num_threads())\n"
-            "print(*(f'{w.category.__name__}: {w.message}' for w in seen))")
     environment = {"MHA_NUM_THREADS": given, "OMP_NUM_THREADS": "4,2", "PYTHONUTF8": "1"}
-    done = run_python(code, **environment)
+    done = run_python(WARNINGS, **environment)
     assert done.stdout.splitlines() == [
-        f"<string> {expected}", f"RuntimeWarning: MHA_NUM_THREADS: got {given!r}, wanted an int of"
-        f" at least 1; calls use {expected} threads"], done.stderr
+        f"<string> {expected}", f"RuntimeWarning: MHA_NUM_THREADS: got {given!r}, wanted an int"
+        f" from 1 to 256; calls use {expected} thread{'s' * (expected != '1')}"], done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ("1e3", "1"), ("384", "256"), ("none", "1"), ("-2", "1"), ("4;2", "4"), ("4,0", "4"),
+    ("4,x", "4"), (",4", "1"), ("dynamic", "1")])
+def test_a_wrong_number_of_threads_of_openmp(given, expected):
+    """The same where mha's own variable says nothing; each variable that is asked has its own."""
+    of_openmp = (f"RuntimeWarning: OMP_NUM_THREADS: got {given!r}, wanted an int from 1 to 256, or"
+                 f" a list of such ints; calls use {expected} thread{'s' * (expected != '1')}")
+    done = run_python(WARNINGS, MHA_NUM_THREADS="", OMP_NUM_THREADS=given)
+    assert done.stdout.splitlines() == [f"<string> {expected}", of_openmp], done.stderr
+    done = run_python(WARNINGS, MHA_NUM_THREADS="many", OMP_NUM_THREADS=given)
+    first, own, second = done.stdout.splitlines()
+    assert own.startswith("RuntimeWarning: MHA_NUM_THREADS: got 'many', wanted"), own
+    assert (first, second) == (f"<string> {expected}", of_openmp)
+
+
+COUNTED_IN_A_CHILD = """
+import os, mha
+cpus = sorted(os.sched_getaffinity(0))
+before = mha.get_num_threads()
+{before}
+child = os.fork()
+if child == 0:
+    os.sched_setaffinity(0, cpus[:1])
+    os._exit(mha.get_num_threads())
+print(before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), mha.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a child cannot have fewer CPUs")
+def test_the_child_of_a_fork_counts_its_own_cpus():
+    """But for a number that somebody asked for."""
+    own = {"MHA_NUM_THREADS": "", "OMP_NUM_THREADS": ""}
+    before, child, after = run_python(COUNTED_IN_A_CHILD.format(before=""), **own).stdout.split()
+    assert child == "1" < before == after
+    asked = run_python(COUNTED_IN_A_CHILD.format(before="mha.set_num_threads(before + 5)"), **own)
+    before, child, after = map(int, asked.stdout.split())
+    assert child == after == before + 5
+    for variable in own:
+        done = run_python(COUNTED_IN_A_CHILD.format(before=""), **own | {variable: "3"})
+        assert done.stdout == "3 3 3\n", done.stderr
 
 
 def test_forced_instruction_set():
-    done = run_python("import mha; print(mha.instruction_set())", MHA_ISA="baseline")
-    assert done.stdout.strip() == "baseline"
-    done = run_python("import mha", MHA_ISA="abacus")
-    assert done.returncode != 0
-    assert "MHA_ISA: got abacus, wanted one that runs here" in done.stderr
+    for given in ("baseline", "BASELINE", "Baseline"):
+        done = run_python("import mha; print(mha.instruction_set())", MHA_ISA=given)
+        assert done.stdout.strip() == "baseline", done.stderr
+    for given in ("abacus", "base", "baselines", " "):
+        done = run_python("import mha", MHA_ISA=given)
+        assert done.returncode != 0
+        assert f"MHA_ISA: got {given}, wanted one that runs here" in done.stderr
 
 
 def test_calls_from_many_threads():
@@ -361,3 +413,35 @@ def test_signal_handler_may_call_us():
         signal.signal(signal.SIGALRM, before)
     assert np.array_equal(seen[0], small)
     assert np.allclose(result, 1)
+
+
+TEAM_IN_A_HANDLER = """
+import signal
+import numpy as np
+import mha
+from mha import _core
+x = np.ones((1, 8, 6000, 64), np.float32)
+seen = []
+def use(*_):
+    _core.use_team(None)
+    seen.append("used")
+signal.signal(signal.SIGALRM, use)
+with mha.threads(2):
+    while not seen:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        mha.scaled_dot_product_attention(x, x, x)
+print(*seen)
+"""
+
+
+def test_a_team_is_chosen_in_the_middle_of_a_call():
+    """By a signal handler, on the thread whose call holds the pool."""
+    done = subprocess.run([sys.executable, "-c", TEAM_IN_A_HANDLER], text=True,
+                          capture_output=True, timeout=60 * SLOWER)
+    assert done.stdout.strip() == "used", done.stderr
+
+
+def test_what_is_no_team():
+    for wrong in (0, 1, "mha.team", _core.pack_weight(np.ones((2, 2)))):
+        with pytest.raises(TypeError, match=r"team: got .*, wanted a capsule named mha\.team"):
+            _core.use_team(wrong)

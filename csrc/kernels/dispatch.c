@@ -55,9 +55,20 @@ const char *mha_available_instruction_set(int index) {
 
 void mha_use_kernel_set(const mha_kernel_set *set) { atomic_store(&chosen, set); }
 
+/* Whether `given` is the name of a set, which is in small letters, whatever its case. */
+static bool is_name(const char *name, const char *given) {
+    for (; *name != '\0'; name++, given++) {
+        const char small = *given >= 'A' && *given <= 'Z' ? (char)(*given - 'A' + 'a') : *given;
+        if (small != *name) {
+            return false;
+        }
+    }
+    return *given == '\0';
+}
+
 /* Its sums differ from those of the other sets with FMA, so it is for those who ask for it. */
 static bool is_asked_for(const mha_kernel_set *set, const char *name) {
-    return name == NULL ? strcmp(set->name, "amx") != 0 : strcmp(set->name, name) == 0;
+    return name == NULL ? strcmp(set->name, "amx") != 0 : is_name(set->name, name);
 }
 
 mha_status mha_choose_kernels(const char *name) {

@@ -39,15 +39,13 @@ from mha.diagnosis.signature import (
     is_function,
     weight_parameters,
 )
-from mha.diagnosis.subject import Subject
+from mha.diagnosis.subject import AS_IS, ONE_SEQUENCE, SLOW, Subject
 from mha.diagnosis.weights import Opened
 from mha.half_precision import is_half, stored_dtype
 from mha.layer import MultiHeadAttention
 
 Findings: TypeAlias = tuple[list[str], list[str]]  # problems and notes
 Candidate: TypeAlias = tuple[Outcome, Opened]
-
-SLOW = 0.5  # seconds a call: what takes longer is called some twenty times only
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -214,6 +212,7 @@ def _diagnose_layer(make: attempts.Make, named: object, twin: attempts.Make) -> 
     if len(subject.signature.roles) == 1:
         chosen.notes.append("takes one input: self-attention only")
     problems, notes = _finished(chosen, named)
+    problems += _in_a_batch(chosen, candidates)
     if layer.heads > 1 and "W_o" not in subject.model.matrices and subject.model.matrices:
         problems.append("there is no output projection W_o: the heads are concatenated, but never"
                         " mixed")
@@ -256,6 +255,14 @@ def _best(candidates: list[Candidate], most: int) -> Candidate:
             if count <= most and explain(outcome, count):
                 return outcome, layer
     return likely[0]
+
+
+def _in_a_batch(chosen: Outcome, candidates: list[Candidate]) -> list[str]:
+    """The mistake that spoils a batch where one sequence comes out right."""
+    return [f"with a batch of sequences: {problem}" for outcome, _ in candidates
+            if chosen.right and chosen.subject.layout is ONE_SEQUENCE
+            and outcome.subject.layout is AS_IS and outcome.subject.transposed
+            == chosen.subject.transposed and explain(outcome, 1) for problem in outcome.problems]
 
 
 def _explain_or_describe(outcome: Outcome, most: int) -> None:

@@ -220,7 +220,7 @@ MISTAKES = [
     Mistake("divided by sqrt(num_heads)", LAYER, "np.sqrt(self.d_k)", "np.sqrt(self.num_heads)"),
     Mistake("hard-coded scale", LAYER, "np.sqrt(self.d_k)", "8.0", "(self.d_k / self.d_k ** 0.5)"),
     Mistake("hard-coded scale", LAYER, "np.sqrt(self.d_k)", "np.sqrt(64)"),
-    Mistake("third axis from the end", LAYER, "weights = softmax(scores)",
+    Mistake("over the heads instead of the keys", LAYER, "weights = softmax(scores)",
             "weights = softmax(scores, axis=1)", "weights = softmax(scores, axis=3)"),
     Mistake("over the queries instead of the keys", LAYER, "weights = softmax(scores)",
             "weights = softmax(scores, axis=2)"),

@@ -242,7 +242,7 @@ def sums_of_squares(q, k, v):
     (scaled_after_softmax, "after the softmax instead of before"),
     (softmax_over_queries, "softmax over the wrong axis: over the queries"),
     (softmax_over_axis_one, "3-D input: softmax over the wrong axis: over the queries"),
-    (softmax_over_axis_one, "4-D input: softmax over the wrong axis: over the third axis"),
+    (softmax_over_axis_one, "4-D input: softmax over the wrong axis: over the heads"),
     (softmax_over_everything, "softmax over the wrong axis: over all scores"),
     (no_softmax, "forgot the softmax"),
     (no_exp, "lacks its exp"),

@@ -180,8 +180,8 @@ SOFTMAX: dict[str, Callable[[Array], Array]] = {
     "": softmax,
     "softmax over the wrong axis: over the queries instead of the keys":
         lambda scores: softmax(scores, -2),
-    "softmax over the wrong axis: over the third axis from the end (heads or batch)":
-        lambda scores: softmax(scores, -3),
+    "softmax over the wrong axis: over the heads instead of the keys": lambda scores:
+        softmax(scores, {4: 1}[scores.ndim]),
     "softmax over the wrong axis: over the first axis (the batch)":
         lambda scores: softmax(scores, 0),
     "softmax over the wrong axis: over queries and keys together":
@@ -267,6 +267,7 @@ VALUES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
     "the weights are averaged over the batch": lambda w, q, k, v:
         np.broadcast_to(w.mean(0, keepdims=True), w.shape) @ v,
     "the values belong to another batch item": lambda w, q, k, v: w @ v[::-1],
+    "the values are in reverse order, unlike the keys": lambda w, q, k, v: w @ v[..., ::-1, :],
     "the values belong to another head, in reverse order": lambda w, q, k, v:
         w @ v[..., ::-1, :, :],
     "the weights are squared": lambda w, q, k, v: w ** 2 @ v,

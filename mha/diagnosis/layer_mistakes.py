@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from mha import reference
-from mha.diagnosis.aliases import Array
-from mha.diagnosis.attention_mistakes import swapped
+from mha.diagnosis.aliases import Array, Inputs
+from mha.diagnosis.attention_mistakes import AFTERWARDS, swapped
 
 Split: TypeAlias = Callable[[Array, int], Array]  # of (batch, len, d_model) and the heads
 
@@ -115,6 +115,11 @@ SPLIT: dict[str, tuple[Split, ...]] = {  # how query, key and value are split in
         reference.split_heads if place == index else no_transpose for place in range(3))
         for index, role in enumerate(("query", "key", "value"))},
 }
+ORDER: dict[str, tuple[int, int, int]] = {  # which heads meet as query, as key and as value
+    "": (0, 1, 2),
+    "key and value are swapped between the projections and the scores": (0, 2, 1),
+    "query and value are swapped between the projections and the scores": (2, 1, 0),
+}
 GROUP: dict[str, Callable[[Array, int], Array]] = {  # how a key head serves several query heads
     "": lambda x, group: np.repeat(x, group, axis=-3),
     "grouped heads are interleaved the wrong way: neighbouring query heads share a key head, so"
@@ -122,6 +127,15 @@ GROUP: dict[str, Callable[[Array, int], Array]] = {  # how a key head serves sev
         lambda x, group: np.concatenate([x] * group, axis=-3),
     "every query head uses the first key head":
         lambda x, group: np.repeat(x[..., :1, :, :], group * x.shape[-3], axis=-3),
+}
+
+
+# From the output of the heads, and query, key and value as heads, to what is merged.
+ATTENDED: dict[str, Callable[[Array, Inputs], Array]] = {
+    "": lambda attended, heads: attended,
+    **{f"within the heads: {name}": change for name, change in AFTERWARDS.items() if name
+       and not any(words in name for words in ("axes", "axis", "batch", "queries", "only",
+                                               "transposed", "flattened", "sqrt"))},
 }
 
 

@@ -44,6 +44,7 @@ MASK: dict[str, MaskEntry] = {  # what it does to the scores, and to the weights
     "blocked scores are multiplied by 1e9": MaskEntry(
         lambda s, visible: np.where(visible, s, s * 1e9), as_it_is),
 }
+INFINITE = _fill(-np.inf)  # right, too; but what spoils the softmax makes NaN of it
 STILL = "which still gets weight: fill with -inf, or -1e9"
 
 
@@ -67,8 +68,8 @@ CAUSAL = "the causal mask is always on: no query sees a later key"
 CAUSAL_FROM_START = "the causal mask is always on, and counts from the first key"
 OFF_BY_ONE = "the causal mask is off by one: "
 UNSEEN, FUTURE = "a query does not see its own key", "a query sees the next key, one of the future"
-_ALWAYS: dict[str, Visibility | None] = {
-    "": None,
+# What is visible without any mask.
+ALWAYS: dict[str, Visibility] = {
     CAUSAL: causal,
     CAUSAL_FROM_START: causal_from_start,
     OFF_BY_ONE + UNSEEN: lambda q, k: causal(q, k, -1),
@@ -84,9 +85,10 @@ _ALWAYS: dict[str, Visibility | None] = {
     "a query sees its own key only: all but the diagonal is blocked":
         lambda q, k: np.eye(q, k, dtype=bool),
 }
-# What is visible without any mask, and the entry of MASK by which the rest is blocked.
+# The same, and the entry of MASK by which the rest is blocked.
 TRIANGLE: dict[str, tuple[Visibility | None, str]] = {
-    **{name: (visible, "") for name, visible in _ALWAYS.items()},
+    "": (None, ""),
+    **{name: (visible, "") for name, visible in ALWAYS.items()},
     **{f"the causal mask is always on, and wrong: {how}": (causal_from_start, how)
        for how in MASK if how and "ignored" not in how},
 }

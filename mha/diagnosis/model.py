@@ -10,10 +10,12 @@ import numpy as np
 from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes, Visibility
 from mha.diagnosis.attention_mistakes import AFTERWARDS, INPUTS, SCALE, SCORES, SOFTMAX, VALUES
 from mha.diagnosis.layer_mistakes import (
+    ATTENDED,
     BIAS,
     BIAS_STAYS,
     GROUP,
     MERGE,
+    ORDER,
     OUTPUT,
     PROJECT,
     SPLIT,
@@ -30,8 +32,10 @@ ATTENTION_TABLES: Tables = {
     "values": VALUES, "afterwards": AFTERWARDS}
 LAYER_TABLES: Tables = {
     "inputs": INPUTS, "project": PROJECT, "transposed": TRANSPOSED, "bias": BIAS, "split": SPLIT,
-    "group": GROUP, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE, "softmax": SOFTMAX,
-    "values": VALUES, "merge": MERGE, "output": OUTPUT, "afterwards": AFTERWARDS}
+    "order": ORDER, "group": GROUP, "scores": SCORES, "scale": SCALE, "triangle": TRIANGLE,
+    "softmax": SOFTMAX, "values": VALUES, "merge": MERGE, "output": OUTPUT,
+    "afterwards": AFTERWARDS, "attended": ATTENDED}
+BEFORE_SCORES = ("inputs", "project", "transposed", "bias", "split", "order", "group")
 IMPOSSIBLE = (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError)
 
 
@@ -51,14 +55,14 @@ class HardCoded(str):
         return made
 
 
-class WeakTriangle(str):
-    """The mistake of a causal mask that fills or adds a small number: its name, what it does."""
+class Triangle(str):
+    """A mask that is always on, by its name in the step "triangle": what it does."""
 
     visible: Visibility
     how: MaskEntry
 
     def __new__(cls, name: str, visible: Visibility, how: MaskEntry) -> Self:
-        made = super().__new__(cls, "the causal mask is always on, and " + name)
+        made = super().__new__(cls, name)
         made.visible, made.how = visible, how
         return made
 
@@ -116,14 +120,13 @@ class Model:
         memory = {} if memory is None else memory
         with np.errstate(all="ignore"):
             heads = _remembered(
-                memory, ("inputs", "project", "transposed", "bias", "split", "group"), mistakes,
-                lambda: self.heads_of(inputs, mistakes))
+                memory, BEFORE_SCORES, mistakes, lambda: self.heads_of(inputs, mistakes))
             weights = _remembered(
-                memory, ("inputs", "project", "transposed", "bias", "split", "group", "scores",
-                         "scale", "triangle", "mask", "softmax"), mistakes,
-                lambda: self._weights(*heads, mistakes, visible))
+                memory, (*BEFORE_SCORES, "scores", "scale", "triangle", "mask", "softmax"),
+                mistakes, lambda: self._weights(*heads, mistakes, visible))
             attended = VALUES[mistakes.get("values", "")](weights, *heads)
             if self.layer:
+                attended = ATTENDED[mistakes.get("attended", "")](attended, heads)
                 merged = MERGE[mistakes.get("merge", "")](attended)
                 attended = OUTPUT[mistakes.get("output", "")](
                     merged, _OutputProjection(self, mistakes), inputs[0])
@@ -139,6 +142,7 @@ class Model:
             splits = SPLIT[mistakes.get("split", "")]
             sources = [split(x, heads) for split, x, heads in
                        zip(splits, sources, (self.heads, self.kv_heads, self.kv_heads))]
+            sources = [sources[place] for place in ORDER[mistakes.get("order", "")]]
         query, key, value = sources
         if query.ndim == 4 and key.shape[1] != query.shape[1] and self.kv_heads != self.heads:
             group = GROUP[mistakes.get("group", "")]
@@ -208,7 +212,7 @@ class _OutputProjection:
 def _triangle(mistakes: Mistakes) -> tuple[Visibility | None, MaskEntry]:
     """What is visible without any mask, a function of the lengths, and how the rest is blocked."""
     name = mistakes.get("triangle", "")
-    if isinstance(name, WeakTriangle):
+    if isinstance(name, Triangle):
         return name.visible, name.how
     visible, how = TRIANGLE[name]
     return visible, MASK[how]

@@ -69,6 +69,9 @@ def _judge_always_causal(outcome: Outcome, named: object) -> None:
         outcome.notes.append("always causal: no query sees a later key, as in a decoder (GPT); an"
                              " encoder needs a switch")
     if triangle and subject.model.found and not outcome.problems:
+        outcome.problems += check_weights(
+            subject.returned.arrays, *subject.expected(subject.inputs))
+    if triangle and subject.model.found and not outcome.problems:
         check_leak(subject, subject.inputs, {}, outcome.problems, "the causal mask")
 
 

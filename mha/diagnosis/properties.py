@@ -1,7 +1,7 @@
 """What can be said where no known mistake fits: which properties of attention hold."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -9,36 +9,10 @@ import numpy as np
 from mha.diagnosis.aliases import Array, Inputs
 from mha.diagnosis.compare import Outcome, returned_weights
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import Subject, equal
+from mha.diagnosis.subject import Subject, equal, seen_pairs
 
 # Whether something holds, or words for how it fails; None where that cannot be seen.
 Answer: TypeAlias = bool | str | None
-
-
-def seen_pairs(subject: Subject, inputs: Inputs, options: Mapping[str, object]) -> Array | None:
-    """Which key reaches which query, (query_len, key_len), found by changing one key's input at a
-    time; where the queries come with it, a query always reaches itself. None if shapes differ."""
-    taken = len(subject.signature.roles)
-    before = subject.call(inputs, **options)[0]
-    query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
-    if before.ndim < 2 or before.shape[-2] != query_len:
-        return None
-    seen = np.zeros((query_len, key_len), bool)
-    for index in range(key_len):
-        changed = list(inputs)
-        which = {1: 0, 2: 1, 3: 2}[taken]
-        changed[which] = inputs[which].copy()
-        changed[which][..., index, :] += 1 + np.arange(inputs[which].shape[-1]) % 3
-        if taken < 3:
-            changed = [changed[0], changed[which], changed[which]]
-        after = subject.call(changed, **options)[0]
-        with np.errstate(all="ignore"):
-            difference = np.abs(after - before)
-        moved = difference > 1e-9 * np.nanmax(np.abs(before))
-        seen[:, index] = moved.any(axis=-1).reshape(-1, query_len).any(axis=0)
-        if taken == 1:
-            seen[index, index] = True
-    return seen
 
 
 def differences(outcome: Outcome) -> list[str]:

@@ -14,10 +14,9 @@ from mha.diagnosis.mask_mistakes import (
     causal_from_start,
 )
 from mha.diagnosis.model import IMPOSSIBLE, MaskedBy, Model
-from mha.diagnosis.properties import seen_pairs
 from mha.diagnosis.search import FLOAT16, distance, weak_fill
 from mha.diagnosis.signature import CannotTestError
-from mha.diagnosis.subject import TOLERANCE, Subject, equal, of_shape
+from mha.diagnosis.subject import TOLERANCE, Subject, equal, of_shape, seen_pairs
 
 IGNORED = next(name for name in MASK if "ignored" in name)
 

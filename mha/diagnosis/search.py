@@ -12,9 +12,9 @@ import numpy as np
 
 from mha.diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes
 from mha.diagnosis.layer_mistakes import BIAS_STAYS
-from mha.diagnosis.mask_mistakes import causal_from_start, filled
-from mha.diagnosis.model import IMPOSSIBLE, HardCoded, Memory, Model, WeakTriangle
-from mha.diagnosis.subject import TOLERANCE, equal
+from mha.diagnosis.mask_mistakes import ALWAYS, INFINITE, MASK, causal_from_start, filled
+from mha.diagnosis.model import IMPOSSIBLE, HardCoded, Memory, Model, Triangle
+from mha.diagnosis.subject import TOLERANCE, equal, same
 from mha.progress import progress
 
 # What beginners do most; two mistakes at a time have one of these, three are all of them.
@@ -47,15 +47,41 @@ class Search:
 
     alike: what came for `values_alike(inputs)`, where whoever attends to whom makes no difference.
     If that is right, no mistake that changes it is looked for; if not, at least one such is.
-    sees_all: whether the first query is known to see the last key, and the other way round.
+    seen: which key reaches which query, or None where that is not known. Where a mask that is
+    always on explains it, the others are looked for beside that mask, as in a decoder.
     """
 
     def __init__(self, model: Model, inputs: Inputs, mine: Array, tolerance: float = TOLERANCE,
-                 alike: Array | None = None, sees_all: bool = False) -> None:
+                 alike: Array | None = None, seen: Array | None = None) -> None:
         self.model, self.inputs, self.mine = model, inputs, mine
-        self.tolerance, self.alike, self.sees_all = tolerance, alike, sees_all
+        self.tolerance, self.alike = tolerance, alike
         self.memory: Memory = {}
-        self.probe = np.unravel_index(mine.size // 2, mine.shape) if mine.size else None
+        self.rows: dict[str, Array] = {}
+        finite = np.flatnonzero(np.isfinite(mine))
+        self.any_finite, self.spoiled = finite.size > 0, finite.size < mine.size
+        self.probe = np.unravel_index(finite[finite.size // 2], mine.shape) if finite.size else ()
+        self.near = 1e-3 * (1 + np.max(np.abs(mine.flat[finite]), initial=0))
+        # Values alone tell what reaches what; keys and queries do so by the sums of the softmax.
+        self.sees_all = seen is not None and not model.one_input and bool(
+            seen[0, -1] and seen[-1, 0])
+        self.bases = self._always_on(seen)
+
+    def _always_on(self, seen: Array | None) -> list[Mistakes]:
+        """The masks that leave these pairs; where numbers are spoiled all that can do that."""
+        if not self.spoiled and (seen is None or seen.all()):
+            return []
+        bases: list[Mistakes] = []
+        left: list[Array] = []
+        for name, visible in ALWAYS.items():
+            pairs = visible(self.inputs[0].shape[-2], self.inputs[1].shape[-2])
+            shown = pairs | (np.eye(*pairs.shape) > 0) if self.model.one_input else pairs
+            if any(np.array_equal(pairs, other) for other in left):
+                continue
+            if self.spoiled or (seen is not None and np.array_equal(shown, seen)):
+                left.append(pairs)
+                bases.append({"triangle": Triangle(
+                    name, visible, INFINITE if self.spoiled else MASK[""])})
+        return bases
 
     def fits(self, mistakes: Mistakes) -> bool:
         """Whether the model with these mistakes computes `mine`."""
@@ -63,16 +89,23 @@ class Search:
             output, _ = self.model.run(self.inputs, mistakes, memory=self.memory)
         except IMPOSSIBLE:
             return False
-        if output.shape != self.mine.shape or not self.mine.size:
+        if output.shape != self.mine.shape or not self.any_finite:
             return False
-        rows = None
-        if mistakes.get("triangle"):
-            rows = self.model.empty_rows(mistakes, self.inputs[0].shape[-2],
-                                         self.inputs[1].shape[-2])
-        elif self.tolerance == TOLERANCE and np.ndim(output) and not abs(
-                output[self.probe] - self.mine[self.probe]) <= 1e-3 * (1 + abs(self.mine).max()):
+        rows = self._empty_rows(mistakes)
+        counts = rows is None or output.ndim < 2 or output.shape[-2] != len(rows) or not rows[
+            self.probe[-2]]
+        if self.tolerance == TOLERANCE and counts and not abs(
+                output[self.probe] - self.mine[self.probe]) <= self.near:
             return False  # most are already wrong in one number
-        return equal(self.mine, output, self.tolerance, without_rows=rows)
+        return same(self.mine, output, self.tolerance, without_rows=rows)
+
+    def _empty_rows(self, mistakes: Mistakes) -> Array | None:
+        """Which queries a mask that is always on lets see no key; None without such a mask."""
+        name = mistakes.get("triangle", "")
+        if name and name not in self.rows:
+            self.rows[name] = self.model.empty_rows(
+                mistakes, self.inputs[0].shape[-2], self.inputs[1].shape[-2])
+        return self.rows.get(name)
 
     def singles(self) -> list[Mistakes]:
         return [{step: name} for step, table in self.model.tables().items()
@@ -81,14 +114,28 @@ class Search:
 
     def explanations(self, count: int) -> list[Mistakes]:
         """All the {step: mistake} of `count` mistakes that fit; [] if none does."""
-        singles = self.singles()
         if count == 1:
-            found = [mistakes for mistakes in self._tried(singles, 1) if self.fits(mistakes)]
-            number = None if found else self.hard_coded({})
-            return found or ([] if number is None else [number]) or self._weak_triangle()
-        singles = [mistakes for mistakes in singles if "triangle" not in mistakes
-                   or not (self.sees_all or ", and wrong" in mistakes["triangle"])]
-        changing = self._changing_alike(singles)
+            return self._single() or self._weak_triangle() or [
+                found for base in self.bases for found in self._single(base)]
+        if self.bases:
+            bases = self.bases[:1] if self.spoiled or count > 2 else self.bases
+            return [found for base in bases for found in self._several(count, base)]
+        return self._several(count, {})
+
+    def _single(self, base: Mistakes | None = None) -> list[Mistakes]:
+        """The single mistakes that fit, beside those of the base if there is one."""
+        singles = self.singles()
+        if base:
+            singles = [base, *({**base, **m} for m in singles if "triangle" not in m)]
+        found = [mistakes for mistakes in self._tried(singles, 1) if self.fits(mistakes)]
+        number = None if found else self.hard_coded(base or {})
+        return found if number is None else [number]
+
+    def _several(self, count: int, base: Mistakes) -> list[Mistakes]:
+        """Two or three mistakes at a time that fit, beside those of the base."""
+        singles = [mistakes for mistakes in self.singles() if "triangle" not in mistakes
+                   or not (base or self.sees_all or ", and wrong" in mistakes["triangle"])]
+        changing = self._changing_alike(singles, base)
         if changing is not None and not changing[0]:
             singles = [m for m, changes in zip(singles, changing[1]) if not changes]
         usual = [mistakes for mistakes in singles
@@ -99,8 +146,8 @@ class Search:
         else:
             wanted = None
         if count == 2:
-            return self._pairs(singles, usual, wanted)
-        triples = ({**a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
+            return self._pairs(singles, usual, wanted, base)
+        triples = ({**base, **a, **b, **c} for a, b, c in itertools.combinations(usual, 3)
                    if len(a.keys() | b.keys() | c.keys()) == 3
                    and (wanted is None or not wanted.isdisjoint((id(a), id(b), id(c)))))
         return list(itertools.islice(filter(self.fits, self._tried(triples, 3)), 3))
@@ -109,25 +156,27 @@ class Search:
         """The attempts, with a bar where they take long."""
         return progress(attempts, f"{count} mistakes at a time" if count > 1 else "mistakes", "try")
 
-    def _changing_alike(self, singles: Sequence[Mistakes]) -> tuple[bool, list[bool]] | None:
+    def _changing_alike(self, singles: Sequence[Mistakes],
+                        base: Mistakes) -> tuple[bool, list[bool]] | None:
         """Whether `alike` is wrong, and which mistakes make it so; None where it cannot tell."""
-        if self.alike is None:
+        if self.alike is None or not np.isfinite(self.alike).all():
             return None
         inputs = values_alike(self.inputs)
-        right, _ = self.model.run(inputs, {})
-        if self.alike.shape != right.shape or not np.isfinite(self.alike).all():
+        right, _ = self.model.run(inputs, base)
+        if self.alike.shape != right.shape:
             return None
         memory: Memory = {}
         changes = []
         for mistakes in singles:
             try:
-                changes.append(not equal(self.model.run(inputs, mistakes, memory=memory)[0], right))
+                changed, _ = self.model.run(inputs, {**base, **mistakes}, memory=memory)
+                changes.append(not equal(changed, right))
             except IMPOSSIBLE:
                 changes.append(True)
         return not equal(self.alike, right), changes
 
     def _pairs(self, singles: Sequence[Mistakes], usual: Sequence[Mistakes],
-               wanted: set[int] | None) -> list[Mistakes]:
+               wanted: set[int] | None, base: Mistakes) -> list[Mistakes]:
         """Two mistakes of which one is usual, or a usual one and a scale that is any number."""
         rare = [mistakes for mistakes in singles if mistakes not in usual]
         if "bias" in self.model.tables():
@@ -136,24 +185,25 @@ class Search:
             itertools.combinations(usual, 2), itertools.product(usual, rare))
         if wanted is not None:
             pairs = ((a, b) for a, b in pairs if id(a) in wanted or id(b) in wanted)
-        both: Iterable[Mistakes] = ({**a, **b} for a, b in pairs if a.keys() != b.keys())
+        both: Iterable[Mistakes] = ({**base, **a, **b} for a, b in pairs if a.keys() != b.keys())
         found = [mistakes for mistakes in self._tried(both, 2) if self.fits(mistakes)]
         if found:
             return found
         for mistakes in usual:
-            if "scale" not in mistakes and (number := self.hard_coded(mistakes)) is not None:
+            if "scale" not in mistakes and (
+                    number := self.hard_coded({**base, **mistakes})) is not None:
                 return [number]
         return []
 
     def _weak_triangle(self) -> list[Mistakes]:
         """A causal mask that is always on, and lets some weight through."""
         def off(entry: MaskEntry) -> float:
-            mistakes = {"triangle": WeakTriangle("", causal_from_start, entry)}
+            mistakes = {"triangle": Triangle("", causal_from_start, entry)}
             return distance(self.mine, self.model, self.inputs, mistakes)
 
         weak = weak_fill(off)
-        return [] if weak is None else [{"triangle": WeakTriangle(
-            weak[0], causal_from_start, weak[1])}]
+        return [] if weak is None else [{"triangle": Triangle(
+            f"the causal mask is always on, and {weak[0]}", causal_from_start, weak[1])}]
 
     def hard_coded(self, mistakes: Mistakes) -> Mistakes | None:
         """The same with the scores divided by another number than any we know, or None."""
@@ -168,7 +218,7 @@ class Search:
                 return math.inf
             if output.shape != self.mine.shape:
                 return math.inf
-            difference = np.abs(output - self.mine).mean()
+            difference = np.abs(output - self.mine)[np.isfinite(self.mine)].mean()
             return float(difference) if np.isfinite(difference) else math.inf
 
         memory = {key: value for key, value in self.memory.items() if key[0] == "group"}

@@ -12,6 +12,7 @@ from mha.diagnosis.model import Model
 from mha.diagnosis.signature import CannotTestError, Signature
 
 BATCH = 2
+SLOW = 0.5  # seconds a call: what takes longer is called some twenty times only
 TOLERANCE = 1e-4  # of the largest number: float32 passes, no mistake does
 
 
@@ -178,8 +179,49 @@ def _told(error: BaseException, arrays: Sequence[Array], options: Mapping[str, o
     return f"raised {type(error).__name__}: {message} (called with shapes {shapes}{with_options})"
 
 
+def seen_pairs(subject: Subject, inputs: Inputs, options: Mapping[str, object]) -> Array | None:
+    """Which key reaches which query, (query_len, key_len), found by changing one key's input at a
+    time; where the queries come with it, a query always reaches itself. None if shapes differ."""
+    taken = len(subject.signature.roles)
+    before = subject.call(inputs, **options)[0]
+    query_len, key_len = inputs[0].shape[-2], inputs[1].shape[-2]
+    if before.ndim < 2 or before.shape[-2] != query_len:
+        return None
+    seen = np.zeros((query_len, key_len), bool)
+    for index in range(key_len):
+        changed = list(inputs)
+        which = {1: 0, 2: 1, 3: 2}[taken]
+        changed[which] = inputs[which].copy()
+        changed[which][..., index, :] += 1 + np.arange(inputs[which].shape[-1]) % 3
+        if taken < 3:
+            changed = [changed[0], changed[which], changed[which]]
+        after = subject.call(changed, **options)[0]
+        with np.errstate(all="ignore"):
+            difference = np.abs(after - before)
+        moved = difference > 1e-9 * np.nanmax(np.abs(before))
+        seen[:, index] = moved.any(axis=-1).reshape(-1, query_len).any(axis=0)
+        if taken == 1:
+            seen[index, index] = True
+    return seen
+
+
 def of_shape(arrays: Iterable[Array], shape: Shape) -> Array | None:
     return next((array for array in arrays if array.shape == shape), None)
+
+
+def same(mine: Array, expected: Array, tolerance: float = TOLERANCE,
+         without_rows: Array | None = None) -> bool:
+    """As `equal`, but what is not finite has to be so in the same places, in the same way."""
+    finite = np.isfinite(mine)
+    if mine.shape != expected.shape or finite.all():
+        return equal(mine, expected, tolerance, without_rows)
+    if without_rows is not None and without_rows.any() and mine.ndim >= 2 \
+            and mine.shape[-2] == len(without_rows):
+        mine, expected = mine[..., ~without_rows, :], expected[..., ~without_rows, :]
+        finite = np.isfinite(mine)
+    return bool(finite.any()) and np.array_equal(
+        mine[~finite], expected[~finite], equal_nan=True) and equal(
+        mine[finite], expected[finite], tolerance)
 
 
 def equal(mine: Array | None, expected: Array, tolerance: float = TOLERANCE,

@@ -7,7 +7,8 @@
 All models whose attention goes through the package's AttentionInterface then compute it here, on
 the CPU: tensors are read where they lie, gradients come from mha's way back. Masks are those of
 "sdpa"; where the package tells what they follow from, keys that no query of a block sees are
-skipped. torch and transformers are imported by this module alone.
+skipped. Models that attend by code of their own (Falcon, BLOOM, DeBERTa and a hundred others) keep
+it, with a warning. torch and transformers are imported by this module alone.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from mha.compat._own_attention import keep_from_models_that_attend_themselves
 from mha.compat.pytorch.tensors import attention, attention_weights
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
 _BOUNDS = "mha_bounds"  # an attribute of masks
+_names: set[str] = set()  # those registered
 
 
 def register(name: str = "mha") -> None:
     """Put `attention_forward` and `attention_mask` among the package's, under this name.
 
+    A model that attends by code of its own, and asks for no registered function, is then built as
+    if it had not been asked for this name, and a UserWarning names it: the masks made for mha mean
+    nothing to its code. For that, PreTrainedModel.get_correct_attn_implementation is wrapped.
+
     >>> register()
     >>> model = AutoModel.from_config(config, attn_implementation="mha")
     """
+    if not _names:
+        keep_from_models_that_attend_themselves(_names)
+    _names.add(name)
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
 

@@ -1,5 +1,5 @@
 # make run    the main job: sentences through a real transformer
-# make view   the same sentences as pages to look into, in the browser
+# make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-neon, test-windows, test-browser, test-below,

@@ -47,7 +47,7 @@ def main():
     save_heat_maps(encoded.weights[layer][:1, :, :length, :length], tokens[0], layer,
                    options.output)
     if options.view:
-        show_pages(options.sentences, encoded.weights, tokens, options.output)
+        show_page(options.sentences, encoded.weights, tokens, options.output)
     return check(model, ids, lengths, encoded)
 
 
@@ -59,7 +59,7 @@ def arguments():
     parser.add_argument("--output", type=Path, default=Path("output"),
                         help="the folder for the heat maps (default: output)")
     parser.add_argument("--view", action="store_true",
-                        help="save a page for each sentence, with every head; open the first")
+                        help="save a page with every head for all sentences, and open it")
     options = parser.parse_args()
     options.sentences = options.sentences or SENTENCES
     return options
@@ -105,17 +105,18 @@ def save_heat_maps(weights, tokens, layer, folder):
     print(f"\nHeat maps of layer {layer}: {path}")
 
 
-def show_pages(sentences, weights_of_layers, tokens, folder):
-    """A page of `mha.view` for each sentence, the first of them in the browser."""
-    folder.mkdir(parents=True, exist_ok=True)
+def show_page(sentences, weights_of_layers, tokens, folder):
+    """A page of `mha.view` with a list of the sentences, in the browser."""
+    views = []
     for item, (sentence, words) in enumerate(zip(sentences, tokens)):
         real = [weights[item, :, :len(words), :len(words)] for weights in weights_of_layers]
-        path = folder / f"sentence_{item + 1}.html"
-        mha.view.model(real, words, title=sentence).save(path)
-        print(f"{'' if item else chr(10)}{path}: {sentence}")
-    first = (folder / "sentence_1.html").resolve()
-    if not webbrowser.open(first.as_uri()):
-        print("No browser here: open the pages in one.")
+        views.append(mha.view.model(real, words, title=sentence))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "sentences.html"
+    mha.view.several(views, title="all-MiniLM-L6-v2").save(path)
+    print(f"\n{path}: every head of every layer, a sentence at a time")
+    if not webbrowser.open(path.resolve().as_uri()):
+        print("No browser here: open the page in one.")
 
 
 def check(model, ids, lengths, encoded):

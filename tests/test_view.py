@@ -32,11 +32,11 @@ def some_weights(*shape):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def data_of(view):
+def data_of(view, sentence=0):
     """The JSON in the page, with the weights as floats (all heads, query_len, key_len)."""
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', view.html,
-                     re.DOTALL).group(1)
-    data = json.loads(text)
+    texts = re.findall(r'<script type="application/json" (?:id|class)="data">(.*?)</script>',
+                       view.html, re.DOTALL)
+    data = json.loads(texts[sentence])
     codes = np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2")
     weights = np.where(codes == 65535, np.nan, codes * data["scale"])
     keys = data["key_tokens"] or data["tokens"]
@@ -75,6 +75,41 @@ def test_a_model_has_a_row_for_each_layer_of_any_number_of_heads():
     np.testing.assert_allclose(shown, stacked.reshape(8, 3, 3), rtol=0, atol=1e-5)
     of_batch, _ = data_of(mha.view.model([some_weights(6, 2, 3, 3)] * 2, WORDS, batch=-1))
     assert of_batch["layers"] == [2, 2]
+
+
+def test_tokens_are_numbers_by_default():
+    data, _ = data_of(mha.view.heads(some_weights(2, 3, 3)))
+    assert (data["tokens"], data["key_tokens"]) == (["0", "1", "2"], None)
+    data, _ = data_of(mha.view.model([some_weights(2, 3, 4)]))
+    assert (data["tokens"], data["key_tokens"]) == (["0", "1", "2"], ["0", "1", "2", "3"])
+    data, _ = data_of(mha.view.heads(some_weights(2, 3, 4), key_tokens=list("abcd")))
+    assert (data["tokens"], data["key_tokens"]) == (["0", "1", "2"], list("abcd"))
+
+
+def test_several_pages_become_one():
+    first, second = some_weights(2, 3, 3), some_weights(4, 2, 5, 4)
+    views = [mha.view.heads(first, WORDS, title="</script>one"),
+             mha.view.model(second, title="two")]
+    both = mha.view.several(views, title="both")
+    assert "<title>both</title>" in both.html
+    for sentence, (title, weights) in enumerate((("</script>one", first), ("two", second))):
+        data, shown = data_of(both, sentence)
+        assert data["title"] == title
+        np.testing.assert_allclose(shown, weights.reshape(shown.shape), rtol=0, atol=1e-5)
+    again = mha.view.several(iter([both, views[0]]))
+    assert [data_of(again, sentence)[0]["title"] for sentence in range(3)] == [
+        "</script>one", "two", "</script>one"]
+
+
+def test_wrong_arguments_of_several(monkeypatch):
+    with pytest.raises(ValueError, match="views: got none, wanted one view or more"):
+        mha.view.several([])
+    with pytest.raises(TypeError, match="views: got ndarray as number 1, wanted what"):
+        mha.view.several([mha.view.heads(np.eye(3), WORDS), np.eye(3)])
+    views = [mha.view.heads(some_weights(1, 10, 10)) for _ in range(2)]
+    monkeypatch.setattr(mha.view, "MOST_WEIGHTS", 199)
+    with pytest.raises(ValueError, match="got 200, wanted at most 199"):
+        mha.view.several(views)
 
 
 def test_zeros_and_nan_alone_can_be_shown():

@@ -9,6 +9,7 @@ class Grid {
     this.choose = choose;
     this.table = table;
     this.buttons = []; // of thumbnails
+    this.scroll = table.parentElement;
     this.fill(table);
     table.addEventListener("click", event => this.clicked(event));
     table.addEventListener("keydown", event => this.pressed(event));
@@ -114,6 +115,18 @@ class Grid {
       }
     }
     return largest.map((code, at) => unknown[at] ? UNKNOWN : Math.sqrt(code) * 255);
+  }
+
+  // Says where heads are that only scrolling shows; `hint` is an element for it.
+  hintAtMore(hint) {
+    const {scrollWidth, clientWidth, scrollLeft, scrollHeight, clientHeight, scrollTop} = this.scroll;
+    const rest = {right: scrollWidth - clientWidth - scrollLeft, left: scrollLeft,
+      bottom: scrollHeight - clientHeight - scrollTop, top: scrollTop};
+    const more = Object.keys(rest).filter(side => rest[side] > THUMBNAIL / 2);
+    this.scroll.parentElement.dataset.more = more.join(" ");
+    hint.hidden = scrollWidth <= clientWidth + 1 && scrollHeight <= clientHeight + 1;
+    const names = {right: "to the right", left: "to the left", bottom: "below", top: "above"};
+    hint.textContent = more.length ? `More heads ${more.map(side => names[side]).join(" and ")}: scroll.` : "";
   }
 
   show(chosen, colours) {

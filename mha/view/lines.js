@@ -1,6 +1,7 @@
 // Queries on the left, keys on the right, and a line for each weight of the chosen heads.
 
 const MOST_LINES = 4000; // of more, the heaviest are drawn
+const LEAST_WIDTH = 90;  // pixels from queries to keys
 const LEVELS = 8;        // of opacity: lines of one head and level are drawn as one path
 
 class Lines {
@@ -13,7 +14,7 @@ class Lines {
   // how many lines there are, and how many of them were left out.
   draw(state, least, colours, row) {
     const {queryLen, keyLen} = this.weights;
-    const width = this.canvas.parentElement.clientWidth < 520 ? 90 : 260;
+    const width = this.room();
     const context = sizeCanvas(this.canvas, width, row * Math.max(queryLen, keyLen));
     const range = this.range(state.isolated);
     const found = this.count(state.chosen, Math.max(least, 1), range);
@@ -32,6 +33,15 @@ class Lines {
       });
     });
     return {lines: found.lines, leftOut: found.leftOut};
+  }
+
+  // What the words on both sides leave of the page's width.
+  room() {
+    const place = this.canvas.parentElement;
+    const {paddingLeft, paddingRight} = getComputedStyle(place);
+    const words = [...place.querySelectorAll("ol")].reduce((sum, list) => sum + list.offsetWidth, 0);
+    const room = place.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight) - words;
+    return Math.max(Math.floor(room), LEAST_WIDTH);
   }
 
   // The places in `codes` that belong to the isolated token, or all.

@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -10,15 +11,16 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-SCRIPTS = ("weights.js", "colours.js", "keys.js", "grid.js", "lines.js", "heat_map.js", "viewer.js")
+SCRIPTS = ("weights.js", "address.js", "colours.js", "keys.js", "grid.js", "lines.js",
+           "heat_map.js", "viewer.js")
 LARGEST_CODE = 65534  # of the largest weight
 UNKNOWN = 65535       # NaN
 PART = 1 << 20        # weights that are converted at a time
 
 
-def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
+def data_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
             key_tokens: list[str] | None, title: str) -> str:
-    """The page of layers of weights, (heads, query_len, key_len) each."""
+    """Layers of weights, (heads, query_len, key_len) each, as the JSON that the page reads."""
     largest = max(float(np.nanmax(weights, initial=0.0)) for weights in layers)
     scale = largest / LARGEST_CODE or 1.0
     packer = zlib.compressobj()
@@ -29,8 +31,29 @@ def page_of(layers: Sequence[NDArray[np.float64]], tokens: list[str],
         "title": title, "tokens": tokens, "key_tokens": key_tokens, "scale": scale,
         "layers": [len(weights) for weights in layers],
         "weights": base64.b64encode(packed).decode()}
+    # No text can end the script around it.
+    return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def data_in(page: str) -> list[str]:
+    """What `data_of` gave for each sentence of a page."""
+    return re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+
+
+def count_of(data: str) -> int:
+    """The number of weights in what `data_of` gave."""
+    read = json.loads(data)
+    keys = read["key_tokens"] or read["tokens"]
+    return sum(read["layers"]) * len(read["tokens"]) * len(keys)
+
+
+def page_of(sentences: Sequence[str], title: str) -> str:
+    """The page of one or more sentences, of which each is what `data_of` gives."""
+    first, *others = sentences
+    more = "\n".join(f'<script type="application/json" class="data">{data}</script>'
+                     for data in others)
     parts = {"{title}": html.escape(title.encode(errors="replace").decode()),
-             "{style}": _text("page.css"), "{data}": _as_script(data),
+             "{style}": _text("page.css"), "{data}": first, "{more}": more,
              "{script}": "\n".join(_text(name) for name in SCRIPTS)}
     page = _text("page.html")
     for name in sorted(parts, key=page.index, reverse=True):  # what is put in is not read again
@@ -46,11 +69,6 @@ def _codes(weights: NDArray[np.float64], scale: float) -> NDArray[np.uint16]:
     codes = np.minimum(codes, LARGEST_CODE)  # the scale of subnormal numbers is a rough one
     codes[unknown] = UNKNOWN
     return codes.astype("<u2")
-
-
-def _as_script(data: dict[str, object]) -> str:
-    """JSON in which no text can end the script around it."""
-    return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _text(name: str) -> str:

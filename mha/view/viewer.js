@@ -3,40 +3,78 @@
 
 const byId = id => document.getElementById(id);
 const STRONGEST = 10; // tokens listed beside the isolated one
+const MOST_TITLE = 90; // letters of a title in the list of sentences
 
 class Viewer {
-  constructor(data, codes) {
-    this.weights = new Weights(data, codes);
+  // sentences: the elements that hold what can be shown, one at a time.
+  constructor(sentences) {
+    this.sentences = sentences;
     this.state = {
+      sentence: null,   // index of the one that is shown
       chosen: [0],      // indices of heads
-      mode: null,       // "lines" or "heat-map"
-      places: {lines: this.firstThreshold(), "heat-map": 0}, // of the slider
+      mode: "lines",    // or "heat-map"
+      places: {lines: null, "heat-map": 0}, // of the slider; null: where firstThreshold says
       isolated: null,   // {query}, {key} or, in a heat map, {query, key}
       kept: false,      // whether a click keeps it
     };
-    byId("title").textContent = data.title && visible(data.title);
-    for (const id of ["overview", "several-label", "grid-hint"]) {
-      byId(id).hidden = this.weights.heads.length === 1;
+    byId("sentence-label").hidden = sentences.length === 1;
+    byId("sentence").replaceChildren(...sentences.map((data, index) => {
+      const {title} = JSON.parse(data.textContent);
+      return new Option(`${index + 1}: ${visible(title.slice(0, MOST_TITLE))}`, index);
+    }));
+  }
+
+  // Shows what the address says.
+  async follow() {
+    const {sentence, heads, mode} = readAddress();
+    await this.open(this.sentences[sentence] ? sentence : 0);
+    const chosen = heads.map(({layer, head}) => this.weights.indexOf(layer, head)).filter(index => index >= 0);
+    this.change({chosen: chosen.length ? [...new Set(chosen)] : [0]});
+    this.setMode(mode);
+    this.showControls();
+  }
+
+  // Shows a sentence, with the heads that are chosen where it has them.
+  async open(sentence) {
+    if (this.state.sentence === sentence) {
+      return;
     }
-    this.grid = new Grid(byId("grid"), this.weights, (heads, adds) => this.choose(heads, adds));
-    this.lines = new Lines(byId("line-canvas"), this.weights);
-    this.queries = this.tokenList("queries", this.weights.tokens, "query");
-    this.keys = this.tokenList("keys", this.weights.keyTokens, "key");
-    this.heatMaps = new HeatMaps(byId("heat-maps"), this.weights, {
+    this.state.sentence = sentence;
+    const data = JSON.parse(this.sentences[sentence].textContent);
+    const codes = await unpack(data);
+    if (this.state.sentence === sentence) { // no other one has been asked for meanwhile
+      this.show(new Weights(data, codes), data.title);
+    }
+  }
+
+  show(weights, title) {
+    this.weights = weights;
+    byId("title").textContent = title && visible(title);
+    byId("sentence").value = this.state.sentence;
+    for (const id of ["overview", "several-label", "grid-hint"]) {
+      byId(id).hidden = weights.heads.length === 1;
+    }
+    const chosen = this.state.chosen.filter(head => head < weights.heads.length);
+    this.grid = new Grid(emptied("grid"), weights, (heads, adds) => this.choose(heads, adds));
+    this.lines = new Lines(byId("line-canvas"), weights);
+    this.queries = this.tokenList("queries", weights.tokens, "query");
+    this.keys = this.tokenList("keys", weights.keyTokens, "key");
+    this.heatMaps = new HeatMaps(emptied("heat-maps"), weights, {
       point: cell => this.isolate(cell),
       keep: cell => cell ? this.keep(cell) : this.letGo(),
       moveTo: cell => this.change({isolated: cell, kept: true}),
       at: () => this.state.isolated,
     });
-    this.row = Math.max(this.weights.queryLen, this.weights.keyLen) > 60 ? 16 : 22;
+    this.row = Math.max(weights.queryLen, weights.keyLen) > 60 ? 16 : 22;
     document.documentElement.style.setProperty("--row", `${this.row}px`);
-    this.listen();
-    this.setMode("lines");
-    this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+    this.shownChosen = this.shownIsolated = null;
+    this.change({chosen: chosen.length ? chosen : [0]});
+    this.setTheme(this.isDark ?? matchMedia("(prefers-color-scheme: dark)").matches);
+    this.setMode(this.state.mode);
   }
 
   tokenList(id, tokens, side) {
-    return new TokenList(byId(id), tokens, side, {
+    return new TokenList(emptied(id), tokens, side, {
       isolate: index => this.isolate(index === null ? null : {[side]: index}),
       keep: index => this.keep({[side]: index}),
       cross: index => (side === "query" ? this.keys : this.queries).focus(index),
@@ -44,10 +82,16 @@ class Viewer {
   }
 
   listen() {
+    byId("sentence").addEventListener("change", event => this.open(Number(event.target.value)));
+    window.addEventListener("hashchange", () => this.follow());
+    byId("grid").parentElement.addEventListener("scroll", () => this.grid.hintAtMore(byId("more-heads")));
     for (const radio of document.querySelectorAll("input[name=mode]")) {
       radio.addEventListener("change", () => this.setMode(radio.value));
     }
-    byId("threshold").addEventListener("input", event => this.setThreshold(Number(event.target.value)));
+    byId("threshold").addEventListener("input", event => {
+      this.state.places[this.state.mode] = Number(event.target.value);
+      this.setThreshold(this.place());
+    });
     byId("theme").addEventListener("click", () => this.setTheme(!this.isDark));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => this.setTheme(event.matches));
     document.addEventListener("keydown", event => {
@@ -79,7 +123,8 @@ class Viewer {
       radio.checked = radio.value === this.state.mode;
     }
     byId("several").checked = false;
-    byId("threshold").value = this.state.places[this.state.mode];
+    byId("sentence").value = this.state.sentence;
+    byId("threshold").value = this.place();
   }
 
   setMode(mode) {
@@ -89,7 +134,12 @@ class Viewer {
       : "Its row and column are framed, and its weights come in numbers.")
       + " A click keeps it, Escape lets it go. By keys: Tab and the arrows, Enter.";
     this.change({mode, isolated: null, kept: false});
-    this.setThreshold(this.state.places[mode]);
+    this.setThreshold(this.place());
+  }
+
+  // Of the slider.
+  place() {
+    return this.state.places[this.state.mode] ?? this.firstThreshold();
   }
 
   // Up to twice what each key would get from a query that makes no difference between them, and to
@@ -105,7 +155,6 @@ class Viewer {
     byId("threshold-shown").textContent = percent(threshold);
     byId("threshold").setAttribute("aria-valuetext", percent(threshold));
     this.least = this.weights.codeOf(threshold);
-    this.state.places[this.state.mode] = place;
     byId("left-out").textContent = threshold ? `Weights below ${percent(threshold)} are not shown.` : "";
     this.change({});
   }
@@ -185,6 +234,8 @@ class Viewer {
       byId("cut").textContent = drawn.leftOut ? `the first of ${state.chosen.length} heads` : "";
     }
     this.showIsolated(isolated, shares, heads);
+    this.grid.hintAtMore(byId("more-heads"));
+    writeAddress({sentence: state.sentence, heads: state.chosen.map(head => weights.heads[head]), mode: state.mode});
   }
 
   names() {
@@ -279,9 +330,17 @@ class Viewer {
   }
 }
 
+// The element, replaced by an empty one that nobody listens to yet.
+function emptied(id) {
+  const element = byId(id).cloneNode(false);
+  byId(id).replaceWith(element);
+  return element;
+}
+
 async function main() {
-  const data = JSON.parse(byId("data").textContent);
-  new Viewer(data, await unpack(data));
+  const viewer = new Viewer([...document.querySelectorAll("script[type='application/json']")]);
+  await viewer.follow();
+  viewer.listen();
   document.documentElement.dataset.ready = "yes";
 }
 

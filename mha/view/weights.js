@@ -37,6 +37,11 @@ class Weights {
     });
   }
 
+  // Of a head among all, or -1.
+  indexOf(layer, head) {
+    return this.heads.findIndex(one => one.layer === layer && one.head === head);
+  }
+
   weight(code) {
     return code === UNKNOWN ? NaN : code * this.scale;
   }

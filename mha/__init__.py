@@ -13,10 +13,9 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-if importlib.util.find_spec("mha._core") is None:  # a clone that is not built yet
-    raise ImportError(f"the mha in {__path__[0]} is not built for this Python: run `make run` or"
-                      " `pip install --editable .` in its clone; a mha that is installed elsewhere"
-                      " is found from any other folder")
+if importlib.util.find_spec("mha._core") is None:
+    from mha._unbuilt import why_no_core
+    raise ImportError(why_no_core(__path__[0]))
 
 from mha._version import __version__
 from mha.attention import (

@@ -76,19 +76,49 @@ def test_every_page_of_the_site_is_run_or_has_no_code():
             assert "```python" not in path.read_text(encoding="utf-8"), page
 
 
-def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):
-    """Without the extension, as in a clone that hides the mha that is installed. -S: setuptools'
-    finder for editable packages would lend it the extension of this one."""
-    shutil.copytree(Path(mha.__file__).parent, tmp_path / "mha",
-                    ignore=shutil.ignore_patterns("*.so", "*.dylib", "__pycache__"))
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mha"
+def copy_package(to, leave_out="*.so"):
+    shutil.copytree(Path(mha.__file__).parent, to / "mha",
+                    ignore=shutil.ignore_patterns(leave_out, "*.dylib", "__pycache__"))
+
+
+def error_of_import(place):
+    """The last line of what Python says. -S: setuptools' finder for editable packages would lend
+    the extension of this one."""
+    program = f"import sys; sys.path.insert(0, {str(place)!r}); import mha"
     run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True)
     assert run.returncode == 1
-    last = run.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: the mha in {tmp_path}/mha is not built for this Python")
-    assert "pip install --editable ." in last
     assert "circular" not in run.stderr
     assert len(run.stderr.splitlines()) < 10
+    return run.stderr.splitlines()[-1]
+
+
+def test_an_unbuilt_clone_says_in_one_line_what_to_do(tmp_path):
+    """Without the extension, as in a clone that hides the mha that is installed."""
+    copy_package(tmp_path)
+    last = error_of_import(tmp_path)
+    assert last.startswith(f"ImportError: the mha in {tmp_path}/mha is not built for this Python")
+    assert "pip install --editable ." in last
+
+
+def test_what_another_python_has_built_says_so(tmp_path):
+    copy_package(tmp_path)
+    (tmp_path / "mha/_core.cpython-38-x86_64-linux-gnu.so").touch()
+    last = error_of_import(tmp_path)
+    assert "is not built for this Python, which loads _core." in last
+    assert "but as _core.cpython-38-x86_64-linux-gnu.so: install it again" in last
+    (tmp_path / "setup.py").touch()  # a clone
+    last = error_of_import(tmp_path)
+    assert "but as _core.cpython-38" in last and "pip install --editable ." in last
+
+
+def test_an_archive_says_that_a_folder_is_needed(tmp_path):
+    """A wheel on sys.path, or a program that zipapp packs: built, but not loaded from there."""
+    copy_package(tmp_path, leave_out="")
+    archive = shutil.make_archive(str(tmp_path / "mha-0"), "zip", tmp_path, "mha")
+    last = error_of_import(archive)
+    assert last == (f"ImportError: the mha in {archive}/mha cannot be imported from an archive, "
+                    "since Python loads a C core from a folder only: install the wheel with pip, "
+                    "or unpack the archive")
 
 
 def test_code_of_the_site_is_not_cut_off():

@@ -2,7 +2,7 @@
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-neon, test-windows, test-browser, test-below,
+#             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
@@ -41,7 +41,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
 .PHONY: help run view train docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
-	test-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory test-browser test-frozen test-free-threaded \
+	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
+	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
 	bench-linear bench-reshaping bench-training format clean check-prerequisites check-windows
 
@@ -185,12 +186,21 @@ test-frozen: .venv-frozen/.built
 test-large: $(VENV)/.built
 	$(BIN)/python tests/large_layer.py
 
-test-oldest-numpy: dist/.built
+.venv-oldest/.created: pyproject.toml $(VENV)/.created
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' $$($(EXTRA) test)
-	.venv-oldest/bin/python $(INSTALL_WHEEL)
+	.venv-oldest/bin/python $(INSTALL) 'numpy==1.26.0' 'setuptools>=77' $$($(EXTRA) test)
 	.venv-oldest/bin/python -c 'import numpy; assert numpy.__version__ == "1.26.0", numpy.__version__'
+	@touch $@
+
+test-oldest-numpy: dist/.built .venv-oldest/.created
+	.venv-oldest/bin/python $(INSTALL_WHEEL)
 	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),--ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks")
+
+# Wheels are compiled with NumPy 2's headers; here with the oldest's.
+test-built-by-oldest-numpy: .venv-oldest/.created
+	MHA_WERROR=1 .venv-oldest/bin/python $(INSTALL) --force-reinstall --no-deps --no-build-isolation .
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) @tests/quick.txt tests/test_bad_input.py tests/test_dlpack.py \
+		tests/test_half_precision.py tests/test_layering.py tests/test_other_arrays.py
 
 # The sdist is whole and builds without a network.
 test-sdist: $(VENV)/.test

@@ -10,32 +10,54 @@ On Windows the compiler is that of CC, else Zig's of PyPI's package ziglang (pyp
 it there), else gcc: all of them know GNU C, which Visual Studio's does not.
 """
 
+import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy
+import setuptools
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+
+try:
+    import numpy
+except ImportError as error:
+    sys.exit(f"mha: missing NumPy to build with ({error}): pip install numpy, or leave out "
+             "--no-build-isolation")
 
 # Not sys.platform, which is that of the machine that compiles.
 ON_WINDOWS = sysconfig.get_platform().startswith(("win", "mingw"))
 
 # -g0: Python's own flags ask for debug information, which would triple the wheel.
 COMMON_FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off",
-                "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla"]
+                "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow", "-Wvla",
+                # A function that no header declares is missing when the extension is loaded.
+                "-Werror=implicit-function-declaration"]
 if not ON_WINDOWS:
     # Nothing is thrown through C: tables for it would be 20 KB more (zig asks for both kinds).
     # Windows wants them.
     COMMON_FLAGS += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+
+
+def check_versions():
+    """Stops in one sentence where what builds is too old. pip fetches newer ones by itself, but
+    for those who build without isolation."""
+    for package, oldest in ((numpy, (1, 26)), (setuptools, (77, 0))):
+        version = tuple(int(number) for number in re.findall(r"\d+", package.__version__)[:2])
+        if version < oldest:
+            wanted = f"{package.__name__}>={oldest[0]}.{oldest[1]}"
+            sys.exit(f"mha: got {package.__name__} {package.__version__} to build with, wanted "
+                     f"{wanted}: pip install '{wanted}', or leave out --no-build-isolation")
 
 
 def instruction_sets():
@@ -88,6 +110,12 @@ def is_gcc(command):
     return "Free Software Foundation" in said
 
 
+class BuildExtensionFirst(build):
+    """What may be missing for it is said before the files of Python are listed."""
+
+    sub_commands = sorted(build.sub_commands, key=lambda command: command[0] != "build_ext")
+
+
 class BuildWithInstructionSets(build_ext):
     """Adds the flags of its instruction set to each kernel file, and compiles on all cores."""
 
@@ -107,7 +135,38 @@ class BuildWithInstructionSets(build_ext):
             return [*flags, "-Os"]
         return flags if Path(source).parent.name == "kernels" else [*flags, "-O2"]
 
+    def check_compiler(self):
+        """Stops in one sentence where there is no C compiler, or no headers for it."""
+        name = self.compiler.compiler_so[0]
+        folders = [f"-I{folder}" for folder in self.compiler.include_dirs]
+        command = [*self.compiler.compiler_so, *folders, "-fsyntax-only", "-x", "c", "-"]
+        try:
+            tried = subprocess.run(command, input="#include <Python.h>\n", text=True,
+                                   capture_output=True)
+        except OSError as error:
+            sys.exit(f"mha: missing a C compiler: {name}: {error.strerror} (Debian: apt install "
+                     "gcc libc6-dev; CC= names another one)")
+        if tried.returncode == 0:
+            return
+        said = [line for line in tried.stderr.splitlines() if "error:" in line]
+        said = (said or tried.stderr.splitlines() or ["without a word"])[0]
+        if re.search(r"error: '?Python\.h", said):
+            sys.exit(f"mha: missing Python.h for Python {platform.python_version()} in "
+                     f"{sysconfig.get_path('include')} (Debian: apt install python3-dev)")
+        sys.exit(f"mha: the C compiler {name} fails (Debian: apt install gcc libc6-dev): {said}")
+
+    def wait_for(self, files):
+        """Until all are compiled. Shows how far it is; pip, which hides that, turns its sign of
+        life with each line."""
+        done = ()
+        while len(done) < len(files):
+            done, _ = wait(files, timeout=5, return_when=FIRST_EXCEPTION)
+            for file in done:
+                file.result()  # raises what the compiler did
+            self.announce(f"mha: {len(done)} of {len(files)} C files are compiled", logging.INFO)
+
     def build_extensions(self):
+        self.check_compiler()
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
@@ -115,12 +174,14 @@ class BuildWithInstructionSets(build_ext):
 
         def compile_side_by_side(*args, **kwargs):
             started = []
-            with ThreadPoolExecutor(os.cpu_count()) as cores:
+            cores = ThreadPoolExecutor(os.cpu_count())
+            try:
                 self.compiler._compile = lambda *file: started.append(
                     cores.submit(compile_with_flags, *file))
                 objects = compile_all(*args, **kwargs)
-            for file in started:
-                file.result()  # raises what the compiler did
+                self.wait_for(started)
+            finally:
+                cores.shutdown(cancel_futures=True)
             return objects
 
         self.compiler.compile = compile_side_by_side
@@ -158,6 +219,8 @@ def switched_flags():
     return compile_flags, link_flags
 
 
+check_versions()
+BESIDE_NUMPY_1 = numpy.__version__.startswith("1.")
 compile_for_one_machine()
 compile_flags, link_flags = switched_flags()
 
@@ -175,5 +238,9 @@ setup(
             extra_link_args=[*link_flags, "-fno-fast-math"],
         )
     ],
-    cmdclass={"build_ext": BuildWithInstructionSets},
+    cmdclass={"build": BuildExtensionFirst, "build_ext": BuildWithInstructionSets,},
+    # What is built beside NumPy 1 cannot be loaded beside NumPy 2, and lies where no build beside
+    # NumPy 2 takes it for its own.
+    install_requires=["numpy>=1.26,<2" if BESIDE_NUMPY_1 else "numpy>=1.26"],
+    options={"build": {"build_base": "build/numpy1"}} if BESIDE_NUMPY_1 else {},
 )

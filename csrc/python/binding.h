@@ -13,6 +13,12 @@
 #endif
 #include <numpy/arrayobject.h>
 
+/* NumPy 2 has functions for what are plain fields of a type in NumPy 1. */
+#if NPY_ABI_VERSION < 0x02000000
+#define PyDataType_ELSIZE(type) ((npy_intp)(type)->elsize)
+#define PyDataType_NAMES(type) ((type)->names)
+#endif
+
 #include "mha/mha.h"
 
 /* The most axes of an array that comes in, NumPy 1's limit for all arrays; one less where the call

@@ -8,6 +8,8 @@ Switches, as environment variables:
 
 On Windows the compiler is that of CC, else Zig's of PyPI's package ziglang (pyproject.toml asks for
 it there), else gcc: all of them know GNU C, which Visual Studio's does not.
+
+SOURCE_DATE_EPOCH=seconds since 1970: sdists and wheels of the same files have the same bytes.
 """
 
 import logging
@@ -19,8 +21,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cache
+from gzip import GzipFile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +32,7 @@ import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 try:
     import numpy
@@ -188,6 +193,32 @@ class BuildWithInstructionSets(build_ext):
         super().build_extensions()
 
 
+class SdistOfSameBytes(sdist):
+    """With SOURCE_DATE_EPOCH the archive says nothing of when, where and by whom it was made."""
+
+    def make_archive(self, *args, **kwargs):
+        archive = super().make_archive(*args, **kwargs)
+        when = os.environ.get("SOURCE_DATE_EPOCH")
+        if when and archive.endswith(".tar.gz"):
+            write_again(Path(archive), int(when))
+        return archive
+
+
+def write_again(archive, when):
+    """The same files in the order of their names, of one time and of no one."""
+    again = archive.with_suffix(".new")
+    with (tarfile.open(archive) as old, open(again, "wb") as file,
+          GzipFile("", "wb", fileobj=file, mtime=when) as packed,
+          tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new):
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            member.mtime, member.pax_headers = when, {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            new.addfile(member, old.extractfile(member))
+    again.replace(archive)
+
+
 def compile_for_one_machine():
     """Pythons for macOS may compile for two processors at once, whose kernels are different files.
     Compiles for the one that ARCHFLAGS names, else for this machine's."""
@@ -238,7 +269,8 @@ setup(
             extra_link_args=[*link_flags, "-fno-fast-math"],
         )
     ],
-    cmdclass={"build": BuildExtensionFirst, "build_ext": BuildWithInstructionSets,},
+    cmdclass={"build": BuildExtensionFirst, "build_ext": BuildWithInstructionSets,
+              "sdist": SdistOfSameBytes},
     # What is built beside NumPy 1 cannot be loaded beside NumPy 2, and lies where no build beside
     # NumPy 2 takes it for its own.
     install_requires=["numpy>=1.26,<2" if BESIDE_NUMPY_1 else "numpy>=1.26"],

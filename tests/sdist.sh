@@ -1,15 +1,25 @@
 #!/usr/bin/env bash
-# The sdist of HEAD: holds every file of the project, builds and installs where there is no network,
-# and some tests pass from it. Run by `make test-sdist`.
+# The sdist of HEAD: has the same bytes whoever makes it, holds every file of the project, builds and
+# installs where there is no network, and some tests pass from it. Run by `make test-sdist`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-git clone --quiet --no-local . "$work/clone"
-(cd "$work/clone" && "$python" -c 'from setuptools import build_meta; build_meta.build_sdist(".")') >"$work/log" 2>&1 ||
-    { tail -20 "$work/log"; exit 1; }
+make_sdist() { # FOLDER UMASK
+    umask "$2"
+    git clone --quiet --no-local . "$work/$1"
+    cd "$work/$1"
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) \
+        "$python" -c 'from setuptools import build_meta; build_meta.build_sdist(".")'
+}
+for how in "clone 022" "other 077"; do
+    # shellcheck disable=SC2086
+    (make_sdist $how) >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
+done
+cmp "$work"/clone/mha-*.tar.gz "$work"/other/mha-*.tar.gz || { echo "sdist: not the same bytes again"; exit 1; }
+
 mkdir "$work/mha"
 tar --extract --strip-components 1 --directory "$work/mha" --file "$work"/clone/mha-*.tar.gz
 missing=$(git ls-files | while read -r file; do [ -e "$work/mha/$file" ] || echo "$file"; done)

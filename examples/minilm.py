@@ -10,7 +10,6 @@ Sources: Devlin et al. 2019, "BERT"; Wang et al. 2020, "MiniLM"; Reimers & Gurev
 
 import copy
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -52,9 +51,8 @@ class MiniLM:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
-        config = json.loads((folder / "config.json").read_text())
         self.attention_layers = [layer.freeze() for layer in mha.MultiHeadAttention.from_state(
-            self.tensors, "bert", prefix="encoder.layer.{layer}.attention.", config=config)]
+            self.tensors, "bert", prefix="encoder.layer.{layer}.attention.", config=folder)]
 
     def tokenize(self, sentences):
         """The token ids (batch, longest), padded with 0, their lengths (batch,), and the words."""

@@ -18,12 +18,20 @@ Array = NDArray[Any]
 
 # The name of the field is what csrc/python/element_type.c asks for.
 RAW_BFLOAT16: np.dtype[Any] = np.dtype([("mha_bfloat16", np.uint16)])
+# What numpy.savez writes of bfloat16: it keeps the size of a type that it does not know, no more.
+NUMPYS_BFLOAT16: np.dtype[Any] = np.dtype("V2")
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of this type hold bfloat16."""
     of = dtype.type
     return dtype == RAW_BFLOAT16 or (of.__name__, of.__module__) == ("bfloat16", "ml_dtypes")
+
+
+def hint_of_numpys(dtype: np.dtype[Any]) -> str:
+    """What an error adds where NumPy may have forgotten that an array is of bfloat16."""
+    return ("; NumPy writes bfloat16 so: mha.parameters.open reads it back, or"
+            " array.view(ml_dtypes.bfloat16)") * (dtype == NUMPYS_BFLOAT16)
 
 
 def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -18,6 +18,7 @@ from mha.layer_attributes import Parameter
 from mha.layer_state import LayerState
 from mha.one_go import Step, assign, one_go, take
 from mha.options import Window
+from mha.rotary import Layout as RotaryLayout
 from mha.rotary import Rotary
 
 Array = NDArray[Any]
@@ -88,10 +89,13 @@ class Parameters(OwnNames):
     @classmethod
     @names_its_keywords
     def from_state(
-            cls, state: Mapping[str, Any], layout: str, *, prefix: str = "",
-            config: Mapping[str, Any] | None = None, layer_index: int | None = None,
-            num_heads: int | None = None, num_kv_heads: int | None = None,
-            head_dim: int | None = None, dtype: DTypeLike | None = None, dropout: float = 0.0,
+            cls, state: Mapping[str, Any], layout: str | None = None, *, prefix: str = "",
+            config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+            layer_index: int | None = None, num_heads: int | None = None,
+            num_kv_heads: int | None = None, head_dim: int | None = None,
+            names: Mapping[str, str] | None = None, transposed: bool | None = None,
+            rotary_layout: RotaryLayout | None = None, dtype: DTypeLike | None = None,
+            dropout: float = 0.0,
             scale: float | EllipsisType | None = ..., softcap: float | EllipsisType | None = ...,
             window: Window | EllipsisType | None = ...,
             alibi: ArrayLike | EllipsisType | None = ...,
@@ -103,17 +107,32 @@ class Parameters(OwnNames):
         ----------
         state : names with arrays, or tensors on the CPU
             Of `mha.parameters.open`, a state_dict, a tree of Flax, ...
-        layout : str
-            How they are named and arranged: one of `mha.parameters.layouts()`.
+        layout : str, by default that of config's model_type
+            How they are named and arranged: one of `mha.parameters.layouts()`, or what configs call
+            one of their models ("mistral").
         prefix : str
             What stands before the layer's own names: "encoder.layer.0.attention.". With {layer} in
             it, for the number of a layer, and without layer_index: all layers.
-        config : a mapping, as a model's config.json, optional
-            Gives heads, head_dim, scale, softcap, window, alibi, rotary and norm_eps.
+        config : a mapping, as a model's config.json, or a path of that file or its folder
+            Gives heads, head_dim, scale, softcap, window, alibi, rotary and norm_eps. By default
+            that of the folder where state is one that `mha.parameters.open` opened.
         layer_index : int, optional
             Which layer it is, where the config's layers differ.
         num_heads, num_kv_heads, head_dim : int
             By default what the config says, or follows from the shapes.
+        names : ours with theirs, in place of layout
+            Of a program with names of its own, {"q": "W_query", "k": "W_key", "v": "W_value",
+            "o": "out_proj"}: layers, whose arrays are W_query.weight and W_query.bias, or
+            W_query.kernel, or W_query itself; "qkv" is one layer of all three, beside each other.
+            Or arrays: "W_q", ..., "b_o", "q_norm", "k_norm" (of each head), "sinks". Of a config
+            sizes and norm_eps alone are read; masks that are stored are passed over.
+        transposed : bool
+            With names: whether weights are (out, in), as PyTorch's Linear has them. By default what
+            the shapes say; where they fit both ways, it is needed.
+        rotary_layout : "half" or "interleaved"
+            Which columns the config's rotary embeddings turn together, by default as the layout's
+            models do. Names do not tell: Llama's weights in Meta's own order, under Hugging Face's
+            names, are "interleaved".
         dtype : by default that of the arrays
         The rest : as in `mha.MultiHeadAttention`, in place of what the config says.
 
@@ -141,8 +160,9 @@ class Parameters(OwnNames):
         from mha.parameters.reading import layers_from_state
 
         read = layers_from_state(
-            state, layout, prefix, config, layer_index,
+            state, layout, names, transposed, prefix, config, layer_index,
             {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}, dtype,
+            rotary_layout,
             {"dropout": dropout, "scale": scale, "softcap": softcap, "window": window,
              "alibi": alibi, "rotary": rotary, "norm_eps": norm_eps, "norm_offset": norm_offset})
         return [*map(cls._of, read)] if isinstance(read, list) else cls._of(read)
@@ -161,7 +181,8 @@ class Parameters(OwnNames):
         -------
         Copies by name, `prefix` before each; for "flax" a tree. A weight that PyTorch keeps is
         (out, in). Biases that the layout must have and the layer has not are zeros; options (scale,
-        rotary, ...) belong to the model's config.
+        rotary, ...) belong to the model's config. Of bfloat16 numpy.savez keeps the bits alone,
+        which `mha.parameters.open` reads back.
 
         Raises
         ------

@@ -27,6 +27,7 @@ from mha.dropout import check_rng
 from mha.half_precision import (
     RAW_BFLOAT16,
     computing_dtype,
+    hint_of_numpys,
     is_bfloat16,
     layer_dtype,
     returned,
@@ -333,7 +334,8 @@ def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -
     """The array as the layer's parameter of this name, in its type."""
     wanted = settings.shapes()[name]
     if not is_bfloat16(array.dtype):
-        check_kind(array, name, "iuf", shown_dtype(settings.dtype))
+        wanted_type = f"{shown_dtype(settings.dtype)}{hint_of_numpys(array.dtype)}"
+        check_kind(array, name, "iuf", wanted_type)
     if array.shape != wanted:
         hint = "; stored as (out, in)? then give its transpose, .T" * (
             len(wanted) == 2 and array.shape == wanted[::-1])

@@ -77,10 +77,8 @@ class Rotary:
             array = np.array(from_base(size, known_base))
         else:
             array = _checked_frequencies(frequencies, size)
-        if not isinstance(layout, str) or layout not in LAYOUTS:
-            wrong = ValueError if isinstance(layout, str) else TypeError
-            raise wrong(f'layout: got {layout!r}, wanted "half" or "interleaved"')
-        record = (array.tobytes(), layout == "interleaved", as_finite(magnitude, "magnitude"))
+        record = (array.tobytes(), checked_layout(layout, "layout") == "interleaved",
+                  as_finite(magnitude, "magnitude"))
         object.__setattr__(self, "_base", known_base)
         object.__setattr__(self, "_record", record)
 
@@ -268,6 +266,13 @@ def as_record(rotary: Rotary | None) -> tuple[bytes, bool, float] | None:
     if not isinstance(rotary, Rotary):
         raise TypeError(f"rotary: got {type(rotary).__name__}, wanted an mha.Rotary")
     return rotary._record
+
+
+def checked_layout(layout: Any, name: str) -> Layout:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        wrong = ValueError if isinstance(layout, str) else TypeError
+        raise wrong(f'{name}: got {layout!r}, wanted "half" or "interleaved"')
+    return "interleaved" if layout == "interleaved" else "half"
 
 
 def _restored(dims: int, base: float | None, layout: Layout, frequencies: list[float] | None,

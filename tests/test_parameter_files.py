@@ -111,6 +111,26 @@ def test_a_layer_goes_to_a_file_and_back(tmp_path):
             assert again.parameters()[name].tobytes() == parameter.tobytes()
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_bfloat16_goes_through_numpys_files(tmp_path, save):
+    layer = mha.MultiHeadAttention(8, 2, rng=0, dtype=BFLOAT16)
+    save(tmp_path / "a.npz", **layer.to_state("bert"))
+    with mha.parameters.open(tmp_path / "a.npz") as state:
+        assert state["self.key.weight"].dtype == BFLOAT16
+        again = mha.MultiHeadAttention.from_state(state, "bert", num_heads=2)
+    assert again.dtype == BFLOAT16 and again.W_q.tobytes() == layer.W_q.tobytes()
+    with np.load(tmp_path / "a.npz") as state:  # NumPy alone does not know
+        told = r"float64; NumPy writes bfloat16 so: mha\.parameters\.open reads it back, or array"
+        with pytest.raises(ValueError, match=told):
+            mha.MultiHeadAttention.from_state(state, "bert", num_heads=2)
+    save(tmp_path / "b.npz", **layer.parameters())
+    with np.load(tmp_path / "b.npz") as state, pytest.raises(
+            TypeError, match=r"W_q: got an array of \|V2, wanted bfloat16; NumPy writes bfloat16"):
+        layer.load_parameters(state)
+    with mha.parameters.open(tmp_path / "b.npz") as state:
+        layer.load_parameters(state)
+
+
 def test_flax_from_a_file_of_flat_names(tmp_path):
     layer = mha.MultiHeadAttention(8, 2, rng=0)
     state = layer.to_state("flax")
@@ -164,8 +184,9 @@ print("ml_dtypes" in sys.modules, output.dtype, output.tobytes().hex())"""
 
 def test_other_files(tmp_path):
     for path, kind, message in (
-            (tmp_path / "a.bin", ValueError, "wanted a name that ends with .safetensors or .npz"),
-            (tmp_path / "a.pt", ValueError, "wanted a name that ends with"), (3, TypeError, "int"),
+            (tmp_path / "a.bin", ValueError, r"to convert it: safetensors\.torch\.save_file"),
+            (tmp_path / "a.dat", ValueError, r"a name that ends with \.safetensors, \.npz or"),
+            (3, TypeError, "int"),
             (b"a.npz", TypeError, "path: got bytes"),
             (tmp_path / "none.npz", FileNotFoundError, "none.npz"),
             (tmp_path / "none.safetensors", FileNotFoundError, "none.safetensors")):

@@ -107,6 +107,7 @@ WANTED = {
     "bart": OF_BART, "whisper": OF_BART,
     "bert": separate("self.query", "self.key", "self.value", "output.dense"),
     "vit": separate("attention.query", "attention.key", "attention.value", "output.dense"),
+    "llama_meta": separate("wq", "wk", "wv", "wo"),
     **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt_oss"), PROJECTIONS),
     "bloom": of_heads, "gpt_neox": of_heads, "gpt2": gpt2, "mpt": mpt, "t5": t5,
     "pytorch": pytorch, "onnx": onnx, "keras": kernels("/", "attention_output"),

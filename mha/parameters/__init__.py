@@ -13,7 +13,8 @@ import os
 from typing import Never
 
 from mha.keywords import names_its_keywords, unknown_keyword
-from mha.parameters.files import Arrays, opened
+from mha.parameters.files import Arrays
+from mha.parameters.folders import opened
 from mha.parameters.names import LAYOUTS
 
 __all__ = ["layouts", "open"]
@@ -21,6 +22,9 @@ __all__ = ["layouts", "open"]
 
 def layouts() -> list[str]:
     """The names of the layouts that `MultiHeadAttention.from_state` knows.
+
+    What configs call a layout's models (model_type) names it too: "mistral" and "qwen2" are
+    "llama", "roberta" is "bert".
 
     >>> mha.parameters.layouts()[:3]
     ['bart', 'bert', 'bloom']
@@ -30,24 +34,27 @@ def layouts() -> list[str]:
 
 @names_its_keywords
 def open(path: str | os.PathLike[str], **unknown: Never) -> Arrays:
-    """The arrays of a .safetensors or .npz file by name, each read when it is asked for.
+    """The arrays of a file, or of a model's folder, by name, each read when it is asked for.
 
-    So a layer of a file of 10 GB is read without the rest. .safetensors needs the package of that
-    name; bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone, and comes
-    from .safetensors only: `numpy.savez` forgets what it is. Nothing is ever unpickled. Several
-    files as one: `collections.ChainMap(open(one), open(other))`.
+    path is a .safetensors or .npz file; the index of several (model.safetensors.index.json); or a
+    folder as it was downloaded, whose config.json `from_state` then takes as its config. So a layer
+    of a model of 10 GB is read without the rest. .safetensors needs the package of that name.
+    bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone; in .npz it is
+    what NumPy writes of it, two bytes of no type ("V2"). Nothing is ever unpickled. Several files
+    as one: `collections.ChainMap(open(one), open(other))`.
 
     Returns
     -------
     A mapping of names to arrays, new ones (n, m), ... at each reading; `close()`, or leaving a
-    `with` block, gives the file back.
+    `with` block, gives the file back. Its `config` is that of the folder, or None.
 
     Raises
     ------
-    ValueError: another kind of file; one that does not fit together, when it is opened or the array
-    is read: headers that are too long or too deep, offsets out of range or overlapping, sizes that
-    overflow, names that come twice, pickled objects, a torn archive. OSError: what the system says.
-    ImportError: .safetensors without the package.
+    ValueError: another kind of file, among them PyTorch's pickles (the error says how to convert
+    them), FIFOs and devices; one that does not fit together, when it is opened or the array is
+    read: headers that are too long or too deep, offsets out of range or overlapping, sizes that
+    overflow, names that come twice, pickled objects, a torn archive, shards that are not those of
+    the index. OSError: what the system says. ImportError: .safetensors without the package.
 
     Source: the formats of safetensors 0.4 and NumPy 1.26.
 

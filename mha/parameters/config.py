@@ -1,23 +1,27 @@
 """What the config of a model says of its attention: each function reads one option of the layer.
 
-A config is the mapping of a model's config.json. All but `needs` of a layout must do with an empty
-one, too.
+A config is the mapping of a model's config.json, or its path. All but `needs` of a layout must do
+with an empty one, too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import mha
 from mha.arguments import as_bool, as_finite, as_size
 from mha.options import Window
+from mha.parameters.folders import config_at
 from mha.parameters.table import Context
+
+Config = Mapping[str, Any] | str | os.PathLike[str]
 
 # What models call it -> the sizes' name.
 SIZES = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
-    "kv_heads": ("num_key_value_heads",),
+    "kv_heads": ("num_key_value_heads", "n_kv_heads"),
     "head_dim": ("head_dim", "d_kv"),
 }
 SIDES = ("encoder", "decoder")
@@ -25,9 +29,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def of_text(config: Any) -> Mapping[str, Any]:
-    """The part of a config that is about the language model, where there are several."""
+    """The part of a config that is about the language model, where there are several; read, where a
+    path says where it is."""
+    if isinstance(config, str) or hasattr(config, "__fspath__"):
+        config = config_at(config)
     if not isinstance(config, Mapping):
-        wanted = "config.to_dict()" if hasattr(config, "to_dict") else "a mapping"
+        wanted = "config.to_dict()" if hasattr(config, "to_dict") else "a mapping or a path"
         raise TypeError(f"config: got {type(config).__name__}, wanted {wanted}")
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
@@ -55,9 +62,9 @@ def side_of(prefix: str) -> str | None:
     return whole[-1] if whole else words[0] if len(words) == 1 else None
 
 
-def biases(config: Mapping[str, Any]) -> str:
-    """Of "qkvo" the projections that have biases for sure."""
-    if config.get("model_type") == "qwen2":
+def biases(config: Mapping[str, Any], layout: str | None) -> str:
+    """Of "qkvo" the projections that have biases for sure, by a config and the layout's name."""
+    if "qwen2" in (config.get("model_type"), layout):
         return "qkv"
     return "qkvo" if config.get("attention_bias") is True or config.get("qkv_bias") is True else ""
 
@@ -72,7 +79,18 @@ def rotary(context: Context) -> mha.Rotary:
     nested = any(isinstance(value, Mapping) for value in _rope(context.config).values())
     by_type = nested or context.config.get("rope_local_base_freq") is not None
     return mha.Rotary.from_config(context.config, context.sizes["head_dim"],
+                                  layout=context.rotary_layout,
                                   layer_type=_layer_type(context) if by_type else None)
+
+
+def rotary_of_meta(context: Context) -> mha.Rotary:
+    """Of params.json, which does not say by how much it scales."""
+    if context.config.get("use_scaled_rope") and context.config.get("rope_scaling") is None:
+        raise ValueError("config 'use_scaled_rope': got it without a factor, wanted rope_scaling as"
+                         " config.json has it: rope_type llama3, factor 8 (Llama 3.1, 3.3) or 32"
+                         " (Llama 3.2), low_freq_factor 1, high_freq_factor 4,"
+                         " original_max_position_embeddings 8192")
+    return rotary(context)
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from mha.parameters import config
 from mha.parameters.table import Form, Layout, Stored, linears
 
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+OF_META = {"q": "wq", "k": "wk", "v": "wv", "o": "wo"}
 PLAIN: Form = linears(NAMES, bias=None)
 HEAD_NORMS: Form = {"q_norm.weight": Stored(("q_norm",), ("head_dim",)),
                     "k_norm.weight": Stored(("k_norm",), ("head_dim",))}
@@ -23,6 +24,10 @@ BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows l
 LAYOUTS = (
     Layout("llama", (PLAIN,), ROTARY, needs=("rotary",), passed_over=BUFFERS,
            model_types=("llama", "mistral", "qwen2"), partial_biases=("qkv",)),
+    # Meta's own files, and those of Mistral AI: pairs of columns that stand beside each other.
+    Layout("llama_meta", (linears(OF_META, bias=False),),
+           {"rotary": config.rotary_of_meta, "window": config.window}, needs=("rotary",),
+           rotary_layout="interleaved"),
     Layout("qwen3", ({**PLAIN, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
            constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
     Layout("gemma2", (PLAIN,), GEMMA2, needs=("rotary", "scale", "softcap", "window"),

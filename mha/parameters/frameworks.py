@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mha.parameters import config
-from mha.parameters.table import AXES, EQUAL_HEADS, Form, Layout, Stored, fused, linear
+from mha.parameters.table import AXES, BESIDE, EQUAL_HEADS, Form, Layout, Stored, fused, linear
 
-BESIDE = "3 heads head_dim"
 APPENDED = "mha.compat.pytorch.MultiheadAttention, which appends a learned key and value"
 SEPARATE: Form = {f"{letter}_proj_weight": Stored((f"W_{letter}",), AXES[f"W_{letter}"][::-1])
                   for letter in "qkv"}

@@ -7,9 +7,9 @@ head in GPT-NeoX and BLOOM.
 from __future__ import annotations
 
 from mha.parameters import config
-from mha.parameters.table import AXES, Layout, Stored, fused, linear
+from mha.parameters.table import AXES, BESIDE, Layout, Stored, fused, linear
 
-BESIDE, BY_HEAD = "3 heads head_dim", "heads 3 head_dim"
+BY_HEAD = "heads 3 head_dim"
 MASKS = ("bias", "masked_bias", "attn_bias")  # buffers: a triangle, and what blocks
 
 LAYOUTS = (

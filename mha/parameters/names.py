@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,16 +14,19 @@ from mha.parameters.table import Form, Layout
 
 LAYOUTS = {layout.name: layout for family in (frameworks, encoders, fused, decoders, t5)
            for layout in family.LAYOUTS}
+OF_MODELS = {model: layout for layout in LAYOUTS.values() for model in layout.model_types}
 PLACE = "{layer}"  # in a prefix, for the number of a layer
 MOST_SHOWN = 12
 
 
 def layout_named(name: Any) -> Layout:
+    """By its own name or by what configs call one of its models."""
     if not isinstance(name, str):
         raise TypeError(f"layout: got {type(name).__name__}, wanted a name")
-    if name not in LAYOUTS:
-        raise ValueError(f"layout: got {name!r}, wanted one of {', '.join(sorted(LAYOUTS))}")
-    return LAYOUTS[name]
+    known = OF_MODELS | LAYOUTS
+    if name not in known:
+        raise ValueError(f"layout: got {name!r}, wanted one of {', '.join(sorted(known))}")
+    return known[name]
 
 
 def flattened(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
@@ -59,11 +64,12 @@ def layer_indices(names: Iterable[str], prefix: str) -> list[int]:
     return sorted(found)
 
 
-def best_form(layout: Layout, names: Iterable[str]) -> Form:
-    """Of a layout's forms the one that has most of its names there."""
+def best_forms(layout: Layout, names: Iterable[str]) -> list[Form]:
+    """Of a layout's forms the one that has most of its names there, and others of its names."""
     there = set(names)
-    return max(layout.forms, key=lambda form: sum(
+    best = max(layout.forms, key=lambda form: sum(
         name in there for name, stored in form.items() if not stored.optional))
+    return [form for form in layout.forms if form.keys() == best.keys()]
 
 
 def left_over(layout: Layout, form: Form, names: Iterable[str]) -> list[str]:
@@ -72,9 +78,14 @@ def left_over(layout: Layout, form: Form, names: Iterable[str]) -> list[str]:
 
 
 def looks_like(names: set[str]) -> list[str]:
-    """The layouts that these names are those of, none missing and none left over."""
-    return [layout.name for layout in LAYOUTS.values() for form in layout.forms
-            if required(form) <= names and not left_over(layout, form, names)]
+    """The layouts that these names are those of."""
+    return [layout.name for layout in LAYOUTS.values() if fits(layout, names)]
+
+
+def fits(layout: Layout, names: set[str]) -> bool:
+    """Whether these are a layout's names: none is missing and none left over."""
+    return any(required(form) <= names and not left_over(layout, form, names)
+               for form in layout.forms)
 
 
 def required(form: Form) -> set[str]:
@@ -83,17 +94,27 @@ def required(form: Form) -> set[str]:
 
 
 def places(layout: Layout, names: Iterable[str]) -> list[str]:
-    """Prefixes under which a state has all that a layout wants, layers' numbers as {layer}."""
+    """Prefixes under which a state has the names of a layout, layers' numbers as {layer}."""
     there = set(names)
+    ordered = sorted(there)
     found = set()
     for form in layout.forms:
         first, *others = sorted(required(form))
         prefixes = {name.removesuffix(first) for name in there if name.endswith(first)}
-        found |= {prefix for prefix in prefixes if all(prefix + other in there for other in others)}
+        found |= {prefix for prefix in prefixes if all(prefix + other in there for other in others)
+                  and fits(layout, _under(prefix, ordered))}
     # Layers count from 0.
     general = {prefix: re.sub(r"\d+", PLACE, prefix, count=1) for prefix in found}
     return sorted({wide if wide.replace(PLACE, "0", 1) in found else prefix
                    for prefix, wide in general.items()})
+
+
+def _under(prefix: str, ordered: list[str]) -> set[str]:
+    """What stands behind a prefix in sorted names: those that begin with it are beside each other.
+    """
+    behind = itertools.islice(ordered, bisect.bisect_left(ordered, prefix), None)
+    return {name.removeprefix(prefix)
+            for name in itertools.takewhile(lambda name: name.startswith(prefix), behind)}
 
 
 def advice(layout: Layout, under: set[str], names: Iterable[str]) -> list[str]:
@@ -103,7 +124,7 @@ def advice(layout: Layout, under: set[str], names: Iterable[str]) -> list[str]:
         return []
     if others:
         return [f"looks like {' or '.join(others)}: try layout={others[0]!r}"]
-    if under and required(best_form(layout, under)) & under:
+    if under and required(best_forms(layout, under)[0]) & under:
         return []
     for other in (layout, *LAYOUTS.values()):
         elsewhere = places(other, names)

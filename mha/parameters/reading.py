@@ -13,20 +13,24 @@ from numpy.typing import DTypeLike
 
 from mha import layer_state
 from mha.arguments import as_size, detached_array, printable
-from mha.half_precision import is_half, layer_dtype
+from mha.half_precision import hint_of_numpys, is_half, layer_dtype
 from mha.layer_state import BIASES, LayerState
 from mha.parameters import config as configs
 from mha.parameters.names import (
     LAYOUTS,
+    OF_MODELS,
     PLACE,
     advice,
-    best_form,
+    best_forms,
+    fits,
     flattened,
     layer_indices,
     layout_named,
     left_over,
+    looks_like,
     shown,
 )
+from mha.parameters.own_names import NAME, own_layout
 from mha.parameters.table import (
     Array,
     Context,
@@ -41,6 +45,8 @@ from mha.parameters.table import (
     whole_biases,
 )
 from mha.preparation import NORMS
+from mha.rotary import Layout as RotaryLayout
+from mha.rotary import checked_layout
 
 _log = logging.getLogger(__name__)
 SIZE_OF = {"num_heads": "heads", "num_kv_heads": "kv_heads", "head_dim": "head_dim"}
@@ -55,29 +61,47 @@ class Asked(NamedTuple):
     sizes: dict[str, int]      # those given
     dtype: DTypeLike | None
     options: dict[str, Any]    # those given
+    named: str | None          # the layout, as it was given
+    rotary_layout: RotaryLayout
 
 
-def layers_from_state(state: Mapping[str, Any], layout: str, prefix: str,
-                      config: Mapping[str, Any] | None, layer_index: int | None,
+def layers_from_state(state: Mapping[str, Any], layout: str | None, names: Any,
+                      transposed: bool | None, prefix: str,
+                      config: configs.Config | None, layer_index: int | None,
                       sizes: Mapping[str, int | None], dtype: DTypeLike | None,
+                      rotary_layout: RotaryLayout | None,
                       options: Mapping[str, Any | EllipsisType],
                       ) -> LayerState | list[LayerState]:
     """`MultiHeadAttention.from_state`, checked."""
-    known = layout_named(layout)
-    names = _checked_state(state, known)
     if not isinstance(prefix, str):
         raise TypeError(f"prefix: got {type(prefix).__name__}, wanted text")
-    asked = Asked(names, known, None if config is None else configs.of_text(config),
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state: got {type(state).__name__}, wanted names with arrays")
+    if config is None and getattr(state, "is_lazy", False):
+        config = getattr(state, "config", None)  # of a folder that was opened
+    known_config = None if config is None else configs.of_text(config)
+    if names is None:
+        known = _layout(layout, known_config, state, prefix)
+    elif layout is not None:
+        raise ValueError(f"names: got names beside layout {layout!r}, wanted one of the two")
+    else:
+        known = own_layout(names, transposed)
+    if transposed is not None and names is None:
+        raise ValueError("transposed: got it without names, wanted it only with names=, since a"
+                         " layout says it")
+    flat = _flat(state, known)
+    given = {name: value for name, value in options.items() if value is not ...}
+    asked = Asked(flat, known, known_config,
                   {SIZE_OF[name]: as_size(size, name) for name, size in sizes.items()
                    if size is not None},
-                  None if dtype is None else layer_dtype(dtype),
-                  {name: value for name, value in options.items() if value is not ...})
+                  None if dtype is None else layer_dtype(dtype), given, layout,
+                  _rotary_layout(rotary_layout, known, given))
     if layer_index is not None:
         index = as_size(layer_index, "layer_index", least=0)
         return _one(asked, prefix.replace(PLACE, str(index)), index)
     if PLACE not in prefix:
         return _one(asked, prefix, None)
-    indices = layer_indices(names, prefix)
+    indices = layer_indices(flat, prefix)
     if not indices:
         return [_one(asked, prefix.replace(PLACE, "0"), 0)]  # which is an error
     read, wrong = [], []
@@ -92,9 +116,39 @@ def layers_from_state(state: Mapping[str, Any], layout: str, prefix: str,
     return read
 
 
-def _checked_state(state: Any, layout: Layout) -> Mapping[str, Any]:
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state: got {type(state).__name__}, wanted names with arrays")
+def _layout(given: Any, config: Mapping[str, Any] | None, state: Mapping[Any, Any],
+            prefix: str) -> Layout:
+    """That given, or that of the config's model."""
+    if given is not None:
+        return layout_named(given)
+    model = None if config is None else config.get("model_type")
+    if isinstance(model, str) and model in OF_MODELS:
+        return OF_MODELS[model]
+    got = "no config" if config is None else "no model_type in config" if model is None else (
+        f"model_type {model!r} in config, which has no layout here")
+    first = prefix.replace(PLACE, "0")
+    alike = looks_like({name.removeprefix(first) for name in map(str, state)
+                        if name.startswith(first)})
+    raise ValueError(printable(
+        f"layout: got none, and {got}, wanted one of {', '.join(sorted(LAYOUTS))}, or names="
+        + f"; state has the names of {' or '.join(alike)}" * bool(alike)))
+
+
+def _rotary_layout(given: RotaryLayout | None, layout: Layout,
+                   options: Mapping[str, Any]) -> RotaryLayout:
+    if given is None:
+        return layout.rotary_layout
+    checked = checked_layout(given, "rotary_layout")
+    if "rotary" in options:
+        raise ValueError(f"rotary_layout: got {given!r} beside rotary=, wanted one of the two:"
+                         " mha.Rotary(..., layout=...) has its own")
+    if "rotary" not in layout.settings:
+        raise ValueError(f"rotary_layout: got {given!r} with layout {layout.name!r}, which reads no"
+                         " rotary embeddings of a config, wanted rotary=")
+    return checked
+
+
+def _flat(state: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
     if layout.nested and not getattr(state, "is_lazy", False):
         return flattened(state)
     for name in state:
@@ -107,14 +161,14 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     """The layer under a prefix; one ValueError for all that is wrong with it."""
     layout = asked.layout
     under = {name.removeprefix(prefix) for name in asked.state if name.startswith(prefix)}
-    form = best_form(layout, under)
-    problems, arrays = _found(asked, form, prefix, under)
-    sizes, wrong_sizes = _sizes(asked, form, arrays, prefix)
+    forms = best_forms(layout, under)
+    problems, arrays = _found(asked, forms[0], prefix, under)
+    form, sizes, wrong_sizes = _fitting(asked, forms, arrays, prefix)
     problems += wrong_sizes
     # What a config says is computed for sizes that the arrays have, too, however large it says.
     context = Context(asked.config or {}, prefix, layer_index, {} if wrong_sizes else sizes,
-                      layout.full_every)
-    options, wrong_options = _options(asked, context)
+                      layout.full_every, asked.rotary_layout)
+    options, wrong_options = _options(asked, context, under)
     problems += wrong_options
     if not problems:
         _log.debug("%s under %r: %s; options %s", layout.name, prefix,
@@ -127,7 +181,7 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> LayerState:
     if not under and asked.state:
         found += f", but elsewhere {shown(asked.state)}"
     raise ValueError(printable("; ".join([
-        f"state: got what does not fit layout {layout.name!r} under prefix {prefix!r}",
+        f"state: got what does not fit {_shown_layout(layout)} under prefix {prefix!r}",
         *problems, f"found {found}", *advice(layout, under, asked.state)])))
 
 
@@ -147,7 +201,8 @@ def _found(asked: Asked, form: Form, prefix: str,
         elif not stored.optional and not (stored.never_under and stored.never_under in prefix):
             missing.append(name)
     there = {name for name in form if prefix + name in asked.state}
-    missing += sorted(whole_biases(layout, form, there, configs.biases(asked.config or {})) - there)
+    wanted = configs.biases(asked.config or {}, asked.named)
+    missing += sorted(whole_biases(layout, form, there, wanted) - there)
     others = sorted(left_over(layout, form, under))
     cures = [f"{name}: wanted {layout.unsupported[name]}" for name in others
              if name in layout.unsupported]
@@ -163,12 +218,30 @@ def _as_floats(value: Any, name: str) -> Array:
         layer_dtype(_native(array))
     except TypeError:
         raise TypeError(f"{name}: got an array of {array.dtype}, wanted float16, bfloat16, float32"
-                        " or float64") from None
+                        f" or float64{hint_of_numpys(array.dtype)}") from None
     return array
 
 
 def _native(array: Array) -> np.dtype[Any]:
     return array.dtype.newbyteorder("=")
+
+
+def _shown_layout(layout: Layout) -> str:
+    return NAME if layout.name == NAME else f"layout {layout.name!r}"
+
+
+def _fitting(asked: Asked, forms: list[Form], arrays: Mapping[str, Array],
+             prefix: str) -> tuple[Form, dict[str, int], list[str]]:
+    """Of forms of the same names the one that fits the shapes, with the sizes that follow and what
+    is wrong with them. Forms differ in what is transposed."""
+    read = [(form, *_sizes(asked, form, arrays, prefix)) for form in forms]
+    right = [fitting for fitting in read if not fitting[2]]
+    if len(right) > 1:
+        form, sizes, _ = right[0]
+        return form, sizes, ["transposed: needed, since the shapes fit both ways, wanted"
+                             " transposed=True for weights (out, in), as PyTorch's Linear has them,"
+                             " or False for (in, out), as in x @ W"]
+    return (right or read)[0]
 
 
 def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
@@ -184,7 +257,8 @@ def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
              if array.ndim == len(form[name].axes)}
     equal = pairs(asked.layout, form)
     sizes = solved([(form[name], array.shape) for name, array in right.items()], known, equal)
-    if "heads" not in sizes and right:
+    named_alone = asked.layout.name == NAME and not {"heads", "head_dim"} & known.keys()
+    if ("heads" not in sizes or named_alone) and right:
         problems.append("num_heads: needed and given nowhere, wanted num_heads= or config=")
         return sizes, problems
     problems += [f"{other} is {sizes[other]}, wanted {sizes[one]} as {one}" for one, other in equal
@@ -198,11 +272,12 @@ def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
     return sizes, problems
 
 
-def _options(asked: Asked, context: Context) -> tuple[dict[str, Any], list[str]]:
+def _options(asked: Asked, context: Context,
+             under: set[str]) -> tuple[dict[str, Any], list[str]]:
     """The options that the layout, the config and the caller give, the last before the others."""
     layout, given, problems = asked.layout, asked.options, []
     options = dict(layout.constants)
-    problems += _unsupported(layout, context.config)
+    problems += _unsupported(layout, context.config, under)
     for name, read in layout.settings.items():
         if name in given:
             continue
@@ -216,7 +291,7 @@ def _options(asked: Asked, context: Context) -> tuple[dict[str, Any], list[str]]
     return {**options, **given}, problems
 
 
-def _unsupported(layout: Layout, config: Mapping[str, Any]) -> list[str]:
+def _unsupported(layout: Layout, config: Mapping[str, Any], under: set[str]) -> list[str]:
     """What a config asks for that mha has not, and models of another layout."""
     problems = []
     for key, cure in layout.unsupported.items():
@@ -226,9 +301,10 @@ def _unsupported(layout: Layout, config: Mapping[str, Any]) -> list[str]:
         if value:
             problems.append(f"config: {key} is {value!r}, which is not supported, wanted {cure}")
     model = config.get("model_type")
-    owners = [other.name for other in LAYOUTS.values() if model in other.model_types]
-    if owners and layout.name not in owners:
-        problems.append(f"config: model_type is {model!r}: try layout={owners[0]!r}")
+    owner = OF_MODELS.get(model) if isinstance(model, str) else None
+    if owner is not None and layout.name not in (owner.name, NAME):
+        cure = f"try layout={owner.name!r}" if fits(owner, under) else "wanted its own config"
+        problems.append(f"config: model_type is {model!r}: {cure}")
     return problems
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.rotary import Layout as RotaryLayout
+
 Array = NDArray[Any]
 Sizes = Mapping[str, int]
 Pairs = tuple[tuple[str, str], ...]
@@ -24,6 +26,7 @@ AXES = {
 }
 EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
 FUSED = "3"  # the axis along which query, key and value stand beside each other
+BESIDE = "3 heads head_dim"  # all heads of one before those of the next
 
 
 class Stored(NamedTuple):
@@ -52,6 +55,7 @@ class Context(NamedTuple):
     layer_index: int | None
     sizes: Sizes
     full_every: int | None  # the layout's
+    rotary_layout: RotaryLayout
 
 
 Form = Mapping[str, Stored]
@@ -71,6 +75,7 @@ class Layout(NamedTuple):
     model_types: tuple[str, ...] = ()     # what configs call its models
     nested: bool = False                  # a tree of mappings
     full_every: int | None = None  # of sliding layers every n-th attends to all, by default
+    rotary_layout: RotaryLayout = "half"
     partial_biases: tuple[str, ...] = ()  # of "qkvo", which models have beside all or none
     equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
                     ("head_dim", "value_head_dim"))  # sizes that its models have no two of

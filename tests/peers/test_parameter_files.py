@@ -1,7 +1,5 @@
 """Whole models as the transformers package saves them: names and prefixes in files, configs."""
 
-import json
-
 import ml_dtypes  # noqa: F401
 import numpy as np
 import pytest
@@ -54,18 +52,20 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "shard"), [(torch.float32, "5kB"), (torch.bfloat16, "1GB")],
+                         ids=str)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_saved_model(model, dtype, tmp_path):
+def test_a_saved_model(model, dtype, shard, tmp_path):
+    """A folder of one file or of shards, whose config says the layout."""
     layout, name, settings, places = MODELS[model]
     torch.manual_seed(0)
     config = getattr(transformers, name + "Config")(**settings)
     whole = transformers.AutoModel.from_config(config).to(dtype)
-    whole.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    with mha.parameters.open(tmp_path / "model.safetensors") as state:
+    whole.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "5kB")
+    with mha.parameters.open(tmp_path) as state:
         for prefix, modules, query in places:
-            layers = mha.MultiHeadAttention.from_state(state, layout, prefix=prefix, config=config)
+            layers = mha.MultiHeadAttention.from_state(state, prefix=prefix)
             assert len(layers) == LAYERS
             for layer, module in zip(layers, whole.get_submodule(modules), strict=True):
                 weight = module.get_submodule(query).weight.detach().float().numpy()

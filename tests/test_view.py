@@ -305,7 +305,7 @@ def test_the_command_numbers_what_has_no_words(tmp_path):
     ({}, "got no weights"),
     ({"weights": np.eye(3), "tokens": WORDS[:1]}, "tokens: got 1, wanted 3"),
     ({"weights": np.arange(3)}, "got no matrix of weights"),
-    ({"weights": np.array([{}], object)}, "allow_pickle"),
+    ({"weights": np.array([{}], object)}, "pickled Python objects"),
 ])
 def test_the_command_says_what_is_wrong(tmp_path, arrays, message):
     if arrays is not None:
@@ -330,7 +330,7 @@ def test_all_arrays_together_are_of_a_size_for_a_page(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "MOST_BYTES", 8 * 2 * 81 * 4)
     assert len(command.read(tmp_path / "weights.npz", False)[0]) == 4
     monkeypatch.setattr(command, "MOST_BYTES", 8 * 2 * 81 * 4 - 1)
-    with pytest.raises(ValueError, match=r"layer_3.npy: got shape \(2, 9, 9\), with what"):
+    with pytest.raises(ValueError, match=r"layer_3: got shape \(2, 9, 9\), with what"):
         command.read(tmp_path / "weights.npz", False)
 
 
@@ -354,8 +354,11 @@ def damaged():
 
 
 @pytest.mark.parametrize(("data", "message"), [
-    (b"", "EOF|magic"), (b"PK\x03\x04 not a zip", "zip"), (b"no array at all", "magic"),
-    (bomb(), "more than a page can show"), (damaged(), "cannot be read|magic|Bad|EOF")])
+    (b"", "got an empty file"), (b"PK\x03\x04 not a zip", "not a zip file"),
+    (b"no array at all", "got a file of another kind, wanted what numpy.savez writes"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "got a pointer of Git LFS"),
+    (b"<!DOCTYPE html>", "got a page of HTML"),
+    (bomb(), "more than a page can show"), (damaged(), "got weights: .*wanted a file that fits")])
 def test_the_command_refuses_files_of_another_kind(tmp_path, data, message):
     (tmp_path / "weights.npz").write_bytes(data)
     done = run_command("weights.npz", cwd=tmp_path)
@@ -367,3 +370,51 @@ def test_the_command_refuses_folders(tmp_path):
     for path in (".", "/"):
         done = run_command(path, cwd=tmp_path)
         assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+def npy_of(descr, shape, data=b""):
+    """An .npy file that says this of itself, whatever stands in it."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": descr, "fortran_order": False, "shape": shape})
+    return header.getvalue() + data
+
+
+SOME = npy_of("<f8", (1, 2, 2), np.full(4, 0.5).tobytes())
+
+
+@pytest.mark.parametrize(("members", "message"), [
+    ({"w": SOME, "tokens": npy_of("<U0", (2**27,))},
+     r"got tokens: shape \(134217728,\) of <U0, which takes no bytes"),
+    ({"w": SOME, "tokens": npy_of("|S1", (2000,), bytes(2000))},
+     r"tokens: got shape \(2000,\), wanted a word for each of at most 2 queries or keys"),
+    ({"w": npy_of("|b1", (1, 10**6), bytes(10**6))}, "wanted at most 100,000: more than a page"),
+    ({"w": npy_of("|b1", (10**5, 1001, 1), b"")}, "more than a page can show"),
+    ({"w\x1b[2J": npy_of("<f8", (2, 2), b"")}, r"got w\\x1b\[2J: 0 bytes for shape \(2, 2\)"),
+    ({"\x1b[31m": npy_of("<f8", (10**9, 2, 2))}, r"\\x1b\[31m: got shape \(1000000000, 2, 2\)"),
+])
+def test_the_command_counts_before_it_reads(tmp_path, members, message):
+    with zipfile.ZipFile(tmp_path / "weights.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name + ".npy", content)
+    done = run_command("weights.npz", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(message, done.stderr) and "\x1b" not in done.stderr, done.stderr
+
+
+def test_the_command_shows_no_name_that_a_terminal_would_obey(tmp_path):
+    np.savez(tmp_path / "\x1b[2J.npz", weights=some_weights(2, 3, 3))
+    done = run_command("\x1b[2J.npz", cwd=tmp_path)
+    assert done.stdout.startswith(r"\x1b[2J.html: ") and (tmp_path / "\x1b[2J.html").exists()
+    (tmp_path / "\x1b[2J.npz").write_bytes(b"no array")
+    done = run_command("\x1b[2J.npz", cwd=tmp_path)
+    assert done.stderr.startswith(r"\x1b[2J.npz: got a file of another kind")
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a device"])
+def test_the_command_reads_regular_files_alone(tmp_path, kind):
+    path = tmp_path / "weights.npz"
+    os.mkfifo(path) if kind == "a FIFO" else path.symlink_to("/dev/zero")
+    done = subprocess.run([sys.executable, "-m", "mha", "view", path], cwd=tmp_path, timeout=60,
+                          capture_output=True, text=True)
+    assert done.stderr == f"{path}: got {kind}, wanted a regular file\n"

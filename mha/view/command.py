@@ -5,15 +5,15 @@ import math
 import re
 import sys
 import webbrowser
-import zipfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mha import view
+from mha.arguments import printable
+from mha.parameters.files import Npy, Npz, Numpys
+from mha.parameters.regular_files import open_regular
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -28,6 +28,7 @@ layers, (layers, heads, query_len, key_len).
 """
 WORDS = ("tokens", "key_tokens")
 MOST_BYTES = 8 * view.MOST_WEIGHTS  # of all arrays of a file
+MOST_WORDS = 100_000  # each is an object
 
 
 def add_to(commands: "Commands") -> None:
@@ -44,77 +45,78 @@ def add_to(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    title = options.weights.stem if options.title is None else options.title
+    path = options.weights
+    title = path.stem if options.title is None else options.title
     try:
-        output = options.output or options.weights.with_suffix(".html")
-        layers, tokens, key_tokens = read(options.weights, options.batch is not None)
+        output = options.output or path.with_suffix(".html")
+        layers, tokens, key_tokens = read(path, options.batch is not None)
         page = view.model(layers, tokens, key_tokens, batch=options.batch or 0, title=title)
-        if output.exists() and output.samefile(options.weights):
+        if output.exists() and output.samefile(path):
             raise ValueError("got the same file as page, wanted another --output")
         page.save(output)
     except (OSError, ValueError, TypeError) as error:
-        sys.exit(f"{options.weights}: {error}")
+        sys.exit(_printable(f"{path}: {str(error).removeprefix(f'{printable(str(path))}: ')}"))
     except MemoryError:
-        sys.exit(f"{options.weights}: got more than the memory holds, wanted fewer weights")
-    said = f"{output}: {len(page.html) // 1000:,} kB; open it in a browser"
+        sys.exit(_printable(f"{path}: got more than the memory holds, wanted fewer weights"))
+    said = _printable(f"{output}: {len(page.html) // 1000:,} kB; open it in a browser")
     coding = sys.stdout.encoding or "utf-8"
     print(said.encode(coding, "backslashreplace").decode(coding))
     if options.open:
         webbrowser.open(output.resolve().as_uri())
 
 
+def _printable(text: str) -> str:
+    """Lines that a terminal shows and does not obey, whatever names are in them."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def read(path: Path, has_batch: bool,
          ) -> tuple[list[NDArray[Any]], list[object], list[object] | None]:
     """(the weights of each layer, tokens, key_tokens) of a file; tokens are numbers by default."""
-    try:
-        arrays = dict(_arrays_of(path))
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # a damaged archive raises whatever its decompressor does
-        raise ValueError(f"cannot be read: {str(error) or type(error).__name__}") from error
-    words = {name: np.ravel(arrays.pop(name)).tolist() for name in WORDS if name in arrays}
-    layers = [arrays[name] for name in sorted(arrays, key=_in_order)]
-    if not layers:
-        raise ValueError(f"got no weights, wanted arrays of them.\n{FILE}")
-    if len(layers) == 1 and layers[0].ndim == 4 and not has_batch:
-        layers = list(layers[0])
-    if not layers or layers[0].ndim < 2:
-        raise ValueError(f"got no matrix of weights.\n{FILE}")
+    with _opened(str(path)) as arrays:
+        layers = [arrays[name] for name in _of_weights(arrays, has_batch)]
+        if len(layers) == 1 and layers[0].ndim == 4 and not has_batch:
+            layers = list(layers[0])
+        if not layers or layers[0].ndim < 2:
+            raise ValueError(f"got no matrix of weights.\n{FILE}")
+        words = {name: arrays[name].ravel().tolist() for name in WORDS if name in arrays}
     query_len, key_len = layers[0].shape[-2:]
     tokens = words.get("tokens", list(range(query_len)))
     return layers, tokens, words.get("key_tokens", None if query_len == key_len or
                                      len(tokens) == key_len else list(range(key_len)))
 
 
-def _arrays_of(path: Path) -> list[tuple[str, NDArray[Any]]]:
-    """The arrays of an .npz file, or the one of an .npy file; none is larger than can be shown."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":
-            file.seek(0)
-            return [("weights", _array(file, "weights", MOST_BYTES))]
-    found = []
-    left = MOST_BYTES
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".npy"):
-                with archive.open(name) as member:
-                    array = _array(member, name, left)
-                found.append((name.removesuffix(".npy"), array))
-                left -= array.nbytes
-    return found
+def _opened(path: str) -> Numpys:
+    with open_regular(path) as file:
+        is_archive = file.read(2) == b"PK"
+    return Npz(path) if is_archive else Npy(path, "weights")
 
 
-def _array(file: IO[bytes], name: str, most: int) -> NDArray[Any]:
-    """The array, if its header says that it is of a size for a page."""
-    version = npy.read_magic(file)
-    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = header(file)
-    if math.prod(shape) * max(dtype.itemsize, 1) > most:
-        raise ValueError(f"{name}: got shape {shape}, with what the file holds before more than a"
-                         " page can show; save some layers, or of a batch one item, in a file of"
-                         " its own")
-    file.seek(0)
-    return npy.read_array(file, allow_pickle=False)
+def _of_weights(arrays: Numpys, has_batch: bool) -> list[str]:
+    """The names of all arrays but the words, in order. What is larger than can be shown is refused
+    by what the file says of it, before it is read."""
+    longest, left, numbers = 0, MOST_BYTES, view.MOST_WEIGHTS
+    names = sorted(set(arrays) - set(WORDS), key=_in_order)
+    if not names:
+        raise ValueError(f"got no weights, wanted arrays of them.\n{FILE}")
+    for name in (*names, *(word for word in WORDS if word in arrays)):
+        header = arrays.header(name)
+        left -= header.nbytes
+        one_item = header.shape[-3:] if has_batch or len(names) > 1 else header.shape
+        numbers -= math.prod(one_item)
+        if left < 0 or numbers < 0:
+            raise ValueError(f"{name}: got shape {header.shape}, with what the file holds before"
+                             " more than a page can show; save some layers, or of a batch one item,"
+                             " in a file of its own")
+        if name not in WORDS:
+            longest = max(longest, *header.shape[-2:], 0)
+        elif math.prod(header.shape) > longest:
+            raise ValueError(f"{name}: got shape {header.shape}, wanted a word for each of at most"
+                             f" {longest} queries or keys")
+    if longest > MOST_WORDS:
+        raise ValueError(f"got weights of {longest:,} queries or keys, wanted at most"
+                         f" {MOST_WORDS:,}: more than a page can show")
+    return names
 
 
 def _in_order(name: str) -> list[object]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mha import _core
+from mha.pieces import FEW, converted, pieces
 
 Array = NDArray[Any]
 
@@ -71,7 +72,7 @@ def as_computed(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
     if array.dtype == computing:
         return array
     check_beside(array, stored_dtype(dtype), name)
-    return widened(array).astype(computing, copy=False)
+    return converted(widened(array), computing)
 
 
 def shown_dtype(stored: np.dtype[Any]) -> Any:
@@ -123,7 +124,11 @@ def rounded(array: Array, stored: np.dtype[Any]) -> Array:
             return array.view(stored)
         array = widened(array)
     result = np.empty(array.shape, stored)
-    _core.round_numbers(np.ascontiguousarray(_as_float32(array)), result)
+    if array.size <= FEW:
+        _core.round_numbers(np.ascontiguousarray(_as_float32(array)), result)
+        return result
+    for piece in pieces(result, array.itemsize):
+        _core.round_numbers(np.ascontiguousarray(_as_float32(array[piece])), result[piece])
     return result
 
 
@@ -131,15 +136,17 @@ def widened(stored: Array) -> Array:
     """bfloat16 as float32; other arrays as they are."""
     if not is_bfloat16(stored.dtype):
         return stored
-    bits = stored.view(np.uint16).astype(np.uint32)
-    bits <<= 16
+    halves = stored.view(np.uint16)
+    bits = np.empty_like(halves, np.uint32, subok=False)
+    for piece in pieces(bits):
+        np.left_shift(halves[piece], 16, out=bits[piece], dtype=np.uint32)
     return bits.view(np.float32)
 
 
 def halves_as_float32(array: Array) -> Array:
     """float16 and bfloat16 as float32; other arrays as they are."""
     array = widened(array)
-    return array.astype(np.float32) if array.dtype == np.float16 else array
+    return converted(array, np.float32) if array.dtype == np.float16 else array
 
 
 def returned(numbers: Array, dtype: np.dtype[Any]) -> Array:

@@ -31,6 +31,7 @@ from mha.options import (
     Window,
     takes_options,
 )
+from mha.pieces import deep_copied
 from mha.preparation import NormOf
 from mha.rotary import Rotary
 
@@ -441,7 +442,8 @@ class MultiHeadAttention(Parameters, Decoding):
         memo[id(self)] = other
         with layer_parameters.changing:
             state = other._state
-            parameters = copy.deepcopy(dict(state.parameters), memo)
+            parameters = {name: deep_copied(parameter, memo)
+                          for name, parameter in state.parameters.items()}
         others = {name: copy.deepcopy(value, memo) for name, value in vars(other).items()
                   if name != "_state"}
         copied = layer_state.new_state(state.settings, parameters)

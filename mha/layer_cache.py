@@ -20,6 +20,7 @@ from mha.kv_cache import KVCache, Memory
 from mha.layer_options import as_window
 from mha.layer_state import LayerSettings, LayerState
 from mha.options import DEFAULTS, AttentionOptions, Window
+from mha.pieces import copy_into
 from mha.rotary import as_record
 
 Array = NDArray[Any]
@@ -159,7 +160,9 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
     results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
                           state.settings.dtype)
     if return_weights and after.start:
-        results[1] = np.pad(results[1], [(0, 0)] * 3 + [(after.start, 0)])
+        weights = np.zeros((batch, heads, n, after.longest), results[1].dtype)
+        copy_into(weights[..., after.start:], results[1])
+        results[1] = weights
     return results
 
 

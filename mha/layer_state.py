@@ -37,6 +37,7 @@ from mha.half_precision import (
 )
 from mha.one_go import Step
 from mha.options import AttentionOptions, RandomSource, Window
+from mha.pieces import copied, copy_into, pieces
 from mha.preparation import NORMS, NormOf, Preparation, prepared_core
 from mha.rotary import Rotary
 
@@ -232,9 +233,11 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
         elif name not in WEIGHTS:
             start[name].fill(0)
         else:
-            generator.random(out=start[name], dtype=dtype)
-            start[name] -= dtype.type(0.5)
-            start[name] *= dtype.type(2 * math.sqrt(6 / sum(shape)))
+            for piece in pieces(start[name]):  # in the order of its rows, as in one call
+                part = start[name][piece]
+                generator.random(out=part, dtype=dtype)
+                part -= dtype.type(0.5)
+                part *= dtype.type(2 * math.sqrt(6 / sum(shape)))
         start[name] = rounded(start[name], settings.dtype)
     return start
 
@@ -243,7 +246,8 @@ def frozen(state: LayerState) -> LayerState:
     """With read-only copies of the parameters, the matrices packed."""
     if state.packed is not None:
         return state
-    copies = {name: parameter.copy() for name, parameter in state.parameters.items()}
+    copies = {name: copied(parameter, order="C")
+              for name, parameter in state.parameters.items()}
     packed = tuple(_core.pack_weight(copies[name]) for name in WEIGHTS)
     for parameter in copies.values():
         parameter.flags.writeable = False
@@ -254,7 +258,8 @@ def unfrozen(state: LayerState) -> LayerState:
     if state.packed is None:
         return state
     return new_state(state.settings,
-                     {name: parameter.copy() for name, parameter in state.parameters.items()})
+                     {name: copied(parameter, order="C")
+                      for name, parameter in state.parameters.items()})
 
 
 def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
@@ -266,8 +271,8 @@ def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
 
 def in_type(parameter: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """A copy in the dtype, rounded once."""
-    converted = rounded(parameter, dtype)
-    return converted.astype(dtype) if dtype.itemsize > 2 else converted.copy()
+    numbers = rounded(parameter, dtype)
+    return copied(numbers, dtype) if dtype.itemsize > 2 else copied(numbers, order="C")
 
 
 def with_dropout(state: LayerState, dropout: float) -> LayerState:
@@ -354,7 +359,7 @@ def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> tuple[Layer
     own."""
     check_not_frozen(state, "mapping")
     old = state.parameters
-    copies = {name: checked_parameter(state.settings, name, array).copy()
+    copies = {name: copied(checked_parameter(state.settings, name, array), order="C")
               for name, array in arrays.items()}
     alone = {name: _is_alone(old[name], [old[other] for other in old if other != name])
              for name in old}
@@ -388,12 +393,23 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
             parameters[name] = array.copy()
             continue
         of_heads, width = chosen[name[-1]]
-        columns = (of_heads[:, None] * width + np.arange(width)).ravel()
-        parameters[name] = array.copy() if name == "b_o" else np.take(
-            array, columns, axis=0 if name == "W_o" else -1)
+        parameters[name] = array.copy() if name == "b_o" else _of_heads(
+            array, of_heads.tolist(), width, 0 if name == "W_o" else array.ndim - 1)
     alibi = settings.alibi and tuple(settings.alibi[head] for head in kept)
     return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads),
                                        alibi=alibi), parameters)
+
+
+def _of_heads(array: NDArray[Any], heads: list[int], width: int, axis: int) -> NDArray[Any]:
+    """What belongs to these heads, so many columns, or rows where axis is 0, each."""
+    shape = list(array.shape)
+    shape[axis] = len(heads) * width
+    whole = np.empty(shape, array.dtype)
+    before = (slice(None),) * axis
+    for to, of in enumerate(heads):
+        copy_into(whole[*before, to * width:(to + 1) * width],
+                  array[*before, of * width:(of + 1) * width])
+    return whole
 
 
 def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:

@@ -55,6 +55,14 @@ def copied(array: Array, dtype: DTypeLike | None = None, order: Any = "K") -> Ar
     return copy
 
 
+def deep_copied(array: Array, memo: dict[int, Any]) -> Array:
+    """As copy.deepcopy(array, memo), of an array that somebody else holds."""
+    known: Array | None = memo.get(id(array))
+    if known is None:
+        known = memo[id(array)] = copied(array)
+    return known
+
+
 def converted(array: Array, dtype: DTypeLike) -> Array:
     """The array in this type: itself where it has it."""
     return array if array.dtype == dtype else copied(array, dtype)

@@ -1,5 +1,6 @@
 #include "convert.h"
 
+#include "pieces.h"
 #include "results.h"
 
 #include <stdio.h>
@@ -38,17 +39,19 @@ PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const
 
 /* float32 numbers of bfloat16 that NumPy does not know. */
 static PyArrayObject *widened(PyArrayObject *array, const char *name) {
-    PyArrayObject *halves = (PyArrayObject *)PyArray_GETCONTIGUOUS(array);
+    PyArrayObject *halves = mha_contiguous(array, name);
     PyArrayObject *numbers =
         halves == NULL ? NULL
                        : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
-    if (numbers != NULL) {
-        mha_widen_numbers(PyArray_DATA(halves), MHA_BFLOAT16, PyArray_DATA(numbers),
-                          PyArray_SIZE(numbers));
+    if (numbers != NULL && mha_widen_in_pieces(PyArray_DATA(halves), MHA_BFLOAT16,
+                                               PyArray_DATA(numbers), PyArray_SIZE(numbers)) < 0) {
+        Py_CLEAR(numbers);
     }
     Py_XDECREF(halves);
     return numbers;
 }
+
+enum { ALIGNED = NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED };
 
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
 static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char *name, int flags) {
@@ -58,23 +61,23 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     PyArrayObject *known = PyArray_TYPE(array) == NPY_VOID
                                ? widened(array, name)
                                : (PyArrayObject *)Py_NewRef((PyObject *)array);
-    PyArrayObject *real =
-        known == NULL ? NULL
-                      : (PyArrayObject *)PyArray_FromArray(
-                            known, PyArray_DescrFromType(mha_typenum(dtype)),
-                            NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | flags);
-    if (real == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    }
+    PyArrayObject *real = known == NULL ? NULL
+                                        : mha_cast(known, PyArray_DescrFromType(mha_typenum(dtype)),
+                                                   ALIGNED | flags, name);
     Py_XDECREF(known);
     return real;
 }
 
 PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
                             const npy_intp *strides, int writeable) {
+    return mha_new_view_at(array, PyArray_DATA(array), axes, shape, strides, writeable);
+}
+
+PyArrayObject *mha_new_view_at(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
+                               const npy_intp *strides, int writeable) {
     Py_INCREF(PyArray_DESCR(array));
     PyObject *view = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(array), axes, shape, strides,
-                                          PyArray_DATA(array), writeable, NULL);
+                                          data, writeable, NULL);
     if (view != NULL) {
         Py_INCREF(array); /* the view takes it over */
         if (PyArray_SetBaseObject((PyArrayObject *)view, (PyObject *)array) < 0) {
@@ -132,10 +135,7 @@ static PyArrayObject *or_copy(PyArrayObject *array, bool lies_well, const char *
     if (array == NULL || lies_well) {
         return array;
     }
-    PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
-    if (copy == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    }
+    PyArrayObject *copy = mha_contiguous_copy(array, name);
     Py_DECREF(array);
     return copy;
 }
@@ -161,22 +161,14 @@ PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, c
 }
 
 PyArrayObject *mha_as_strided_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
-    PyArrayObject *stored;
     if (dtype != MHA_FLOAT32 || mha_storage_of(array) == MHA_AS_COMPUTED) {
         return mha_as_strided_real(array, dtype, name);
     }
     if (PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array)) {
-        stored = (PyArrayObject *)Py_NewRef((PyObject *)array);
-    } else {
-        PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
-        stored = native == NULL
-                     ? NULL
-                     : (PyArrayObject *)PyArray_FromArray(array, native, NPY_ARRAY_ALIGNED);
+        return (PyArrayObject *)Py_NewRef((PyObject *)array);
     }
-    if (stored == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    }
-    return stored;
+    PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
+    return native == NULL ? NULL : mha_cast(array, native, ALIGNED, name);
 }
 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
@@ -191,12 +183,9 @@ PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
         Py_DECREF(array);
         return NULL;
     }
-    PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(NPY_INT64),
-        NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY);
-    if (integers == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    } else if (may_wrap) { /* negative where the number is beyond int64 */
+    PyArrayObject *integers = mha_cast(array, PyArray_DescrFromType(NPY_INT64),
+                                       NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY, name);
+    if (integers != NULL && may_wrap) { /* negative where the number is beyond int64 */
         int64_t *values = PyArray_DATA(integers);
         for (npy_intp i = 0; i < PyArray_SIZE(integers); i++) {
             values[i] = values[i] < 0 ? INT64_MAX : values[i];

@@ -45,6 +45,10 @@ static inline void *mha_data_or_null(PyArrayObject *array) {
 PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
                             const npy_intp *strides, int writeable);
 
+/* The same from another address within its memory on. */
+PyArrayObject *mha_new_view_at(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
+                               const npy_intp *strides, int writeable);
+
 /* How an array's numbers lie: as float16, as bfloat16 (that of ml_dtypes, found by its name, or
  * what a KVCache holds of it), or else. Runs no other code. */
 mha_storage mha_storage_of(PyArrayObject *array);

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "pieces.h"
 #include "results.h"
 
 const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
@@ -90,9 +91,9 @@ static PyObject *rounded(PyArrayObject *sums, int typenum) {
     }
     const int shown = mha_shown_typenum(typenum, "gradient");
     PyArrayObject *halves = shown == NPY_VOID ? NULL : mha_new_result_like(sums, shown);
-    if (halves != NULL) {
-        mha_round_numbers(PyArray_DATA(sums), PyArray_DATA(halves), mha_storage_of(halves),
-                          PyArray_SIZE(sums));
+    if (halves != NULL && mha_round_in_pieces(PyArray_DATA(sums), PyArray_DATA(halves),
+                                              mha_storage_of(halves), PyArray_SIZE(sums)) < 0) {
+        Py_CLEAR(halves);
     }
     return (PyObject *)halves;
 }

@@ -1,5 +1,6 @@
 /* round_numbers: what a cache of halves stores of float32 numbers. */
 #include "convert.h"
+#include "pieces.h"
 
 /* round_numbers(x, out): float32, however it lies, into a C-contiguous array of float16 or bfloat16
  * of one size with it. */
@@ -25,7 +26,11 @@ PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize
     if (numbers == NULL) {
         return NULL;
     }
-    mha_round_numbers(PyArray_DATA(numbers), PyArray_DATA(out), storage, PyArray_SIZE(numbers));
+    const int failed = mha_round_in_pieces(PyArray_DATA(numbers), PyArray_DATA(out), storage,
+                                           PyArray_SIZE(numbers));
     Py_DECREF(numbers);
+    if (failed < 0) {
+        return NULL;
+    }
     Py_RETURN_NONE;
 }

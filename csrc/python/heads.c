@@ -2,6 +2,7 @@
 #include <stddef.h>
 
 #include "function.h"
+#include "pieces.h"
 
 enum { X, NUM_HEADS, NUM_SPLIT_ARGUMENTS, NUM_MERGE_ARGUMENTS = NUM_HEADS };
 
@@ -105,7 +106,7 @@ static int merge_by_numpy(PyArrayObject *x, PyArrayObject *merged) {
     PyObject *to = PyArray_Newshape(merged, &dims, NPY_CORDER);
     const int failed = by_token == NULL || to == NULL
                            ? -1
-                           : PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)by_token);
+                           : mha_copy_numbers((PyArrayObject *)to, (PyArrayObject *)by_token);
     Py_XDECREF(by_token);
     Py_XDECREF(to);
     return failed;

@@ -1,5 +1,7 @@
 #include "inputs.h"
 
+#include "pieces.h"
+
 static const char *const INPUT_NAMES[] = {"query", "key", "value"};
 
 int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]) {
@@ -168,9 +170,11 @@ PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *c
     }
     const mha_storage storage = mha_storage_of(results->output);
     if (storage != MHA_AS_COMPUTED) { /* the way back has it as the arithmetic had it */
-        mha_round_numbers(PyArray_DATA(results->kept_output), PyArray_DATA(results->output),
-                          storage, PyArray_SIZE(results->output));
-    } else if (PyArray_CopyInto(results->kept_output, results->output) < 0) {
+        if (mha_round_in_pieces(PyArray_DATA(results->kept_output), PyArray_DATA(results->output),
+                                storage, PyArray_SIZE(results->output)) < 0) {
+            return NULL;
+        }
+    } else if (mha_copy_numbers(results->kept_output, results->output) < 0) {
         return NULL;
     }
     PyObject *packed = mha_pack_results(results);

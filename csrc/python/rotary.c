@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "gradient.h"
+#include "pieces.h"
 #include "results.h"
 
 int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *converted) {
@@ -66,11 +67,9 @@ static PyArrayObject *as_int64(PyArrayObject *array, const char *name) {
                      (PyObject *)PyArray_DESCR(array));
         return NULL;
     }
-    PyArrayObject *integers = (PyArrayObject *)PyArray_FromArray(
-        array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
-    if (integers == NULL) {
-        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
-    } else if (check_range(array, integers, name) < 0) {
+    PyArrayObject *integers =
+        mha_cast(array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY_RO, name);
+    if (integers != NULL && check_range(array, integers, name) < 0) {
         Py_CLEAR(integers);
     }
     return integers;

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha.compat._layers import checked_dropout, described
+from mha.compat._layers import checked_dropout, described, uniform
 from mha.compat._projections import (
     Projection,
     as_visible,
@@ -21,6 +21,7 @@ from mha.compat._projections import (
 )
 from mha.half_precision import widened
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.pieces import converted, copied
 
 Array = NDArray[Any]
 Shape = Sequence[int | None]
@@ -120,14 +121,14 @@ class Layer:
                              " function of a shape and a dtype")
         fans = math.prod(shape[:input_axes]) + math.prod(shape[input_axes:])
         bound = math.sqrt(6 / fans)
-        return self._generator.uniform(-bound, bound, shape).astype(self.dtype)
+        return uniform(self._generator, bound, shape, self.dtype)
 
     def _own(self, array: Array, shape: tuple[int, ...], name: str) -> Array:
         array = widened(array)
         check_kind(array, name, "iuf", self.dtype)
         if array.shape != shape:
             raise ValueError(f"{name}: got shape {array.shape}, wanted {shape}")
-        return np.array(array, self.dtype, order="C")
+        return copied(array, self.dtype, "C")
 
     @property
     def weights(self) -> list[Array]:
@@ -138,7 +139,7 @@ class Layer:
 
     def get_weights(self) -> list[Array]:
         """Copies of `weights`."""
-        return [array.copy() for array in self.weights]
+        return [copied(array, order="C") for array in self.weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Copies in what `get_weights` of this layer or of Keras' gave.
@@ -272,7 +273,7 @@ class Layer:
             raise TypeError(f"{name}: got None, wanted an array")
         array = widened(detached_array(array, name))
         check_kind(array, name, "biuf", self.dtype)
-        return array.astype(self.dtype, copy=False)
+        return converted(array, self.dtype)
 
     def _checked_batch_axes(self, query: Array, key: Array, value: Array) -> list[int]:
         """The axes that are neither attended over nor features, after checking the shapes."""

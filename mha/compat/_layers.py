@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_probability, as_size, check_kind
 from mha.options import RandomSource
+from mha.pieces import copied, pieces
 
 
 class Linear:
@@ -51,8 +52,7 @@ class Linear:
 
     def _draw(self, in_features: int) -> NDArray[Any]:
         bound = math.sqrt(6 / (in_features + self.out_features))
-        kernel = self._rng.uniform(-bound, bound, (in_features, self.out_features))
-        self._kernel = kernel.astype(np.float32)
+        self._kernel = uniform(self._rng, bound, (in_features, self.out_features), np.float32)
         return self._kernel
 
     def sized_for(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -124,7 +124,16 @@ def _parameter(array: NDArray[Any], name: str) -> NDArray[Any]:
     """A contiguous copy in float32, or float64 where it was."""
     check_kind(array, name, "iuf", "float32 or float64")
     dtype = np.float64 if array.dtype == np.float64 else np.float32
-    return np.array(array, dtype=dtype, order="C")
+    return copied(array, dtype, "C")
+
+
+def uniform(generator: np.random.Generator, bound: float, shape: tuple[int, ...],
+            dtype: DTypeLike) -> NDArray[Any]:
+    """generator.uniform(-bound, bound, shape) in this type."""
+    numbers = np.empty(shape, dtype)
+    for piece in pieces(numbers, np.float64().itemsize):
+        numbers[piece] = generator.uniform(-bound, bound, numbers[piece].shape)
+    return numbers
 
 
 def checked_heads(num_heads: Any, width: Any, width_name: str) -> tuple[int, int]:

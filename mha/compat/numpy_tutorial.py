@@ -14,6 +14,7 @@ import mha
 from mha.arguments import check_kind
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._layers import checked_heads, checked_mask
+from mha.pieces import converted
 
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention", "softmax"]
 
@@ -125,7 +126,7 @@ class MultiHeadAttention:
 def _float64(array: ArrayLike, name: str) -> NDArray[Any]:
     array = np.asarray(array)
     check_kind(array, name, "biuf", "numbers")
-    return array.astype(np.float64, copy=False)
+    return converted(array, np.float64)
 
 
 def _visible(mask: ArrayLike | None) -> NDArray[Any] | None:

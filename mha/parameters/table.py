@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.pieces import copied, copy_into
 from mha.rotary import Layout as RotaryLayout
 
 Array = NDArray[Any]
@@ -181,7 +182,7 @@ def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
     order = [atoms.index(atom) for atom in " ".join(axes).split()]
     shape = shape_of(axes, sizes)
     assert shape is not None
-    return {name: part.transpose(order).copy(order="C").reshape(shape)
+    return {name: copied(part.transpose(order), order="C").reshape(shape)
             for name, part in zip(stored.holds, parts, strict=True)}
 
 
@@ -194,7 +195,14 @@ def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Arr
     order = [own.index(atom) for atom in rest]
     parts = [parameters[name].reshape([sizes[atom] for atom in own]).transpose(order)
              for name in stored.holds]
-    together = parts[0] if fused_at is None else np.stack(parts, fused_at)
+    if fused_at is None:
+        together = copied(parts[0], order="C")
+    else:
+        lengths = list(parts[0].shape)
+        lengths.insert(fused_at, len(parts))
+        together = np.empty(lengths, parts[0].dtype)
+        for to, part in zip(np.moveaxis(together, fused_at, 0), parts, strict=True):
+            copy_into(to, part)
     shape = shape_of(stored.axes, sizes)
     assert shape is not None
-    return together.copy(order="C").reshape(shape)
+    return together.reshape(shape)

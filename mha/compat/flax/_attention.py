@@ -18,6 +18,7 @@ from mha.compat._projections import (
     project_and_attend,
 )
 from mha.half_precision import widened
+from mha.pieces import converted, copied, pieces
 
 Array = NDArray[Any]
 Initializer = Callable[..., Any]
@@ -83,19 +84,30 @@ def drawn_parameters(shapes: Shapes, generator: np.random.Generator, dtype: DTyp
         elif name == "bias":
             array = np.zeros(flat)
         else:
-            array = _truncated_normal(generator, flat) / (
-                TRUNCATED_DEVIATION * math.sqrt(flat[0]))
-        return array.reshape(shape).astype(dtype)
+            array = _truncated_normal(generator, flat,
+                                      TRUNCATED_DEVIATION * math.sqrt(flat[0]))
+        return copied(array.reshape(shape), dtype)
 
     return {part: {name: drawn(part, name, shape) for name, shape in own.items()}
             for part, own in shapes.items()}
 
 
-def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Standard normal numbers, drawn again until all are within 2."""
-    numbers = generator.standard_normal(shape)
-    while (beyond := np.abs(numbers) > 2).any():
-        numbers[beyond] = generator.standard_normal(int(beyond.sum()))
+def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...],
+                      divisor: float) -> Array:
+    """Standard normal numbers, drawn again until all are within 2; divided."""
+    numbers = np.empty(shape)
+    for piece in pieces(numbers):
+        numbers[piece] = generator.standard_normal(numbers[piece].shape)
+    is_drawn_again = True
+    while is_drawn_again:
+        is_drawn_again = False
+        for piece in pieces(numbers):
+            beyond = np.abs(numbers[piece]) > 2
+            if beyond.any():
+                numbers[piece][beyond] = generator.standard_normal(int(beyond.sum()))
+                is_drawn_again = True
+    for piece in pieces(numbers):
+        numbers[piece] /= divisor
     return numbers
 
 
@@ -122,7 +134,7 @@ def real_array(array: ArrayLike, name: str) -> Array:
     """An array of numbers, halves as float32, ints as floats."""
     array = widened(detached_array(array, name))
     check_kind(array, name, "biuf", "float32 or float64")
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    return array if array.dtype in (np.float32, np.float64) else copied(array, np.float32)
 
 
 def checked_inputs(inputs_q: ArrayLike, inputs_k: ArrayLike | None,
@@ -186,12 +198,12 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
     """
     computing = chosen_dtype(dtype, *inputs, *(array for part in parameters.values()
                                                for array in part.values()))
-    parts = {name: {key: array.astype(computing, copy=False) for key, array in part.items()}
+    parts = {name: {key: converted(array, computing) for key, array in part.items()}
              for name, part in parameters.items()}
     projections = [Projection(parts[name]["kernel"], parts[name].get("bias"), input_axes)
                    for name, input_axes in (("query", 1), ("key", 1), ("value", 1), ("out", 2))]
     batch, query_len = inputs[0].shape[:-2], inputs[0].shape[-2]
-    query, key, value = (array.astype(computing, copy=False).reshape(
+    query, key, value = (converted(array, computing).reshape(
         math.prod(batch), *array.shape[-2:]) for array in inputs)
     heads, kv_heads = (parts[name]["kernel"].shape[1] for name in ("query", "key"))
     key_len = key.shape[1] if cache is None else cache.key.shape[-3]
@@ -213,8 +225,8 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
                 apart[index] = _layer_norm(apart[index], parts[name]["scale"])
         if cache is not None:
             cache = _appended(cache, batch, *apart)
-            apart[1:] = (array.reshape(math.prod(batch), *array.shape[-3:]).astype(
-                computing, copy=False) for array in cache[:2])
+            apart[1:] = (converted(array.reshape(math.prod(batch), *array.shape[-3:]), computing)
+                         for array in cache[:2])
             options["key_lengths"] = [cache.length] * math.prod(batch)
         found = _attend_apart(projections[3], apart, shared, options)
     output, *weights = found if return_weights else (found,)
@@ -254,9 +266,9 @@ def _appended(cache: Cache, batch: tuple[int, ...], query: Array, key: Array,
                          " more")
     written = []
     for cached, new in ((cache.key, key), (cache.value, value)):
-        copied = np.array(cached)
-        copied[..., cache.length, :, :] = new[:, 0].reshape(*batch, kv_heads, head_dim)
-        written.append(copied)
+        appended = copied(cached)
+        appended[..., cache.length, :, :] = new[:, 0].reshape(*batch, kv_heads, head_dim)
+        written.append(appended)
     return Cache(written[0], written[1], cache.length + 1)
 
 

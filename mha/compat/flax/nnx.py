@@ -19,6 +19,7 @@ from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
 from mha.compat.flax.linen import combine_masks, make_attention_mask, make_causal_mask
 from mha.keywords import names_its_keywords, unknown_keyword
+from mha.pieces import copied
 
 __all__ = ["MultiHeadAttention", "combine_masks", "make_attention_mask", "make_causal_mask",
            "state", "update"]
@@ -221,7 +222,7 @@ def state(layer: MultiHeadAttention) -> dict[str, dict[str, Array]]:
     >>> sorted(state(MultiHeadAttention(2, 8, rngs=0)))
     ['key', 'out', 'query', 'value']
     """
-    return {name: {key: array.copy() for key, array in arrays.items()}
+    return {name: {key: copied(array, order="C") for key, array in arrays.items()}
             for name, arrays in layer._parameters().items()}
 
 
@@ -231,5 +232,6 @@ def update(layer: MultiHeadAttention, state: Mapping[str, Any]) -> None:
 
     >>> update(MultiHeadAttention(2, 8, rngs=0), state(MultiHeadAttention(2, 8, rngs=1)))
     """
-    layer._place({name: {key: array.copy() for key, array in arrays.items()} for name, arrays
+    layer._place({name: {key: copied(array, order="C") for key, array in arrays.items()}
+                  for name, arrays
                   in _attention.checked_parameters(state, layer._shapes()).items()})

@@ -11,6 +11,7 @@ import mha
 from mha.arguments import as_array, check_kind
 from mha.half_precision import halves_as_float32, rounded, widened
 from mha.options import AttentionKeywords
+from mha.pieces import converted
 from mha.rotary import Layout
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
@@ -120,4 +121,4 @@ def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],
 
 def in_type(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The array in this type, rounded once."""
-    return rounded(array, dtype) if dtype.itemsize == 2 else array.astype(dtype, copy=False)
+    return rounded(array, dtype) if dtype.itemsize == 2 else converted(array, dtype)

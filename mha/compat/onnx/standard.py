@@ -21,6 +21,7 @@ from mha.compat.onnx._heads import (
 )
 from mha.half_precision import widened
 from mha.options import AttentionKeywords
+from mha.pieces import converted
 
 PRECISIONS = {1: "FLOAT", 10: "FLOAT16", 11: "DOUBLE", 16: "BFLOAT16"}  # of onnx.TensorProto
 
@@ -142,7 +143,7 @@ def _mask_or_bias(mask: NDArray[Any], scores_shape: tuple[int, ...]) -> Attentio
     check_kind(mask, "attn_mask", "biuf", "bool or numbers")
     is_bool = mask.dtype.kind == "b"
     if not is_bool:  # -inf is no integer
-        mask = mask.astype(np.result_type(mask, np.float32), copy=False)
+        mask = converted(mask, np.result_type(mask, np.float32))
     missing = scores_shape[-1] - mask.shape[-1] if mask.ndim else 0
     if missing > 0:
         mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)],
@@ -156,7 +157,7 @@ def _in_precision(precision: int | None, *arrays: NDArray[Any]) -> list[NDArray[
         raise ValueError(f"softmax_precision: got {precision}, wanted one of {PRECISIONS}")
     if precision is None or PRECISIONS[precision] != "DOUBLE":
         return list(arrays)
-    return [widened(array).astype(np.float64, copy=False) for array in arrays]
+    return [converted(widened(array), np.float64) for array in arrays]
 
 
 def rotary_embedding(X: ArrayLike, cos_cache: ArrayLike, sin_cache: ArrayLike,

@@ -12,6 +12,7 @@ from mha.compat._layers import checked_dropout, checked_heads
 from mha.compat.pytorch.layer import MultiheadAttention, OutputProjection
 from mha.half_precision import widened
 from mha.options import RandomSource
+from mha.pieces import converted
 
 
 def multi_head_attention_forward(
@@ -132,4 +133,4 @@ def _fitting(array: NDArray[Any] | None, name: str, shape: tuple[int | None, ...
                                        in zip(array.shape, shape, strict=True)):
         text = str(tuple("*" if size is None else size for size in shape)).replace("'", "")
         raise ValueError(f"{name}: got shape {array.shape}, wanted {text}")
-    return array.astype(dtype, copy=False)
+    return converted(array, dtype)

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha.compat._layers import checked_dropout, checked_heads
+from mha.compat._layers import checked_dropout, checked_heads, uniform
 from mha.compat.pytorch.functional import is_bool
 from mha.half_precision import widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource
+from mha.pieces import converted, copied
 
 _PARAMETERS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
                "bias_k", "bias_v", "out_proj.weight", "out_proj.bias")
@@ -123,11 +124,11 @@ class MultiheadAttention:
         return self._uniform((rows, columns), math.sqrt(6 / (rows + columns)))
 
     def _uniform(self, shape: tuple[int, int], bound: float) -> NDArray[Any]:
-        return self._own(self._generator.uniform(-bound, bound, shape))
+        return self._own(uniform(self._generator, bound, shape, self.dtype))
 
     def _own(self, array: NDArray[Any]) -> NDArray[Any]:
         """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
-        return np.array(array, self.dtype, order="F")
+        return copied(array, self.dtype, "F")
 
     def __repr__(self) -> str:
         others = {"dropout": (self.dropout, 0.0), "bias": (self.in_proj_bias is not None, True),
@@ -191,7 +192,7 @@ class MultiheadAttention:
         >>> sorted(MultiheadAttention(64, 4).state_dict())
         ['in_proj_bias', 'in_proj_weight', 'out_proj.bias', 'out_proj.weight']
         """
-        return {name: np.array(parameter, order="C")
+        return {name: copied(parameter, order="C")
                 for name, parameter in self.named_parameters()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any],
@@ -392,7 +393,7 @@ class MultiheadAttention:
     def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
         array = widened(detached_array(array, name))
         check_kind(array, name, "iuf", self.dtype)
-        return array.astype(self.dtype, copy=False)
+        return converted(array, self.dtype)
 
     def _check_shapes(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> bool:
         """Whether the input is batched, after checking that the three shapes go together."""

@@ -1,5 +1,8 @@
 /* Attention in a C program, without Python: make lib, then
- *     gcc examples/embedding.c -Icsrc/include build/lib/libmha.a -lm -pthread */
+ *     gcc examples/embedding.c -Icsrc/include build/lib/libmha.a -lm -pthread
+ * or, since it is C++20 too,
+ *     g++ -std=c++20 -x c++ examples/embedding.c -x none -Icsrc/include build/lib/libmha.a
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -35,7 +38,10 @@ int main(void) {
     mha_status status =
         mha_scaled_dot_product_attention_workspace(&attention, execution.num_threads, &bytes);
     /* Aligned by hand, since Windows has no aligned_alloc. */
-    char *memory = status == MHA_OK ? malloc(bytes + MHA_WORKSPACE_ALIGNMENT) : NULL;
+    char *memory = NULL;
+    if (status == MHA_OK) {
+        memory = (char *)malloc(bytes + MHA_WORKSPACE_ALIGNMENT); /* the cast is for C++ */
+    }
     if (memory != NULL) {
         const size_t beyond = (uintptr_t)memory % MHA_WORKSPACE_ALIGNMENT;
         char *base = memory + (MHA_WORKSPACE_ALIGNMENT - beyond);

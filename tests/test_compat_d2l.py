@@ -480,8 +480,8 @@ def test_show_heatmaps():
 def test_bad_calls(form):
     with pytest.raises(ValueError, match=r"num_hiddens: got 100, wanted a multiple of num_heads"):
         make_layer(form, num_heads=3)
-    with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
-        make_layer(form, dropout=1.0)
+    with pytest.raises(ValueError, match=r"dropout: got 1\.5"):
+        make_layer(form, dropout=1.5)
     with pytest.raises(TypeError, match="num_heads: got float"):
         make_layer(form, num_heads=5.0)
     layer = make_layer(form)

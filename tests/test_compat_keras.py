@@ -280,7 +280,7 @@ def test_zero_lengths(lengths):
     (TypeError, "key_dim: got float", lambda: compat.MultiHeadAttention(2, 3.0)),
     (ValueError, "sliding_window: got 0",
      lambda: compat.MultiHeadAttention(2, 3, sliding_window=0)),
-    (ValueError, "dropout: got 1", lambda: compat.MultiHeadAttention(2, 3, dropout=1.0)),
+    (ValueError, "dropout: got 1.5", lambda: compat.MultiHeadAttention(2, 3, dropout=1.5)),
     (ValueError, "kernel_regularizer: got 'l2', wanted None",
      lambda: compat.MultiHeadAttention(2, 3, kernel_regularizer="l2")),
     (TypeError, "dtype: got 'float16'", lambda: compat.MultiHeadAttention(2, 3, dtype="float16")),

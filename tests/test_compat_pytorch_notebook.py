@@ -201,7 +201,7 @@ def test_visualizations(golden_layer):
 
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda layer, x: notebook.MultiHeadAttention(10, 3), ValueError, "d_model: got 10"),
-    (lambda layer, x: notebook.MultiHeadAttention(8, 2, 1.0), ValueError, "dropout: got 1.0"),
+    (lambda layer, x: notebook.MultiHeadAttention(8, 2, 1.5), ValueError, "dropout: got 1.5"),
     (lambda layer, x: notebook.MultiHeadAttention(8, 2, "0.1"), TypeError, "dropout: got str"),
     (lambda layer, x: setattr(layer.W_q, "weight", x[0]), ValueError, "weight: got shape"),
     (lambda layer, x: setattr(layer.W_q, "bias", x[0]), ValueError, "bias: got shape"),

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha.compat._layers import checked_dropout, described, uniform
+from mha.compat._flags import as_dropout, as_flag, split_dropout
+from mha.compat._layers import described, uniform
 from mha.compat._projections import (
     Projection,
     as_visible,
@@ -42,7 +43,7 @@ class Layer:
             if value is not None:
                 raise ValueError(f"{name}: got {value!r}, wanted None: it acts in the training loop"
                                  " of Keras, which this layer does not have")
-        self.dropout = checked_dropout(dropout)
+        self.dropout = as_dropout(dropout)
         self.use_bias = bool(use_bias)
         self.use_gate = bool(use_gate)
         self.sliding_window = (None if sliding_window is None
@@ -215,17 +216,19 @@ class Layer:
         """
         if unknown:
             raise unknown_keyword(Layer.__call__, unknown)
+        return_weights = as_flag(return_attention_scores, "return_attention_scores")
+        causal = as_flag(use_causal_mask, "use_causal_mask")
         query, value = self._input(query, "query"), self._input(value, "value")
         key = value if key is None else self._input(key, "key")
         if not self.built:
             self.build(query.shape, value.shape, key.shape)
-        uniform = not (self.dropout or return_attention_scores or query.ndim > 3)
+        uniform = not (self.dropout or return_weights or query.ndim > 3)
         window = None if self.sliding_window is None else (self.sliding_window - 1,) * 2
         return self._attend_over_axes(
             query, key, value, (query_mask, value_mask, key_mask, attention_mask),
-            return_weights=return_attention_scores, causal=use_causal_mask, window=window,
+            return_weights=return_weights, causal=causal, window=window,
             query_offset=0, empty_rows="uniform" if uniform else "zeros",
-            dropout=self.dropout if training else 0.0, rng=self._generator)
+            dropout=self.dropout if as_flag(training, "training") else 0.0, rng=self._generator)
 
     call = __call__
 
@@ -251,9 +254,20 @@ class Layer:
         output = output.transpose(*np.argsort(order), *range(len(order), output.ndim))
         return (output, weights[0].reshape(sum(scores, ()))) if return_weights else output
 
-    def _attend(self, query: Array, key: Array, value: Array, *, return_weights: bool,
+    def _attend(self, query: Array, key: Array, value: Array, *, dropout: float,
                 **options: Any) -> Any:
-        """The figure; step by step where the gate acts, which comes before the last."""
+        """The figure; where all weights are dropped, the last bias alone is left of its output."""
+        dropout, drops_all = split_dropout(dropout)
+        found = self._figure(query, key, value, dropout=dropout, **options)
+        if drops_all:
+            output = found[0] if options["return_weights"] else found
+            bias = self._projections["attention_output"].offset
+            output[...] = 0 if bias is None else bias
+        return found
+
+    def _figure(self, query: Array, key: Array, value: Array, *, return_weights: bool,
+                **options: Any) -> Any:
+        """Step by step where the gate acts, which comes before the last."""
         heads, kv_heads, *_ = self._sizes
         of_query, of_key, of_value, of_output = (
             self._projections[name] for name in ("query", "key", "value", "attention_output"))

@@ -145,9 +145,9 @@ def checked_heads(num_heads: Any, width: Any, width_name: str) -> tuple[int, int
     return num_heads, width
 
 
-def checked_dropout(dropout: Any) -> float:
+def checked_dropout(dropout: Any, name: str = "dropout") -> float:
     """dropout as a probability in [0, 1); False is 0, as it is to the frameworks."""
-    return as_probability(int(dropout) if isinstance(dropout, bool) else dropout, "dropout")
+    return as_probability(int(dropout) if isinstance(dropout, bool) else dropout, name)
 
 
 def checked_mask(mask: ArrayLike) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import as_int_array, detached_array
+from mha.compat._flags import as_flag
 from mha.compat._projections import over_scores
 from mha.keywords import names_its_keywords, other_names, unknown_keyword
 
@@ -101,6 +102,8 @@ def dot_product_attention(
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation: got {implementation!r}, wanted None or 'xla': this"
                          " computes on the CPU")
+    is_causal = as_flag(is_causal, "is_causal")
+    return_residual = as_flag(return_residual, "return_residual")
     query = detached_array(query, "query")
     shape = query.shape
     query, key, value = (_in_four_axes(detached_array(array, name), name) for array, name in (

@@ -12,8 +12,8 @@ wherever arrays are.
 
 Where this differs from Keras on purpose: query_mask acts where it is given (Keras 3.15 heeds in
 MultiHeadAttention only the mask that a tensor carries), NaN or infinity behind a mask never
-reaches the output, dropout draws from `seed`, which draws the initial kernels too, and must be
-below 1, flash_attention is ignored, errors are ValueError and TypeError.
+reaches the output, dropout draws from `seed`, which draws the initial kernels too, flash_attention
+is ignored, errors are ValueError and TypeError.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MultiHeadAttention(Layer):
     num_heads, key_dim : int
         The heads, and the width of one of query and key.
     value_dim : int, by default key_dim
-    dropout : float in [0, 1)
+    dropout : float in [0, 1]
         On the attention weights, in calls with training=True.
     use_bias : bool
     output_shape : int or ints, by default the width of query
@@ -77,7 +77,7 @@ class MultiHeadAttention(Layer):
 
     Raises
     ------
-    ValueError: sizes below 1, dropout outside [0, 1), regularizers and constraints. TypeError:
+    ValueError: sizes below 1, dropout outside [0, 1], regularizers and constraints. TypeError:
     sizes that are no ints, another dtype.
 
     Source: Vaswani et al. 2017, section 3.2.2; the gate: Qiu et al. 2025, "Gated Attention for

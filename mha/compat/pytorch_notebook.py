@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 import mha
 from mha.arguments import as_size
 from mha.compat._broadcast import attention_with_weights
-from mha.compat._layers import Linear, checked_dropout, checked_heads, checked_mask
+from mha.compat._flags import as_dropout, split_dropout
+from mha.compat._layers import Linear, checked_heads, checked_mask
 from mha.options import RandomSource
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class MultiHeadAttention:
         The width of input and output.
     num_heads : int
         Must divide d_model (ValueError).
-    dropout : float in [0, 1)
+    dropout : float in [0, 1]
         On the attention weights, in training mode. Kept weights are divided by the kept
-        fraction, (65536 - round(65536 dropout)) / 65536.
+        fraction, (65536 - round(65536 dropout)) / 65536; 1 keeps none.
     rng : None, int or numpy.random.Generator
         Draws the parameters, and the dropout of every call.
 
@@ -75,7 +76,7 @@ class MultiHeadAttention:
                  rng: RandomSource = None) -> None:
         self.num_heads, self.d_model = checked_heads(num_heads, d_model, "d_model")
         self.d_k = self.d_model // self.num_heads
-        self.dropout = checked_dropout(dropout)
+        self.dropout = as_dropout(dropout)
         self.training = True
         self._rng = np.random.default_rng(rng)
         self.W_q, self.W_k, self.W_v, self.W_o = (
@@ -123,7 +124,7 @@ class MultiHeadAttention:
         (batch, query_len, d_model) and weights (batch, num_heads, query_len, key_len). mask
         broadcasts to the weights: 0 is blocked, 1 attends.
         """
-        dropout = self.dropout if self.training else 0.0
+        dropout, drops_all = split_dropout(self.dropout if self.training else 0.0)
         seed = int(self._rng.integers(2**64, dtype=np.uint64))
         visible = _visible(mask)
         if visible is not None and visible.ndim < 4:
@@ -133,6 +134,8 @@ class MultiHeadAttention:
             b_q=self.W_q.bias, b_k=self.W_k.bias, b_v=self.W_v.bias, b_o=self.W_o.bias,
             num_heads=self.num_heads, mask=visible, empty_rows="uniform", dropout=dropout,
             rng=seed, return_weights=True)
+        if drops_all:
+            output[...], weights[...] = self.W_o.bias, 0
         return output, _after_dropout(weights, dropout, seed)
 
     __call__ = forward

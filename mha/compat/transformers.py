@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from mha.compat._flags import split_dropout
 from mha.compat._own_attention import keep_from_models_that_attend_themselves
 from mha.compat.pytorch.tensors import attention, attention_weights
 
@@ -120,10 +121,14 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
             mask, bias = None, mask if bias is None else bias + mask
         if bounds is not None:
             causal, (query_offset, window) = True, bounds
+    causal = bool(causal)
+    dropout, drops_all = split_dropout(dropout)
     output = attention(
         query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
         query_offset=query_offset, window=window, scale=scaling, softcap=softcap, dropout=dropout,
         by_token=True)
+    if drops_all:
+        output = output * 0
     if not output_attentions:
         return output, None
     return output, attention_weights(

@@ -263,6 +263,54 @@ def test_dropout_drops_what_flax_drops(shared):
         assert (kept == kept[:1, :, :1]).all() == shared
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_flax_gives_nan_for_a_dropout_of_1(shared):
+    """Zero times the inverse of nothing kept: why ours refuses it. Once this fails, it may do as
+    the other adapters do."""
+    x = np.ones((2, 3, 8), np.float32)
+    layer = flax.linen.MultiHeadDotProductAttention(
+        2, dropout_rate=1.0, deterministic=False, broadcast_dropout=shared)
+    variables = layer.init({"params": jax.random.key(0), "dropout": jax.random.key(0)}, x)
+    assert np.isnan(layer.apply(variables, x, rngs={"dropout": jax.random.key(1)})).all()
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")  # but in nnx.capture
+@pytest.mark.parametrize("decode", [True, False])
+def test_nnx_sows_weights_as_flax_does(decode):
+    rng = np.random.default_rng(0)
+    theirs, ours, exact, settings, query_dim, key_dim = nnx_layers(rng, 1, decode=decode)
+    given = [rng.normal(size=(2, 1 if decode else 4, width)).astype(np.float32)
+             for width in (query_dim, key_dim)]
+    for layer in (theirs, ours, exact) if decode else ():
+        layer.init_cache((2, 3, query_dim))
+    assert not hasattr(ours, "attention_weights")
+    for sow_weights in (1, np.True_, False):
+        for layer in (theirs, ours, exact):
+            layer(*given, sow_weights=sow_weights)
+    np.testing.assert_allclose(ours.attention_weights[0], theirs.attention_weights[0], atol=1e-6)
+    popped = flax.nnx.to_pure_dict(flax.nnx.pop(theirs, flax.nnx.Intermediate))
+    found, right = nnx.pop(ours), nnx.pop(exact)
+    assert len(popped["attention_weights"]) == 2
+    for array, wanted, precise in zip(*(tree["attention_weights"] for tree in (
+            found, popped, right)), strict=True):
+        assert_agrees(array, np.asarray(wanted), precise, settings)
+    assert nnx.pop(ours) == {} and not hasattr(ours, "attention_weights")
+
+
+def test_linen_sows_behind_what_was_sown():
+    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)
+    ours, theirs = (module.MultiHeadDotProductAttention(num_heads=2)
+                    for module in (compat, flax.linen))
+    variables = ours.init(0, x)
+    for _ in range(2):
+        made = [layer.apply(variables, x, sow_weights=True, mutable=["intermediates"])[1]
+                for layer in (ours, theirs)]
+        for array, wanted in zip(*(tree["intermediates"]["attention_weights"] for tree in made),
+                                 strict=True):
+            np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-6)
+        variables = {**variables, **made[0]}
+
+
 def test_masks_are_flax():
     rng = np.random.default_rng(0)
     lengths = [rng.random((2, 3, size)) < 0.6 for size in (4, 5)]

@@ -62,6 +62,17 @@ def both(arrays, bias, mask, options, dtype, theirs=theirs_compiled):
     return ours, [np.asarray(array) for array in theirs]
 
 
+@pytest.mark.parametrize("flag", [0, 1, np.False_, np.True_, None])
+@pytest.mark.parametrize("name", ["is_causal", "return_residual"])
+def test_flags_are_taken_as_jax_takes_them(name, flag):
+    x = np.random.default_rng(0).normal(size=(2, 5, 3, 4)).astype(np.float32)
+    found, wanted = (function(x, x, x, **{name: flag}) for function in (
+        compat.dot_product_attention, jax.nn.dot_product_attention))
+    assert isinstance(found, tuple) == isinstance(wanted, tuple)
+    for array, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(array, right, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_dot_product_attention_is_jax(seed):
     arrays, bias, mask, options = case_of(seed)

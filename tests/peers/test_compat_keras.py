@@ -246,6 +246,33 @@ def test_initializers_are_taken_as_classes_and_with_axes_of_their_own():
             np.testing.assert_array_equal(drawn, wanted)
 
 
+@pytest.mark.parametrize("flag", [0, 1, np.False_, np.True_, None])
+@pytest.mark.parametrize("name", ["use_causal_mask", "return_attention_scores"])
+def test_flags_are_taken_as_keras_takes_them(name, flag):
+    arrays = (*np.random.default_rng(0).normal(size=(2, 2, 3, 4)).astype(np.float32), None)
+    arguments = {"num_heads": 2, "key_dim": 3}
+    theirs = keras_layer("MultiHeadAttention", arguments, arrays, "float32", 0)
+    ours = our_twin(theirs, "MultiHeadAttention", arguments, arrays, "float32")
+    found = call_ours(ours, arrays, {}, {name: flag})
+    for array, wanted in zip(found, call_keras(theirs, arrays, {}, {name: flag}), strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention"])
+def test_a_dropout_of_1_drops_all(name):
+    arguments = {"num_heads": 2, "key_dim": 3, "dropout": 1.0, "use_gate": True}
+    if name == "GroupQueryAttention":
+        arguments = {"head_dim": 3, "num_query_heads": 2, "num_key_value_heads": 1,
+                     "dropout": 1.0}
+    arrays = (*np.random.default_rng(0).normal(size=(2, 2, 3, 4)).astype(np.float32), None)
+    theirs = keras_layer(name, arguments, arrays, "float32", 0)
+    ours = our_twin(theirs, name, arguments, arrays, "float32")
+    options = {"training": True, "return_attention_scores": True}
+    found, wanted = call_ours(ours, arrays, {}, options), call_keras(theirs, arrays, {}, options)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_allclose(found[1], wanted[1], rtol=0, atol=1e-6)
+
+
 def test_keras_ignores_a_query_mask_that_is_given():
     """Why ours, which heeds it, is compared with the mask on the tensor. Once this fails, the
     docstring of the adapter can lose a line."""

@@ -335,6 +335,21 @@ def test_a_window_without_a_mask_is_applied(query_len, key_len, is_causal):
         forward("sdpa", *inputs, mask.expand(2, 1, query_len, key_len)))
 
 
+def test_a_dropout_of_1_gives_zeros_and_gradients_of_zeros():
+    for implementation in ("mha", "sdpa"):
+        inputs = [tensor.requires_grad_() for tensor in heads(4, 9, 9)]
+        output = forward(implementation, *inputs, dropout=1.0, is_causal=False)
+        output.sum().backward()
+        assert not output.any() and not any(tensor.grad.any() for tensor in inputs)
+
+
+@pytest.mark.parametrize("flag", [1, 0, np.True_])
+def test_is_causal_may_be_a_number(flag):
+    inputs = heads(5, 5, 5)
+    assert torch.equal(forward("mha", *inputs, is_causal=flag),
+                       forward("mha", *inputs, is_causal=bool(flag)))
+
+
 def test_masks_bound_what_is_computed_and_change_no_bit():
     for window in (None, 7):
         options = {"local_size": window}

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 import mha
 from mha.arguments import as_size
-from mha.compat._layers import Linear, checked_dropout, checked_heads
+from mha.compat._flags import as_dropout, split_dropout
+from mha.compat._layers import Linear, checked_heads
 from mha.compat.d2l._helpers import check_three_axes, key_lengths
 from mha.options import AdditiveKeywords, RandomSource
 
@@ -26,7 +27,7 @@ class ScoredAttention:
     """
 
     def __init__(self, dropout: float, rng: RandomSource = None) -> None:
-        self.dropout = checked_dropout(dropout)
+        self.dropout = as_dropout(dropout)
         self.attention_weights: NDArray[Any] | Any = None  # Any for None, as in Linear.kernel
         self._rng = np.random.default_rng(rng)
 
@@ -40,8 +41,16 @@ class ScoredAttention:
             check_three_axes(array, name)
         batch, num_queries, _ = queries.shape
         return {"key_lengths": key_lengths(valid_lens, batch, num_queries, keys.shape[1]),
-                "empty_rows": "uniform", "dropout": self.dropout if training else 0.0,
-                "rng": self._rng}
+                "empty_rows": "uniform",
+                "dropout": split_dropout(self.dropout)[0] if training else 0.0, "rng": self._rng}
+
+    def _remember(self, attended: tuple[NDArray[Any], NDArray[Any]],
+                  training: bool | None) -> NDArray[Any]:
+        """The output of (output, weights), zeros where all is dropped; the weights are kept."""
+        output, self.attention_weights = attended
+        if training and split_dropout(self.dropout)[1]:
+            output[...] = 0
+        return output
 
 
 class DotProductAttention(ScoredAttention):
@@ -52,9 +61,8 @@ class DotProductAttention(ScoredAttention):
         """(batch, num_queries, d), (batch, num_keys, d), (batch, num_keys, v) -> (..., v)."""
         arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
         options = self._options(*arrays, valid_lens, training)
-        output, self.attention_weights = mha.scaled_dot_product_attention(
-            *arrays, return_weights=True, **options)
-        return output
+        return self._remember(mha.scaled_dot_product_attention(
+            *arrays, return_weights=True, **options), training)
 
 
 class AdditiveAttention(ScoredAttention):
@@ -80,9 +88,8 @@ class AdditiveAttention(ScoredAttention):
         options = self._options(*arrays, valid_lens, training)
         W_q, W_k = self.W_q.sized_for(arrays[0]), self.W_k.sized_for(arrays[1])
         w_v = self.w_v.sized_for(W_k)[:, 0]
-        output, self.attention_weights = mha.additive_attention(
-            *arrays, W_q, W_k, w_v, return_weights=True, **options)
-        return output
+        return self._remember(mha.additive_attention(
+            *arrays, W_q, W_k, w_v, return_weights=True, **options), training)
 
 
 class MultiHeadAttention:

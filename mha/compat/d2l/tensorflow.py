@@ -127,7 +127,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
         The width of the projections and of the output.
     num_heads : int
         Must divide num_hiddens (ValueError).
-    dropout : float in [0, 1)
+    dropout : float in [0, 1]
         On the attention weights, in calls with training=True.
     bias : bool
         Whether the four projections have biases.

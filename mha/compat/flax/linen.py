@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha.arguments import as_real_dtype, as_size, detached_array
+from mha.compat._flags import as_flag
 from mha.compat._layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
@@ -52,6 +53,12 @@ class Scope:
     def may_change(self, collection: str) -> bool:
         """Whether the call may return this collection."""
         return self._mutable if isinstance(self._mutable, bool) else collection in self._mutable
+
+    def sow(self, name: str, array: Any) -> None:
+        """Behind those of the calls before, among the intermediates."""
+        given = self.variables or {}
+        sown: Any = self.made.get("intermediates", given.get("intermediates", {}))
+        self.made["intermediates"] = {**sown, name: (*sown.get(name, ()), array)}
 
     def generator(self, name: str) -> np.random.Generator:
         """For "params" or "dropout": Linen takes the one of params for both, too."""
@@ -136,7 +143,7 @@ class MultiHeadDotProductAttention:
         self.qkv_features = None if qkv_features is None else as_size(qkv_features, "qkv_features")
         self.out_features = None if out_features is None else as_size(out_features, "out_features")
         self.broadcast_dropout = broadcast_dropout
-        self.dropout_rate = checked_dropout(dropout_rate)
+        self.dropout_rate = checked_dropout(dropout_rate, "dropout_rate")
         self.deterministic = deterministic
         self.use_bias = use_bias
         self.decode = decode
@@ -248,6 +255,7 @@ class MultiHeadDotProductAttention:
                 raise ValueError("inputs_kv: got it together with inputs_k or inputs_v, wanted"
                                  " inputs_k and inputs_v alone")
             inputs_k = inputs_v = inputs_kv
+        sow_weights = as_flag(sow_weights, "sow_weights")
         inputs = _attention.checked_inputs(inputs_q, inputs_k, inputs_v)
         parameters = self._parameters(scope, inputs)
         dropping = bool(self.dropout_rate) and not self._is_deterministic(deterministic)
@@ -264,7 +272,7 @@ class MultiHeadDotProductAttention:
         if attended.cache is not None:
             scope.made["cache"] = _as_collection(attended.cache)
         if sow_weights:
-            scope.made["intermediates"] = {"attention_weights": (attended.weights,)}
+            scope.sow("attention_weights", attended.weights)
         return attended.output
 
     def _is_deterministic(self, calls: bool | None) -> bool:

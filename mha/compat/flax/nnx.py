@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha.arguments import as_real_dtype, as_size
+from mha.compat._flags import as_flag
 from mha.compat._layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
@@ -22,7 +23,7 @@ from mha.keywords import names_its_keywords, unknown_keyword
 from mha.pieces import copied
 
 __all__ = ["MultiHeadAttention", "combine_masks", "make_attention_mask", "make_causal_mask",
-           "state", "update"]
+           "pop", "state", "update"]
 
 Array = NDArray[Any]
 
@@ -65,7 +66,8 @@ class MultiHeadAttention:
     ----------
     query, key, value, out: each with kernel and bias, shaped as in Linen's tree, key and value
     (in_kv_features, num_kv_heads, head_dim); query_ln, key_ln with scale, or None; cached_key,
-    cached_value (batch..., max_length, num_kv_heads, head_dim), cache_index, or None.
+    cached_value (batch..., max_length, num_kv_heads, head_dim), cache_index, or None;
+    attention_weights, once a call has sown them: a tuple, the last call's last.
 
     Raises
     ------
@@ -81,6 +83,7 @@ class MultiHeadAttention:
 
     query_ln: Part | None
     key_ln: Part | None
+    attention_weights: tuple[Array, ...]
 
     @names_its_keywords
     def __init__(self, num_heads: int, in_features: int, qkv_features: int | None = None,
@@ -111,7 +114,7 @@ class MultiHeadAttention:
         self.head_dim = self.qkv_features // self.num_heads
         self.dtype = None if dtype is None else as_real_dtype(dtype)
         self.broadcast_dropout = broadcast_dropout
-        self.dropout_rate = checked_dropout(dropout_rate)
+        self.dropout_rate = checked_dropout(dropout_rate, "dropout_rate")
         self.deterministic = deterministic
         self.use_bias = use_bias
         self.decode = decode
@@ -150,8 +153,8 @@ class MultiHeadAttention:
     @names_its_keywords
     def __call__(self, inputs_q: ArrayLike, inputs_k: ArrayLike | None = None,
                  inputs_v: ArrayLike | None = None, *, mask: ArrayLike | None = None,
-                 deterministic: bool | None = None, rngs: Any = None, decode: bool | None = None,
-                 is_causal: bool = False, **unknown: Never) -> Array:
+                 deterministic: bool | None = None, rngs: Any = None, sow_weights: bool = False,
+                 decode: bool | None = None, is_causal: bool = False, **unknown: Never) -> Array:
         """Attend.
 
         Parameters
@@ -165,6 +168,9 @@ class MultiHeadAttention:
         deterministic, decode : bool, by default the layer's
         rngs : a key, by default the layer's
             Draws the dropout.
+        sow_weights : bool
+            Whether to put the weights (batch..., num_heads, query_len, key_len), before dropout,
+            behind those in `attention_weights`; `pop` takes them out.
         is_causal : bool
             Query i sees keys 0 to i; not for calls with decode.
 
@@ -180,6 +186,8 @@ class MultiHeadAttention:
         """
         if unknown:
             raise unknown_keyword(MultiHeadAttention.__call__, unknown)
+        sow_weights, is_causal = (as_flag(flag, name) for flag, name in (
+            (sow_weights, "sow_weights"), (is_causal, "is_causal")))
         inputs = _attention.checked_inputs(inputs_q, inputs_k, inputs_v)
         parameters = _attention.checked_parameters(self._parameters(), self._shapes())
         for array, name, width in zip(inputs, ("inputs_q", "inputs_k", "inputs_v"), (
@@ -201,9 +209,11 @@ class MultiHeadAttention:
             parameters, inputs, dtype=self.dtype, mask=mask, causal=is_causal,
             dropout=self.dropout_rate if dropping else 0.0, shared_dropout=self.broadcast_dropout,
             generator=self._generator if rngs is None else _attention.generator_of(rngs, "rngs"),
-            cache=cache)
+            cache=cache, return_weights=sow_weights)
         if attended.cache is not None:
             self._place_cache(attended.cache)
+        if attended.weights is not None:
+            self.attention_weights = (*getattr(self, "attention_weights", ()), attended.weights)
         return attended.output
 
     def _place_cache(self, cache: Cache) -> None:
@@ -235,3 +245,17 @@ def update(layer: MultiHeadAttention, state: Mapping[str, Any]) -> None:
     layer._place({name: {key: copied(array, order="C") for key, array in arrays.items()}
                   for name, arrays
                   in _attention.checked_parameters(state, layer._shapes()).items()})
+
+
+def pop(layer: MultiHeadAttention) -> dict[str, tuple[Array, ...]]:
+    """What calls with sow_weights=True have sown, taken out of the layer, as flax.nnx.to_pure_dict
+    of nnx.pop(layer, nnx.Intermediate) has it; empty where none has.
+
+    >>> layer, x = MultiHeadAttention(2, 8, rngs=0, decode=False), np.ones((3, 5, 8), np.float32)
+    >>> output = layer(x, sow_weights=True)
+    >>> [weights.shape for weights in pop(layer)["attention_weights"]], pop(layer)
+    ([(3, 2, 5, 5)], {})
+    """
+    name = "attention_weights"
+    sown = vars(layer).pop(name, None)
+    return {} if sown is None else {name: sown}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import mha
 from mha.arguments import as_array, check_kind
+from mha.compat._flags import as_flag
 from mha.half_precision import halves_as_float32, rounded, widened
 from mha.options import AttentionKeywords
 from mha.pieces import converted
@@ -101,7 +102,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
     if position_ids is not None:
         positions = _checked_positions(position_ids, (batch, length), len(cos_cache))
         cos_cache, sin_cache = cos_cache[positions], sin_cache[positions]
-    layout: Layout = "interleaved" if interleaved else "half"
+    layout: Layout = "interleaved" if as_flag(interleaved, "interleaved") else "half"
     turned = turned_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
                           halves_as_float32(sin_cache)[:, None], layout)
     turned = in_type(turned, x.dtype)

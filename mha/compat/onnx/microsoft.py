@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 import mha
 from mha.arguments import as_array, as_int_array, as_size
 from mha.compat._broadcast import check_over_scores
+from mha.compat._flags import as_flag
 from mha.compat.onnx._heads import (
     MASKED,
     attend,
@@ -103,9 +104,11 @@ def multi_head_attention(
     scores_shape = (*query.shape[:3], present_key.shape[2])
     options: AttentionKeywords = {
         "bias": _bias(key_padding_mask, attention_bias, float(mask_filter_value), scores_shape),
-        "causal": bool(unidirectional), "query_offset": present_key.shape[2] - key.shape[2],
+        "causal": as_flag(unidirectional, "unidirectional"),
+        "query_offset": present_key.shape[2] - key.shape[2],
         "scale": scale or None, "softcap": None}
-    output, qk = attend(query, present_key, present_value, MASKED if return_qk else None, options)
+    stage = MASKED if as_flag(return_qk, "return_qk") else None
+    output, qk = attend(query, present_key, present_value, stage, options)
     return MultiHeadAttentionOutputs(in_type(mha.merge_heads(output), dtype), present_key,
                                      present_value, None if qk is None else in_type(qk, dtype))
 

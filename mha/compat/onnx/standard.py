@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 import mha
 from mha.arguments import as_array, as_lengths, check_kind, checked_lengths
 from mha.compat._broadcast import check_over_scores
+from mha.compat._flags import as_flag
 from mha.compat.onnx._heads import (
     attend,
     by_head,
@@ -107,9 +108,9 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
     present_value = joined(past_value, "past_value", value)
     past_len = present_key.shape[2] - key.shape[2]
 
-    options: AttentionKeywords = {"scale": scale, "softcap": softcap or None,
-                                  "causal": bool(is_causal), "query_offset": past_len,
-                                  "window": _window(left_window_size, right_window_size)}
+    options: AttentionKeywords = {
+        "scale": scale, "softcap": softcap or None, "causal": as_flag(is_causal, "is_causal"),
+        "query_offset": past_len, "window": _window(left_window_size, right_window_size)}
     if attn_mask is not None:
         scores_shape = (*query.shape[:3], present_key.shape[2])
         options |= _mask_or_bias(as_array(attn_mask, "attn_mask"), scores_shape)
@@ -121,7 +122,7 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
         options |= {"query_offset": lengths - query_len, "key_lengths": checked_lengths(
             lengths, batch, key.shape[2], "nonpad_kv_seqlen")}
 
-    stage = qk_matmul_output_mode if return_qk else None
+    stage = qk_matmul_output_mode if as_flag(return_qk, "return_qk") else None
     query, key, value = _in_precision(softmax_precision, query, present_key, present_value)
     output, scores = attend(query, key, value, stage, options)
     if merged:

@@ -318,6 +318,54 @@ def test_multi_head_attention_is_onnx_runtimes(seed):
         assert_same(our_output, their_output, inputs[0].dtype)
 
 
+def padded_case(seed):
+    """Inputs whose queries, some of them, see padding alone, and attributes."""
+    rng = np.random.default_rng(seed)
+    unidirectional = bool(seed % 2)
+    batch, heads, q_len, kv_len, size = (int(size) for size in rng.integers(1, [4, 5, 20, 20, 25]))
+    kv_len = q_len if unidirectional else kv_len
+    query, key, value = (rng.normal(size=(batch, length, heads * size)).astype(np.float32)
+                         for length in (q_len, kv_len, kv_len))
+    mask = (rng.random((batch, q_len, kv_len)) < 0.3).astype(np.int32)
+    mask[0, 0] = 0
+    return [query, key, value, None, mask], {"num_heads": heads,
+                                             "unidirectional": int(unidirectional)}
+
+
+def exactly(inputs, attributes):
+    """In float64: the output, and which queries (batch, q_len) see more than padding."""
+    query, key, value, _, mask = inputs
+    query, key, value = (array.astype(np.float64).reshape(
+        *array.shape[:2], attributes["num_heads"], -1).swapaxes(1, 2)
+        for array in (query, key, value))
+    visible = mask[:, None] > 0
+    scores = query @ key.mT / query.shape[-1]**0.5 + np.where(visible, 0, -10000.0)
+    if attributes["unidirectional"]:
+        triangle = np.tri(scores.shape[-1], dtype=bool)
+        scores, visible = np.where(triangle, scores, -np.inf), visible & triangle
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output = weights / weights.sum(-1, keepdims=True) @ value
+    return output.swapaxes(1, 2).reshape(inputs[0].shape), visible.any(-1)[:, 0]
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_where_a_query_sees_padding_alone_no_float32_is_exact(seed):
+    """A score less 10,000 is a multiple of 2**-10 in float32, so that ONNX Runtime's output and
+    ours are both that far from float64's, and from each other. Elsewhere they are near."""
+    inputs, attributes = padded_case(seed)
+    ours = by_ours(MICROSOFT, "MultiHeadAttention", inputs, ["output"], attributes, 23)[0]
+    theirs = by_runtime(MICROSOFT, "MultiHeadAttention", inputs, ["output"], attributes, 23)[0]
+    exact, sees = exactly(inputs, attributes)
+    largest = np.abs(inputs[2]).max()
+    assert not sees.all()
+    for output in (ours, theirs):
+        error = np.abs(output - exact)
+        assert error[sees].max(initial=0) <= TOLERANCE[np.dtype(np.float32)] * largest
+        assert error[~sees].max() <= 2**-10 * largest
+    assert np.abs(ours - theirs)[sees].max(initial=0) <= 2 * TOLERANCE[
+        np.dtype(np.float32)] * largest
+
+
 # RotaryEmbedding of both
 
 

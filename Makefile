@@ -31,7 +31,7 @@ NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_
 	dask_distributed long_document) \
 	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
 # Of the arguments and what becomes of them, the same with every kernel set.
-NOT_OF_BASELINE := $(NOT_OF_KERNELS) $(patsubst %,--ignore tests/test_%.py,dlpack hostile_input layer_integrity layering \
+NOT_OF_BASELINE := $(NOT_OF_KERNELS) $(patsubst %,--ignore tests/test_%.py,dlpack hostile_input junk_of_the_core layer_integrity layering \
 	logging progress public_api wheels)
 # AVX-512's emulation needs AVX2, and that of AMX alone needs AVX-512.
 EMULATED := $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \

@@ -120,3 +120,28 @@ def test_without_an_openmp_of_its_own(monkeypatch):
     assert not team.share_threads()
     monkeypatch.undo()
     assert team.share_threads() == ("OpenMP" in torch.__config__.parallel_info())
+
+
+def test_first_used_by_a_signal_handler():
+    """In the middle of a call, whose thread holds the pool: that call goes on as it began."""
+    program = """
+import signal
+import numpy as np
+import mha
+from mha.compat.pytorch import team
+
+x = np.random.default_rng(0).standard_normal((1, 8, 3000, 64), np.float32)
+with mha.threads(1):
+    wanted = mha.scaled_dot_product_attention(x, x, x)
+answers = []
+signal.signal(signal.SIGALRM, lambda *_: answers.append(team.share_threads()))
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+with mha.threads(2):
+    while not answers:
+        assert np.array_equal(mha.scaled_dot_product_attention(x, x, x), wanted)
+    assert np.array_equal(mha.scaled_dot_product_attention(x, x, x), wanted)
+print(answers)
+"""
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True,
+                          timeout=100)
+    assert done.stdout.strip() == "[True]", done.stderr

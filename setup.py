@@ -27,6 +27,7 @@ from functools import cache
 from gzip import GzipFile
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import setuptools
 from setuptools import Extension, setup
@@ -144,10 +145,13 @@ class BuildWithInstructionSets(build_ext):
         """Stops in one sentence where there is no C compiler, or no headers for it."""
         name = self.compiler.compiler_so[0]
         folders = [f"-I{folder}" for folder in self.compiler.include_dirs]
-        command = [*self.compiler.compiler_so, *folders, "-fsyntax-only", "-x", "c", "-"]
         try:
-            tried = subprocess.run(command, input="#include <Python.h>\n", text=True,
-                                   capture_output=True)
+            with TemporaryDirectory() as folder:
+                source = Path(folder, "try.c")
+                source.write_text("#include <Python.h>\n")
+                command = [*self.compiler.compiler_so, *folders, "-c", str(source),
+                           "-o", str(source.with_suffix(".o"))]
+                tried = subprocess.run(command, text=True, errors="replace", capture_output=True)
         except OSError as error:
             sys.exit(f"mha: missing a C compiler: {name}: {error.strerror} (Debian: apt install "
                      "gcc libc6-dev; CC= names another one)")

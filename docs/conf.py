@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import docstrings
 import formulas
 import links
+import tables
 
 import mha
 
@@ -72,4 +73,5 @@ def setup(app):
     app.connect("autodoc-process-signature", name_types)
     app.connect("autodoc-skip-member", skip)
     app.connect("source-read", lead_to_pages)
+    app.connect("doctree-resolved", tables.fit)
     app.connect("build-finished", links.check)

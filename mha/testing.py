@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mha.diagnosis import attempts
+from mha.diagnosis import attempts, torch_modules
 from mha.diagnosis.aliases import Tested, TestedClass
 from mha.diagnosis.compare import (
     Outcome,
@@ -39,7 +39,7 @@ from mha.diagnosis.signature import (
     is_function,
     weight_parameters,
 )
-from mha.diagnosis.subject import AS_IS, ONE_SEQUENCE, SLOW, Subject
+from mha.diagnosis.subject import AS_IS, ONE_ITEM, ONE_SEQUENCE, SLOW, Subject
 from mha.diagnosis.weights import Opened
 from mha.half_precision import is_half, stored_dtype
 from mha.layer import MultiHeadAttention
@@ -81,7 +81,8 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
     - a layer: a class to construct with (d_model, num_heads) or a config, or an instance (a copy
       is used), called as layer(query, key, value[, mask]), by `forward`, or with one x. Its
       weights are found by their usual names, either way round: W_q, q_proj, fc_q, query, w_qs ...,
-      out_proj, dense, fused as c_attn, qkv or in_proj_weight, a matrix a head, in layers of layers.
+      out_proj, dense, fused as c_attn, qkv or in_proj_weight, a matrix a head, in layers of layers;
+    - a torch.nn.Module, class or instance, or a function of tensors, likewise.
     It returns the output, alone or with the weights. In a mask, 1 may mean attend or blocked. The
     options that the signature offers (mask, causal, valid_lens, key_padding_mask, scale, bias ...)
     are switched on one by one; the notes name those that were not tested.
@@ -111,7 +112,7 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
             if tested is not my_attention:
                 notes = [*notes, "tested was a copy of the layer in float32"]
         except CannotTestError as reason:
-            problems, notes = [str(reason)], []
+            problems, notes = [f"{reason}{_advice(my_attention)}"], []
         except Exception as error:  # code too unusual for what is here
             if os.environ.get("MHA_DIAGNOSE_RAISES"):
                 raise
@@ -120,14 +121,32 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
     return Diagnosis(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
 
+def _advice(my_attention: Any) -> str:
+    can_be_read = torch_modules.unreadable(my_attention) == ""
+    return torch_modules.advice(my_attention) if can_be_read else ""
+
+
 def _without_halves(my_attention: Any) -> Any:
-    """A layer of ours of halves in float32, in which it computes; all else as it is."""
+    """A layer of halves in float32, in which ours computes; all else as it is."""
     if isinstance(my_attention, MultiHeadAttention) and is_half(stored_dtype(my_attention.dtype)):
         return my_attention.astype(np.float32)
-    return my_attention
+    return torch_modules.in_float32(my_attention)
 
 
 def _diagnose(my_attention: Any) -> Findings:
+    """As a function of tensors where it seems to be one; if it fails as that, as one of arrays."""
+    if is_function(my_attention) and torch_modules.speaks_torch(my_attention):
+        try:
+            return _diagnose_arrays(torch_modules.with_tensors(my_attention))
+        except CannotTestError as reason:
+            try:
+                return _diagnose_arrays(my_attention)
+            except CannotTestError:
+                raise reason from None
+    return _diagnose_arrays(my_attention)
+
+
+def _diagnose_arrays(my_attention: Any) -> Findings:
     if not is_function(my_attention) and (function := attempts.alone(my_attention)) is not None:
         return _diagnose_function(function)
     if inspect.isclass(my_attention):
@@ -194,7 +213,7 @@ def _keep_one_layout(outcomes: dict[int, Outcome]) -> None:
 
 
 def _diagnose_layer(make: attempts.Make, named: object, twin: attempts.Make) -> Findings:
-    candidates = _plain_calls(attempts.layer_subjects(make, twin=twin))
+    candidates = _layer_calls(make, twin)
     chosen, layer = _best(candidates, 1)
     if not chosen.right and not chosen.settled and layer.arrays:  # does it keep copies of them?
         with contextlib.suppress(CannotTestError):
@@ -213,10 +232,31 @@ def _diagnose_layer(make: attempts.Make, named: object, twin: attempts.Make) -> 
         chosen.notes.append("takes one input: self-attention only")
     problems, notes = _finished(chosen, named)
     problems += _in_a_batch(chosen, candidates)
+    if layer.unread and any("no known mistake" in problem for problem in problems):
+        notes.append("arrays that were taken for no weight: " + ", ".join(layer.unread[:8]))
     if layer.heads > 1 and "W_o" not in subject.model.matrices and subject.model.matrices:
         problems.append("there is no output projection W_o: the heads are concatenated, but never"
                         " mixed")
     return [*layer.problems, *problems], notes
+
+
+def _layer_calls(make: attempts.Make, twin: attempts.Make) -> list[Candidate]:
+    """The plain calls of a layer; with a batch of one where larger ones do not come out whole."""
+    failure: CannotTestError | None = None
+    candidates: list[Candidate] = []
+    try:
+        candidates = _plain_calls(attempts.layer_subjects(make, twin=twin))
+    except CannotTestError as reason:
+        failure = reason
+    if any(outcome.right or outcome.keeps_shape for outcome, _ in candidates):
+        return candidates
+    with contextlib.suppress(CannotTestError):
+        ones = _plain_calls(attempts.layer_subjects(make, twin=twin, layouts=(ONE_ITEM,)))
+        if any(outcome.right or outcome.keeps_shape for outcome, _ in ones):
+            return ones
+    if failure:
+        raise failure
+    return candidates
 
 
 def _plain_calls(subjects: Iterable[tuple[Subject, Opened]]) -> list[Candidate]:

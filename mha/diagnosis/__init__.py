@@ -2,6 +2,7 @@
 
 aliases.py              the types of what travels between these
 signature.py            how someone else's function or layer is called and constructed, by names
+torch_modules.py        modules and functions of PyTorch, as if they were of NumPy arrays
 weights.py              where a layer keeps its weights, by names
 subject.py              the tested callable, and the call of it
 model.py                the right computation, run with any step replaced by a mistake

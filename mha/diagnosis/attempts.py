@@ -1,16 +1,16 @@
 """The ways in which a callable may want its arrays and may hold its weights: a Subject for each."""
 
-import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
+from mha.diagnosis import torch_modules
 from mha.diagnosis.aliases import Shape, Tested, TestedClass
 from mha.diagnosis.compare import HEAD_DIM, HEADS
 from mha.diagnosis.model import Model
 from mha.diagnosis.signature import (
     CannotTestError,
-    Signature,
     construct,
     parameters_of,
     plain,
@@ -24,6 +24,7 @@ from mha.diagnosis.subject import (
     FEATURES_FIRST,
     HEADS_THIRD,
     LEN_FIRST,
+    ONE_ITEM,
     ONE_SEQUENCE,
     Layout,
     Subject,
@@ -70,7 +71,8 @@ def _twin_of_function(function: Tested, rank: int, layout: Layout) -> Subject:
 
 
 def layer_subjects(make: Make, fill: bool = True, heads: int = HEADS, head_dim: int = HEAD_DIM,
-                   twin: Make | None = None) -> Iterator[tuple[Subject, Opened]]:
+                   twin: Make | None = None, layouts: Sequence[Layout] = (
+                       AS_IS, ONE_SEQUENCE, LEN_FIRST)) -> Iterator[tuple[Subject, Opened]]:
     """(Subject, Opened) of a layer: a batch or one sequence, matrices either way round.
 
     make(heads, head_dim, fill) gives the Opened; fill: whether its weights get other numbers, which
@@ -78,20 +80,23 @@ def layer_subjects(make: Make, fill: bool = True, heads: int = HEADS, head_dim: 
     head_dim, or None.
     """
     layer = make(heads, head_dim, fill)
-    called = signature(layer.function, layer.taken)
-    for arranged in ("thirds", "heads", "turns") if layer.fused else ("thirds",):
-        for transposed in layer.orientations:
-            for layout in (AS_IS, ONE_SEQUENCE, LEN_FIRST):
-                subject = _layer_subject(layer, called, transposed, arranged, layout)
-                if subject is not None:
-                    if twin:
-                        subject.twin = _once(subject, functools.partial(
-                            _twin_of_layer, twin, transposed, arranged, layout, fill))
-                    yield subject, layer
+    for alone, arranged, transposed, layout in itertools.product(
+            (False, True) if signature(layer.function, layer.taken).second else (False,),
+            ("thirds", "heads", "turns") if layer.fused else ("thirds",), layer.orientations,
+            layouts):
+        subject = _layer_subject(layer, alone, transposed, arranged, layout)
+        if subject is not None:
+            if twin:
+                subject.twin = _once(subject, functools.partial(
+                    _twin_of_layer, twin, alone, transposed, arranged, layout, fill))
+            yield subject, layer
 
 
-def _layer_subject(layer: Opened, called: Signature, transposed: bool, arranged: str,
+def _layer_subject(layer: Opened, alone: bool, transposed: bool, arranged: str,
                    layout: Layout) -> Subject | None:
+    """alone: without the second input, which has a default."""
+    called = signature(layer.function, layer.taken)
+    called = called.alone() if alone else called
     try:
         matrices = layer.matrices(transposed, arranged)
     except ValueError:
@@ -101,7 +106,7 @@ def _layer_subject(layer: Opened, called: Signature, transposed: bool, arranged:
              for name in ("W_q", "W_k", "W_v")]
     if one:
         width = [width[0], width[0] if len(called.roles) == 1 else width[1], width[1]]
-    batch = 1 if layout is ONE_SEQUENCE else BATCH
+    batch = 1 if layout in (ONE_SEQUENCE, ONE_ITEM) else BATCH
     return Subject(layer.function, called,
                    Model(True, layer.heads, layer.kv_heads, matrices, one_input=one),
                    functools.partial(_layer_shapes, batch, width), layout,
@@ -113,11 +118,9 @@ def _layer_shapes(batch: int, width: Sequence[int], query_len: int, key_len: int
     return ((batch, query_len, width[0]), (batch, key_len, width[1]), (batch, key_len, width[2]))
 
 
-def _twin_of_layer(make: Make, transposed: bool, arranged: str, layout: Layout,
+def _twin_of_layer(make: Make, alone: bool, transposed: bool, arranged: str, layout: Layout,
                    fill: bool) -> Subject | None:
-    layer = make(*TWIN, fill)
-    return _layer_subject(layer, signature(layer.function, layer.taken), transposed, arranged,
-                          layout)
+    return _layer_subject(make(*TWIN, fill), alone, transposed, arranged, layout)
 
 
 def _once(subject: Subject, make: Callable[[], Subject | None]) -> Callable[[], Subject | None]:
@@ -172,7 +175,7 @@ def alone(thing: object) -> Tested | None:
 
 def copied(layer: Layer) -> Layer:
     try:
-        return copy.deepcopy(layer)
+        return cast(Layer, torch_modules.copied(layer))
     except Exception as error:
         raise CannotTestError(f"cannot copy this {type(layer).__name__}: {type(error).__name__}:"
                               f" {error}; diagnose its class") from None

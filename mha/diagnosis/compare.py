@@ -50,6 +50,12 @@ class Outcome:
     searched: int = 0  # how many mistakes at a time were looked for
 
     @property
+    def keeps_shape(self) -> bool:
+        """Whether something of the output's shape came."""
+        wanted, _ = self.subject.expected(self.subject.inputs)
+        return self.mine is not None and self.mine.shape == wanted.shape
+
+    @property
     def settled(self) -> bool:
         return self.right or self.explained or bool(self.problems)
 

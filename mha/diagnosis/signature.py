@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from typing import Any, TypeGuard
 
@@ -97,6 +97,15 @@ class Signature:
     given: dict[str, Any] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
     untested: list[str] = field(default_factory=list)
+    second: str = ""  # of two inputs the second, where it has a default
+
+    def alone(self) -> "Signature":
+        """The same with the first of two inputs, and without the options of the second."""
+        its_own = [name for name in self.options
+                   if name.split("_")[0] == self.second.split("_")[0]]
+        return replace(self, inputs=self.inputs[:1], roles=[0], second="", options={
+            name: kind for name, kind in self.options.items() if name not in its_own},
+            untested=[*self.untested, self.second, *its_own])
 
 
 _SILENT = re.compile(r"rng|seed|generator|out|name|dtype|device|verbose|debug|axis|dim|eps|epsilon"
@@ -217,6 +226,7 @@ def _choose_inputs(found: Signature, arrays: list[Parameter], starred: bool) -> 
         second = [p for p in arrays[1:] if re.fullmatch(_SECOND, plain(p.name)) or p in wanted]
         chosen = [*arrays[:1], *second[:1]]
         found.roles = list(range(len(chosen)))
+        found.second = next((p.name for p in chosen[1:] if p.default is not p.empty), "")
     found.inputs = [None if p.kind is p.POSITIONAL_ONLY else p.name for p in chosen]
     found.untested += [p.name for p in arrays if p not in chosen and p.default is not p.empty]
 

@@ -44,6 +44,7 @@ LEN_FIRST = _swap("takes (len, batch, d_model); here the batch comes first", 0, 
 FEATURES_FIRST = {axes: _swap("takes (dim, len), a position a column; here it is a row", -1, -2,
                               axes) for axes in (2, 3, 4)}
 ONE_SEQUENCE = Layout("", lambda x: x[0], lambda x: x[None])
+ONE_ITEM = Layout("takes a batch of one sequence only")
 
 
 Constant: TypeAlias = Mapping[str, Callable[[Inputs], object]]  # {required option: its value}

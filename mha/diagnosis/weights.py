@@ -9,6 +9,7 @@ from typing import Any, Never, TypeAlias
 
 import numpy as np
 
+from mha.diagnosis import torch_modules
 from mha.diagnosis.aliases import Array, Shape, Tested
 from mha.diagnosis.signature import (
     CannotTestError,
@@ -26,6 +27,7 @@ _OF_LINEAR = ("weight", "weights", "W", "w", "kernel", "matrix")
 DICTS = ("params", "parameters", "weights", "theta", "w", "p")  # of functions: weights by name
 _BIAS_OF_LINEAR = ("bias", "b", "biases")
 
+Held: TypeAlias = "tuple[Path, Array, bool]"  # and whether a matrix is known to be (in, out)
 Path: TypeAlias = tuple[str | int, ...]  # names of attributes and indices of lists
 Found: TypeAlias = dict[str, list[Array]]  # {W_q or b_q ...: [one array, or one a head]}
 
@@ -34,7 +36,8 @@ Found: TypeAlias = dict[str, list[Array]]  # {W_q or b_q ...: [one array, or one
 class Opened:
     """A layer taken apart: how it is called, its weights by name, as they are stored.
 
-    orientations: whether the matrices may be (in, out), False, or (out, in), True.
+    orientations: whether the matrices may be (in, out), False, or (out, in), True; of the settled
+    ones it is known that they are (in, out). unread: names of what was taken for no weight.
     """
 
     function: Tested
@@ -45,6 +48,8 @@ class Opened:
     taken: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
+    settled: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
     width: int = 0  # of the inputs, where no matrix tells
 
     def matrices(self, transposed: bool, arranged: str = "thirds") -> dict[str, Array]:
@@ -52,7 +57,7 @@ class Opened:
         found: dict[str, Array] = {}
         for name, array in self.stored.items():
             array = np.asarray(array, float)
-            if name[:2] != "b_" and array.ndim == 2 and transposed:
+            if name[:2] != "b_" and array.ndim == 2 and transposed and name not in self.settled:
                 array = array.T
             if name in ("qkv", "kv", "b_qkv", "b_kv"):
                 letters = name.removeprefix("b_")
@@ -79,7 +84,16 @@ def _parts(array: Array, count: int, arranged: str, heads: int) -> list[Array]:
 
 
 def called_as(layer: object) -> Tested:
-    """The method that computes attention."""
+    """The method that computes attention, as a function of arrays; dropout is switched off."""
+    method = _method_of(layer)
+    modules = torch_modules.modules_of(layer)
+    for part in [layer, *modules]:
+        if callable(switch := _quietly(getattr, part, "eval")):
+            _quietly(switch)
+    return torch_modules.with_tensors(method, modules) if modules else method
+
+
+def _method_of(layer: object) -> Tested:
     for name in CALLED:
         method = _quietly(getattr, layer, name)
         named = {p.kind for p in parameters_of(method).values()} if callable(method) else set()
@@ -97,14 +111,16 @@ def opened(layer: object, heads: int, head_dim: int, fill: bool = True,
     """
     if is_function(layer):  # its weights are drawn here
         return _opened_function(layer, heads, head_dim)
-    if callable(switch := _quietly(getattr, layer, "eval")):
-        _quietly(switch)
+    if reason := torch_modules.unreadable(layer):
+        raise CannotTestError(f"cannot test {type(layer).__name__}: {reason}")
     result = Opened(called_as(layer), {}, 1, 1)
     sizes = _sizes_of(layer)
-    found = _by_role(list(_arrays_in(layer)))
-    if _missing(found) and _unset(layer):
-        _call_once(result.function, sizes.get("d_model", heads * head_dim))
-        found = _by_role(list(_arrays_in(layer)))
+    if _missing(_by_role(list(_arrays_in(layer)))) and _unset(layer):
+        _call_once(result.function, width := sizes.get("d_model", heads * head_dim))
+        for module in torch_modules.modules_of(layer):
+            _quietly(torch_modules.give_shape, module, width)
+    held = list(_arrays_in(layer))
+    found = _by_role(held)
     if missing := _missing(found):
         _complain(layer, [*missing, *([] if "W_o" in found else ["W_o"])])
     matrix = np.asarray(found["qkv" if "qkv" in found else "W_q"][0])
@@ -112,10 +128,14 @@ def opened(layer: object, heads: int, head_dim: int, fill: bool = True,
         matrix.shape[0] if matrix.ndim == 3 else None)
     _note_shared(found, result.problems)
     result.arrays = [array for arrays in found.values() for array in arrays]
+    read = {id(array) for array in result.arrays}
+    result.unread = [".".join(map(str, path)) for path, array, _ in held if id(array) not in read]
+    result.settled = {name for name, arrays in found.items() if all(
+        known for _, other, known in held for array in arrays if array is other)}
     if fill:
         _fill(found)
     result.stored = {name: _joined(name, arrays) for name, arrays in found.items()}
-    result.orientations = _orientations(result.stored, sizes.get("d_model"))
+    result.orientations = _orientations(result.stored, sizes.get("d_model"), result.settled)
     columns = _columns(result.stored, result.orientations[0])
     result.heads = a_head_each or sizes.get("num_heads") or told_heads or (
         columns // sizes["head_dim"] if sizes.get("head_dim") else 1)
@@ -130,21 +150,24 @@ def _missing(found: Found) -> list[str]:
 
 def _unset(layer: object) -> list[str]:
     """Names of weights that hold nothing yet, or objects that do not show any."""
+    if torch_modules.is_module(layer):
+        return torch_modules.unset(layer)
     return [name for name, held in getattr(layer, "__dict__", {}).items() if matrix_named(name)
             and not isinstance(held, np.ndarray)]
 
 
 def _call_once(function: Tested, width: int) -> None:
     """Layers that make their weights when first called make them."""
+    required = sum(p.default is p.empty for p in parameters_of(function).values())
     for shape in ((2, 5, width), (5, width)):
         for count in (3, 1):
-            _quietly(function, *[np.ones(shape)] * count)
+            _quietly(function, *[np.ones(shape)] * count, *[None] * (required - count))
 
 
 def has_no_weights(layer: object) -> bool:
     """Whether a layer is attention alone: nothing to project with, no heads to split into."""
     return not _by_role(list(_arrays_in(layer))) and "num_heads" not in _sizes_of(layer) \
-        and not _unset(layer)
+        and not _unset(layer) and not torch_modules.has_matrices(layer)
 
 
 def _opened_function(function: Tested, heads: int, head_dim: int) -> Opened:
@@ -215,20 +238,23 @@ def _quietly(function: Callable[..., Any], *arguments: object) -> object:
         return None
 
 
-def attributes(thing: object) -> list[tuple[str, object]]:
+def attributes(thing: object) -> list[tuple[str | int, object]]:
     """The names and values of what an object or dict holds; what raises is left out."""
     if isinstance(thing, dict):
         return list(thing.items())
+    if torch_modules.is_module(thing):
+        return torch_modules.attributes(thing)
     names = list(getattr(thing, "__dict__", {}))
     names += [name for name in dir(type(thing)) if name not in names and not name.startswith("__")
               and not callable(_quietly(getattr, type(thing), name))]
-    held = [(name, _quietly(getattr, thing, name)) for name in names]
+    held: list[tuple[str | int, object]] = [
+        (name, _quietly(getattr, thing, name)) for name in names]
     return [(name, value) for name, value in held if value is not None]
 
 
 def _arrays_in(thing: object, path: Path = (),
-               above: tuple[object, ...] = ()) -> Iterator[tuple[Path, Array]]:
-    """(path, array) of every array of floats inside an object, its dicts, lists and layers."""
+               above: tuple[object, ...] = ()) -> Iterator[Held]:
+    """Every array of floats inside an object, its dicts, lists, layers and modules, and where."""
     if len(above) > 4 or any(thing is other for other in above):
         return
     for name, held in attributes(thing):
@@ -236,10 +262,15 @@ def _arrays_in(thing: object, path: Path = (),
 
 
 def _arrays_at(held: object, path: Path,
-               above: tuple[object, ...]) -> Iterator[tuple[Path, Array]]:
+               above: tuple[object, ...]) -> Iterator[Held]:
+    known = None
+    if torch_modules.is_tensor(held):
+        held = torch_modules.array_of(held)
+        if held is not None and torch_modules.is_module(above[-1]):
+            known = torch_modules.in_out(above[-1], path[-1], held)
     if isinstance(held, np.ndarray):
         if held.dtype.kind == "f" and held.ndim in (1, 2, 3) and held.size:
-            yield path, held
+            yield path, held if known is None else known, known is not None
     elif isinstance(held, (list, tuple)):
         for index, part in enumerate(held[:64]):
             yield from _arrays_at(part, (*path, index), above)
@@ -247,14 +278,16 @@ def _arrays_at(held: object, path: Path,
         yield from _arrays_in(held, path, above)
 
 
-def _by_role(arrays: Sequence[tuple[Path, Array]]) -> Found:
+def _by_role(arrays: Sequence[Held]) -> Found:
     found: Found = {}
     ranks: dict[str, int] = {}
     places: dict[str, list[str]] = {}  # where the first array of a list is
-    for path, array in arrays:
+    by_head = {array.shape[::2] for _, array, _ in arrays if array.ndim == 3}
+    for path, array, _ in arrays:
         role, rank = _role_of(path, array)
         if role is None or ((role[:2] == "b_") != (array.ndim == 1) and not (
-                role[:2] == "b_" and array.ndim == 2 and 1 in array.shape)):
+                role[:2] == "b_" and array.ndim == 2 and (
+                    1 in array.shape or array.shape in by_head))):
             continue
         if rank > ranks.get(role, -1):
             found[role], ranks[role] = [array], rank
@@ -263,17 +296,23 @@ def _by_role(arrays: Sequence[tuple[Path, Array]]) -> Found:
                 part for part in path if isinstance(part, str)]:
             found[role].append(array)
     if not {"W_q", "W_k", "W_v", "qkv"} & found.keys():
-        found = _in_order([array for path, array in arrays if array.ndim == 2]) or found
+        found = _in_order(arrays) or found
     return found
 
 
-def _in_order(matrices: list[Array]) -> Found:
-    """Three or four square matrices without telling names: query, key, value, output."""
-    square = [array for array in matrices if array.shape[0] == array.shape[1]]
-    if len(square) == len(matrices) and len(square) in (3, 4) and len(
-            {array.shape for array in square}) == 1:
-        return {name: [array] for name, array in zip(("W_q", "W_k", "W_v", "W_o"), square)}
-    return {}
+def _in_order(arrays: Sequence[Held]) -> Found:
+    """Three or four square matrices without telling names, and the biases beside them: query, key,
+    value, output."""
+    matrices = [(path, array) for path, array, _ in arrays if array.ndim == 2]
+    shapes = {array.shape for _, array in matrices}
+    if len(matrices) not in (3, 4) or len(shapes) > 1 or len(set(*shapes)) > 1:
+        return {}
+    found: Found = {}
+    for letter, (path, matrix) in zip("qkvo", matrices):
+        found[f"W_{letter}"] = [matrix]
+        found |= {f"b_{letter}": [array] for other, array, _ in arrays if array.ndim == 1
+                  and other[:-1] == path[:-1] and other[-1] in _BIAS_OF_LINEAR}
+    return found
 
 
 def _role_of(path: Path, array: Array) -> tuple[str | None, int]:
@@ -294,16 +333,19 @@ def _role_of(path: Path, array: Array) -> tuple[str | None, int]:
     return None, 0
 
 
-def _complain(layer: object, missing: list[str]) -> Never:
+def _complain(layer: Any, missing: list[str]) -> Never:
     names = dict(attributes(layer))
     empty = [name for name in missing if name in map(matrix_named, _unset(layer))]
     if empty:
         raise CannotTestError(f"cannot test {type(layer).__name__}: {', '.join(empty)} hold no"
                               " numbers yet; call the layer once, and diagnose the instance")
+    if torch_modules.is_module(layer):
+        names = dict(layer.named_parameters())
     there = ", ".join(str(name) for name in list(names)[:12]) or "none"
+    kind = "parameter" if torch_modules.is_module(layer) else "attribute"
     raise CannotTestError(
-        f"cannot test {type(layer).__name__}: found no attribute {', '.join(missing)} (W_q, q_proj,"
-        f" query ..., or fused as c_attn, qkv); its attributes are {there}")
+        f"cannot test {type(layer).__name__}: found no {kind} {', '.join(missing)} (W_q, q_proj,"
+        f" query ..., or fused as c_attn, qkv); its {kind}s are {there}")
 
 
 def _sizes_of(layer: object, above: tuple[object, ...] = ()) -> dict[str, int]:
@@ -375,9 +417,14 @@ def _columns(stored: Mapping[str, Array], transposed: bool) -> int:
     return matrix.shape[0 if transposed else 1] // (1 if "W_q" in stored else 3)
 
 
-def _orientations(stored: Mapping[str, Array], width: int | None) -> tuple[bool, ...]:
-    """Which way round the matrices can be: (in, out), False, or (out, in), True."""
+def _orientations(stored: Mapping[str, Array], width: int | None,
+                  settled: set[str]) -> tuple[bool, ...]:
+    """Which way round the others can be than the settled: (in, out), False, or (out, in), True."""
+    if all(name in settled or array.ndim != 2 for name, array in stored.items()):
+        return (False,)
     fused = "W_q" not in stored
+    if ("qkv" if fused else "W_q") in settled:
+        return False, True
     rows, columns = stored["qkv" if fused else "W_q"].shape
     if rows == columns or not (fused or width in (rows, columns)):
         return False, True

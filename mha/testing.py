@@ -98,6 +98,7 @@ def diagnose(my_attention: Callable[..., Any]) -> Diagnosis:
     if inspect.ismethod(my_attention) and my_attention.__name__ in ("forward", "__call__", "call"):
         layer: Any = my_attention.__self__  # whose weights and sizes are looked for
         my_attention = layer
+    my_attention = torch_modules.original(my_attention)
     testable = inspect.isclass(my_attention) or is_function(my_attention) or callable(
         my_attention) or hasattr(my_attention, "forward")
     if not testable:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import types
 
 import learners_layers
 import numpy as np
@@ -303,6 +304,12 @@ def test_a_mask_that_has_to_be_given_is_given():
     ("scores = Q @", "Q, K = Q.astype(np.float16), K.astype(np.float16)\n        scores = Q @"),
     ("softmax(scores)", "softmax(scores.astype(np.float16)).astype(float)"),
 ])
+def test_a_torch_that_is_only_half_there_changes_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # no torch.nn, no Tensor
+    assert diagnose(right)
+    assert diagnose(changed(LINEARS))
+
+
 def test_half_precision_on_the_way_is_found(old, new):
     found = diagnose(changed(LAYER, (old, new)))
     assert len(found.problems) == 1

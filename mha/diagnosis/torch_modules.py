@@ -158,12 +158,15 @@ def _arrays(result: Any) -> Any:
     return type(result)(map(_arrays, result)) if type(result) in (tuple, list) else result
 
 
+def original(thing: Any) -> Any:
+    """What torch.compile made its module from; all else is itself."""
+    return getattr(thing, "_orig_mod", thing) if is_module(thing) else thing
+
+
 def in_float32(thing: Any) -> Any:
-    """A module of halves, or on another device, as a copy in float32 on the CPU; else itself. Of
-    one that torch.compile made, the module that it was made from."""
+    """A module of halves, or on another device, as a copy in float32 on the CPU; else itself."""
     if not is_module(thing):
         return thing
-    thing = getattr(thing, "_orig_mod", thing)
     parameters = list(thing.parameters())
     if any(str(p.dtype) in HALVES or p.device.type not in ("cpu", "meta") for p in parameters):
         return copied(thing).float().cpu()

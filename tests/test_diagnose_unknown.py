@@ -273,6 +273,12 @@ def test_a_key_head_that_serves_several_query_heads():
     assert diagnose(mha.MultiHeadAttention(32, 4, num_kv_heads=2))
 
 
+def test_a_torch_that_is_only_half_there_changes_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # no torch.nn, no Tensor
+    assert diagnose(right)
+    assert diagnose(changed(LINEARS))
+
+
 FLAG = ("def __init__(self, d_model, num_heads):",
         "def __init__(self, d_model, num_heads, causal=False):\n        self.causal = causal")
 MASKED = ("weights = softmax(scores)", "if self.causal:\n"
@@ -304,12 +310,6 @@ def test_a_mask_that_has_to_be_given_is_given():
     ("scores = Q @", "Q, K = Q.astype(np.float16), K.astype(np.float16)\n        scores = Q @"),
     ("softmax(scores)", "softmax(scores.astype(np.float16)).astype(float)"),
 ])
-def test_a_torch_that_is_only_half_there_changes_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # no torch.nn, no Tensor
-    assert diagnose(right)
-    assert diagnose(changed(LINEARS))
-
-
 def test_half_precision_on_the_way_is_found(old, new):
     found = diagnose(changed(LAYER, (old, new)))
     assert len(found.problems) == 1

@@ -156,6 +156,23 @@ def test_an_initializer_of_keras_draws_each_kernel_anew(make):
     assert_close(output, random(*output.shape, seed=7) / np.prod(output.shape[:2]))
 
 
+def test_masks_that_arrays_carry_are_heeded_where_none_is_given():
+    """As tensors of Keras carry them, in an attribute."""
+    class Carrying(np.ndarray):
+        pass
+
+    x = random(2, 5, 6)
+    mask = np.arange(5) < np.array([[3], [4]])
+    carrying = x.view(Carrying)
+    carrying._keras_mask = mask
+    layer = built(LAYERS[0], x.shape, x.shape)
+    assert_close(layer(carrying, carrying), layer(x, x, query_mask=mask, value_mask=mask))
+    other = np.arange(5) < 2
+    assert_close(layer(x, carrying, value_mask=np.tile(other, (2, 1))),
+                 layer(x, x, value_mask=np.tile(other, (2, 1))))
+    assert_close(layer(x, x, carrying), layer(x, x, key_mask=mask))
+
+
 def test_initializers_may_be_functions():
     layer = compat.MultiHeadAttention(2, 3, bias_initializer=lambda shape, dtype: np.ones(shape),
                                       kernel_initializer="zeros")

@@ -191,7 +191,8 @@ class Layer:
         key : array (batch, key_len, dim), by default value
             The widths may differ. MultiHeadAttention takes more axes between batch and dim.
         query_mask : (batch, query_len), value_mask, key_mask : (batch, key_len), optional
-            True = real. A query that is not real sees no key.
+            True = real. A query that is not real sees no key. By default the mask that the tensor
+            carries, as those do that come from an Embedding of Keras with mask_zero.
         attention_mask : (batch, query_len, key_len), optional, True = attend
             Without batch, or with an axis of heads behind it, too. With other attention axes:
             batch and other axes, then those of the queries, then those of the keys.
@@ -218,6 +219,9 @@ class Layer:
             raise unknown_keyword(Layer.__call__, unknown)
         return_weights = as_flag(return_attention_scores, "return_attention_scores")
         causal = as_flag(use_causal_mask, "use_causal_mask")
+        query_mask, value_mask, key_mask = (
+            getattr(array, "_keras_mask", None) if mask is None else mask for array, mask in (
+                (query, query_mask), (value, value_mask), (key, key_mask)))
         query, value = self._input(query, "query"), self._input(value, "value")
         key = value if key is None else self._input(key, "key")
         if not self.built:

@@ -11,9 +11,9 @@ wherever arrays are.
     layer.set_weights(keras_layer.get_weights())
 
 Where this differs from Keras on purpose: query_mask acts where it is given (Keras 3.15 heeds in
-MultiHeadAttention only the mask that a tensor carries), NaN or infinity behind a mask never
-reaches the output, dropout draws from `seed`, which draws the initial kernels too, flash_attention
-is ignored, errors are ValueError and TypeError.
+MultiHeadAttention only the mask that the tensor carries), the output carries no mask, NaN or
+infinity behind a mask never reaches the output, dropout draws from `seed`, which draws the initial
+kernels too, flash_attention is ignored, errors are ValueError and TypeError.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ an output is one number alone, its terms may cancel to any smallness, beside whi
 are large: outputs are at least 4 wide.
 """
 
+import functools
+
 import flax.linen
 import flax.nnx
 import jax
@@ -342,5 +344,50 @@ def test_arrays_and_keys_of_jax_are_taken():
     variables = layer.init(jax.random.PRNGKey(0), x, mask=flax.linen.make_causal_mask(x[..., 0]))
     on_device = jax.tree.map(jax.numpy.asarray, variables)
     np.testing.assert_array_equal(layer.apply(on_device, x), layer.apply(variables, np.asarray(x)))
-    with pytest.raises(TypeError, match="rngs"):
-        layer.init(jax.random.key(0), x)
+    for key in (jax.random.key(0), {"params": jax.random.key(0)}):
+        jax.tree.map(np.testing.assert_array_equal, layer.init(key, x), variables)
+
+
+def test_streams_of_nnx_draw_parameters_and_dropout():
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+    rngs = flax.nnx.Rngs(0)
+    settings = {"decode": False, "dropout_rate": 0.5, "deterministic": False}
+    layers = [nnx.MultiHeadAttention(2, 8, rngs=given, keep_rngs=False, **settings)
+              for given in (rngs, rngs, flax.nnx.Rngs(0))]
+    kernels = [layer.query.kernel for layer in layers]
+    assert (kernels[0] != kernels[1]).any() and (kernels[0] == kernels[2]).all()
+    one, other = (layers[0](x, rngs=rngs) for _ in range(2))
+    assert (one != other).any()
+    with pytest.raises(ValueError, match=r"^rngs: got None"):
+        layers[0](x)
+    assert layers[0](x, deterministic=True).shape == x.shape
+    assert nnx.MultiHeadAttention(2, 8, rngs=0, **settings)(x).shape == x.shape
+
+
+def test_initializers_of_jax_draw_from_their_distributions():
+    """Each kernel another one, by the shape that Flax hands them: all inputs, all outputs."""
+    x = np.ones((1, 1, 200), np.float32)
+    for make in (jax.nn.initializers.xavier_uniform, jax.nn.initializers.he_normal,
+                 jax.nn.initializers.orthogonal, jax.nn.initializers.normal):
+        settings = {"num_heads": 4, "qkv_features": 80, "kernel_init": make(),
+                    "bias_init": functools.partial(jax.random.normal)}
+        ours = compat.MultiHeadDotProductAttention(**settings).init(0, x)["params"]
+        theirs = flax.linen.MultiHeadDotProductAttention(**settings).init(
+            jax.random.PRNGKey(0), x)["params"]
+        assert (ours["query"]["kernel"] != ours["key"]["kernel"]).all()
+        for part in ("query", "out"):
+            for name, spread in (("kernel", 0.05), ("bias", 0.4)):
+                drawn, wanted = ours[part][name], np.asarray(theirs[part][name])
+                assert drawn.shape == wanted.shape and drawn.dtype == wanted.dtype
+                assert drawn.std() == pytest.approx(wanted.std(), rel=spread)
+
+
+def test_a_clone_has_other_arguments():
+    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)
+    settings = {"num_heads": 2, "qkv_features": 6, "out_features": 5}
+    ours, theirs = (module.MultiHeadDotProductAttention(**settings).clone(
+        decode=True, use_bias=False) for module in (compat, flax.linen))
+    variables = ours.init(0, x)
+    shapes = jax.eval_shape(theirs.init, jax.random.PRNGKey(0), x)
+    assert jax.tree.map(np.shape, variables) == jax.tree.map(np.shape, shapes)
+    assert compat.SelfAttention(num_heads=2).clone(decode=True).decode

@@ -273,6 +273,34 @@ def test_a_dropout_of_1_drops_all(name):
     np.testing.assert_allclose(found[1], wanted[1], rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask attached:UserWarning")
+@pytest.mark.filterwarnings("ignore:Exception encountered when calling:UserWarning")
+@pytest.mark.parametrize("use_causal_mask", [True, False])
+@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention"])
+def test_masks_that_tensors_carry_are_heeded(name, use_causal_mask):
+    """What Embedding(mask_zero=True) gives knows its padding, which Keras' layers hide."""
+    arguments = {"num_heads": 2, "key_dim": 3}
+    if name == "GroupQueryAttention":
+        arguments = {"head_dim": 3, "num_query_heads": 2, "num_key_value_heads": 1}
+    words = [np.array([[1, 2, 3, 0, 0], [3, 3, 1, 1, 2], [1, 0, 0, 0, 0]]),
+             np.array([[5, 4, 0], [3, 0, 0], [2, 1, 1]])]
+    query, value = (keras.layers.Embedding(6, 8, mask_zero=True)(word) for word in words)
+    theirs = getattr(keras.layers, name)(**arguments)
+    options = {"use_causal_mask": use_causal_mask, "return_attention_scores": True}
+    wanted = theirs(query, value, **options)
+    query, value = (keras.ops.stop_gradient(array) for array in (query, value))
+    for array, word in zip((query, value), words):
+        backend.set_keras_mask(array, backend.convert_to_tensor(word != 0))
+    ours = getattr(compat, name)(**arguments)
+    ours.build(query.shape, value.shape)
+    ours.set_weights(theirs.get_weights())
+    given = {"query_mask": words[0] != 0, "value_mask": words[1] != 0}
+    for found, same, right in zip(ours(query, value, **options), ours(
+            query.numpy(), value.numpy(), **given, **options), wanted, strict=True):
+        np.testing.assert_array_equal(found, same)
+        np.testing.assert_allclose(found, right.detach(), rtol=0, atol=1e-6)
+
+
 def test_keras_ignores_a_query_mask_that_is_given():
     """Why ours, which heeds it, is compared with the mask on the tensor. Once this fails, the
     docstring of the adapter can lose a line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ def drawn_parameters(shapes: Shapes, generator: np.random.Generator, dtype: DTyp
     """The start: kernels by LeCun's rule, truncated normal, biases 0, scales 1.
 
     initializers, by ("out" or "", "kernel" or "bias"), are functions of a generator, a shape (in,
-    out) or (out,), and a dtype; JAX' own that draw nothing fit.
+    out) or (out,), and a dtype. JAX' own, which Flax exports too, get a key of JAX instead.
     """
     def drawn(part: str, name: str, shape: tuple[int, ...]) -> Array:
         if name == "scale":
@@ -80,7 +81,7 @@ def drawn_parameters(shapes: Shapes, generator: np.random.Generator, dtype: DTyp
         flat = (math.prod(shape[:inputs]), outputs) if name == "kernel" else (outputs,)
         initializer = initializers["out" if part == "out" else "", name]
         if initializer is not None:
-            array = np.asarray(initializer(generator, flat, dtype))
+            array = np.asarray(initializer(_key_for(initializer, generator), flat, dtype))
         elif name == "bias":
             array = np.zeros(flat)
         else:
@@ -90,6 +91,13 @@ def drawn_parameters(shapes: Shapes, generator: np.random.Generator, dtype: DTyp
 
     return {part: {name: drawn(part, name, shape) for name, shape in own.items()}
             for part, own in shapes.items()}
+
+
+def _key_for(initializer: Initializer, generator: np.random.Generator) -> Any:
+    """What an initializer draws from: the words of a key for a function of JAX."""
+    function = getattr(initializer, "func", initializer)  # of a functools.partial
+    is_of_jax = (getattr(function, "__module__", None) or "").split(".")[0] == "jax"
+    return generator.integers(2**32, size=2, dtype=np.uint32) if is_of_jax else generator
 
 
 def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...],
@@ -171,8 +179,13 @@ def merged(name: str, layers: Any, calls: Any) -> Any:
 
 
 def generator_of(key: Any, name: str) -> np.random.Generator:
-    """The generator of a key: an int, an array of ints, or a generator itself."""
+    """The generator of a key: an int, an array of ints, a key of JAX, the next one of a stream
+    (flax.nnx.Rngs), or a generator itself."""
     try:
+        if callable(key):
+            key = key()
+        if str(getattr(key, "dtype", "")).startswith("key<"):  # whose words JAX alone tells
+            key = sys.modules["jax"].random.key_data(key)
         if not isinstance(key, (int, np.random.Generator)):
             key = np.asarray(key)
         return np.random.default_rng(key)

@@ -89,8 +89,8 @@ class MultiHeadDotProductAttention:
         Of calls that do not say it; wanted, here or there, where dropout_rate is not 0.
     precision : ignored
     kernel_init, out_kernel_init, bias_init, out_bias_init : functions, optional
-        Of a generator, a shape and a dtype; those of JAX that draw nothing fit. By default
-        LeCun's truncated normal, and zeros.
+        Of a generator, a shape and a dtype, or those of jax.nn.initializers. By default LeCun's
+        truncated normal, and zeros.
     use_bias : bool
     attention_fn : None; the attention is `mha`'s
     decode : bool
@@ -134,9 +134,12 @@ class MultiHeadDotProductAttention:
                  name: str | None = None, **unknown: Never) -> None:
         if unknown:
             raise unknown_keyword(MultiHeadDotProductAttention.__init__, unknown)
+        arguments = {name: value for name, value in locals().items()
+                     if name not in ("self", "unknown")}
         if attention_fn is not None:
             raise ValueError(f"attention_fn: got {attention_fn!r}, wanted None: the attention is"
                              " mha's")
+        self._arguments = arguments
         self.num_heads = as_size(num_heads, "num_heads")
         self.dtype = None if dtype is None else as_real_dtype(dtype)
         self.param_dtype = as_real_dtype(param_dtype)
@@ -158,6 +161,14 @@ class MultiHeadDotProductAttention:
         others = {"qkv_features": None, "out_features": None, "dropout_rate": 0.0,
                   "use_bias": True, "decode": False, "normalize_qk": False}
         return described(self, ("num_heads",), others)
+
+    def clone(self, **arguments: Any) -> Self:
+        """A layer made with these arguments, otherwise with this one's.
+
+        >>> MultiHeadDotProductAttention(num_heads=8).clone(decode=True)
+        MultiHeadDotProductAttention(num_heads=8, decode=True)
+        """
+        return type(self)(**{**self._arguments, **arguments})
 
     def bind(self, variables: Variables, *, rngs: Any = None,
              mutable: bool | str | Collection[str] = False) -> Self:

@@ -55,8 +55,10 @@ class MultiHeadAttention:
     num_kv_heads : int, by default num_heads
         Key and value heads, each serving several of query's.
     rngs : a key
-        An int, an array of ints or a generator: draws the parameters, and the dropout of calls
-        without one of their own.
+        An int, an array of ints, a key of JAX, flax.nnx.Rngs or a generator: draws the parameters,
+        and the dropout of calls without one of their own.
+    keep_rngs : bool
+        Whether calls may draw from rngs.
     decode : bool, optional
         Whether calls go on behind the positions of the cache that `init_cache` makes; wanted, here
         or in the call.
@@ -95,7 +97,8 @@ class MultiHeadAttention:
                  out_kernel_init: Initializer | None = None, bias_init: Initializer | None = None,
                  out_bias_init: Initializer | None = None, use_bias: bool = True,
                  attention_fn: object = None, decode: bool | None = None,
-                 normalize_qk: bool = False, rngs: Any, **unknown: Never) -> None:
+                 normalize_qk: bool = False, rngs: Any, keep_rngs: bool = True,
+                 **unknown: Never) -> None:
         if unknown:
             raise unknown_keyword(MultiHeadAttention.__init__, unknown)
         if attention_fn is not None:
@@ -122,10 +125,11 @@ class MultiHeadAttention:
         self.cached_key: Array | None = None
         self.cached_value: Array | None = None
         self.cache_index: Array | None = None
-        self._generator = _attention.generator_of(rngs, "rngs")
+        generator = _attention.generator_of(rngs, "rngs")
+        self._generator = generator if keep_rngs else None
         self.query_ln = self.key_ln = None
         self._place(_attention.drawn_parameters(
-            self._shapes(), self._generator, as_real_dtype(param_dtype), {
+            self._shapes(), generator, as_real_dtype(param_dtype), {
                 ("", "kernel"): kernel_init, ("", "bias"): bias_init,
                 ("out", "kernel"): out_kernel_init or kernel_init,
                 ("out", "bias"): out_bias_init or bias_init}))
@@ -205,11 +209,16 @@ class MultiHeadAttention:
             cache = Cache(self.cached_key, self.cached_value, int(self.cache_index))
         dropping = self.dropout_rate > 0 and not _attention.merged(
             "deterministic", self.deterministic, deterministic)
+        generator = self._generator
+        if dropping and rngs is not None:
+            generator = _attention.generator_of(rngs, "rngs")
+        elif dropping and generator is None:
+            raise ValueError("rngs: got None for the dropout of a layer made with keep_rngs=False,"
+                             " wanted a key")
         attended = _attention.attend(
             parameters, inputs, dtype=self.dtype, mask=mask, causal=is_causal,
             dropout=self.dropout_rate if dropping else 0.0, shared_dropout=self.broadcast_dropout,
-            generator=self._generator if rngs is None else _attention.generator_of(rngs, "rngs"),
-            cache=cache, return_weights=sow_weights)
+            generator=generator, cache=cache, return_weights=sow_weights)
         if attended.cache is not None:
             self._place_cache(attended.cache)
         if attended.weights is not None:

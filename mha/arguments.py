@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -94,6 +95,10 @@ def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray
 
 def detached_array(array: Any, name: str) -> NDArray[Any]:
     """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
+    if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):
+        from mha.torch_tensors import plain
+
+        array = plain(array, name)  # before it loses, detached, what its class says
     return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 

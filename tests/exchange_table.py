@@ -1,6 +1,7 @@
 """A library that exchanges tensors in C: DLPack's table of functions, made by hand over arrays."""
 
 import ctypes
+from typing import NamedTuple
 
 import dlpack_capsules
 from dlpack_capsules import CPU, FOREVER, python
@@ -16,10 +17,23 @@ class Table(ctypes.Structure):
                 ("lend", LEND), ("stream", ctypes.c_void_p)]
 
 
+class Storage(NamedTuple):
+    address: int
+    nbytes: int
+
+    def __len__(self):
+        return self.nbytes
+
+    def data_ptr(self):
+        return self.address
+
+
 class Lent:
-    """A tensor over an array; `changes` are fields as no good library sets them."""
+    """A tensor over an array; `changes` are fields as no good library sets them. As PyTorch's it
+    may be negated when it is read, and its storage may be smaller than it."""
 
     refuses = False
+    negated = False
 
     def __init__(self, array, **changes):
         self.array = array
@@ -30,6 +44,18 @@ class Lent:
             "data": array.ctypes.data, "axes": axes, "code": CODES.get(array.dtype.kind, 4),
             "bits": 8 * item, "lanes": 1, "shape": ctypes.addressof(self.shape),
             "strides": ctypes.addressof(self.strides), "byte_offset": 0, **changes}
+        whole = array if array.base is None else array.base
+        self.storage = [whole.ctypes.data, whole.nbytes]
+
+    def is_neg(self):
+        return self.negated
+
+    def untyped_storage(self):
+        address, nbytes = self.storage
+        return Storage(address, nbytes)
+
+
+FUNCTIONS = Lent.is_neg, Lent.untyped_storage, Storage.data_ptr
 
 
 class Given:

@@ -448,7 +448,7 @@ def test_input_is_cast_to_the_layers_type():
     (ValueError, "embed_dim.*-8", {"embed_dim": -8, "num_heads": 2}),
     (TypeError, "embed_dim", {"embed_dim": 8.0, "num_heads": 2}),
     (ValueError, "kdim.*0", {"embed_dim": 8, "num_heads": 2, "kdim": 0}),
-    (ValueError, "dropout.*1.0", {"embed_dim": 8, "num_heads": 2, "dropout": 1.0}),
+    (ValueError, "dropout.*1.5", {"embed_dim": 8, "num_heads": 2, "dropout": 1.5}),
     (TypeError, "num_heads: got ndarray", {"embed_dim": 8, "num_heads": np.array([2.0])}),
     (TypeError, "dtype: got 'flaot32'", {"embed_dim": 8, "num_heads": 2, "dtype": "flaot32"}),
     (TypeError, "dtype.*int32", {"embed_dim": 8, "num_heads": 2, "dtype": np.int32})])

@@ -13,7 +13,7 @@ import bad_input
 import numpy as np
 import pytest
 from bad_input import f
-from exchange_table import Lent
+from exchange_table import FUNCTIONS, Lent
 from exchange_table import capsule as exchange_capsule
 from option_cases import NUMBERS
 
@@ -206,7 +206,8 @@ def calls_of_the_core():
         "scaled_dot_product_attention_varlen_backward": (
             _core.scaled_dot_product_attention_varlen_backward,
             [kept_ragged, ragged, None, {"query", "sinks"}]),
-        "arrays_of_tensors": (_core.arrays_of_tensors, [Lent, exchange, (Lent(a.x), None)]),
+        "arrays_of_tensors": (
+            _core.arrays_of_tensors, [(Lent,), exchange, FUNCTIONS, (Lent(a.x), None)]),
         "tensor_of_array": (_core.tensor_of_array, [exchange, a.x, True]),
         "as_array": (_core.as_array, [a.x, "x"]),
         "kept_attention": with_options(_core.kept_attention, [*inputs, a.out, a.lse]),

@@ -49,10 +49,6 @@ static const struct other_kind {
 
 /* 0, or -1 with a TypeError. */
 static int refuse_other_kinds(PyObject *object, const char *name) {
-    if (PyArray_CheckExact(object) || PyList_CheckExact(object) || PyTuple_CheckExact(object) ||
-        PyFloat_CheckExact(object) || PyLong_CheckExact(object)) {
-        return 0;
-    }
     for (size_t i = 0; i < sizeof OTHER_KINDS / sizeof *OTHER_KINDS; i++) {
         const struct other_kind *kind = &OTHER_KINDS[i];
         int has = has_attribute(object, kind->names[0]);
@@ -66,6 +62,50 @@ static int refuse_other_kinds(PyObject *object, const char *name) {
         }
     }
     return 0;
+}
+
+static bool is_sequence(PyObject *object) {
+    return PyList_CheckExact(object) || PyTuple_CheckExact(object);
+}
+
+static bool is_tensor(PyObject *object) {
+    for (PyTypeObject *type = Py_TYPE(object); type != NULL; type = type->tp_base) {
+        if (strcmp(type->tp_name, "torch._C.TensorBase") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether it is a tensor of PyTorch, or a sequence that begins with one; runs no other code. */
+static bool begins_with_tensor(PyObject *object) {
+    PyObject *first = Py_NewRef(object);
+    for (int depth = 0; depth < NPY_MAXDIMS && first != NULL && is_sequence(first); depth++) {
+        Py_SETREF(first, PySequence_GetItem(first, 0));
+    }
+    if (first == NULL) { /* an empty sequence */
+        PyErr_Clear();
+        return false;
+    }
+    const bool begins = is_tensor(first);
+    Py_DECREF(first);
+    return begins;
+}
+
+/* The object, or what NumPy can read in its place without losing what it means: for PyTorch's
+ * tensors mha/torch_tensors.py says it. New reference, or NULL with an exception. */
+static PyObject *readable(PyObject *object, const char *name) {
+    if (PyArray_CheckExact(object) || PyFloat_CheckExact(object) || PyLong_CheckExact(object)) {
+        return Py_NewRef(object);
+    }
+    if (begins_with_tensor(object)) {
+        PyObject *tensors = PyImport_ImportModule("mha.torch_tensors");
+        PyObject *plain =
+            tensors == NULL ? NULL : PyObject_CallMethod(tensors, "plain", "Os", object, name);
+        Py_XDECREF(tensors);
+        return plain;
+    }
+    return !is_sequence(object) && refuse_other_kinds(object, name) < 0 ? NULL : Py_NewRef(object);
 }
 
 /* 1 or 0, or -1 with the exception. */
@@ -106,18 +146,7 @@ static PyArrayObject *instead_of_error(PyObject *object, const char *name) {
     return NULL;
 }
 
-PyArrayObject *mha_as_array(PyObject *object, const char *name) {
-    if (PyArray_CheckExact(object)) {
-        Py_INCREF(object);
-        return (PyArrayObject *)object;
-    }
-    if (object == Py_None) {
-        PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
-        return NULL;
-    }
-    if (refuse_other_kinds(object, name) < 0) {
-        return NULL;
-    }
+static PyArrayObject *read_array(PyObject *object, const char *name) {
     const int is_dlpack = only_offers_dlpack(object);
     if (is_dlpack < 0) {
         return NULL;
@@ -127,6 +156,21 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     }
     PyObject *array = PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
     return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
+}
+
+PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+    if (PyArray_CheckExact(object)) {
+        Py_INCREF(object);
+        return (PyArrayObject *)object;
+    }
+    if (object == Py_None) {
+        PyErr_Format(PyExc_TypeError, "%s: got None, wanted an array", name);
+        return NULL;
+    }
+    PyObject *meant = readable(object, name);
+    PyArrayObject *array = meant == NULL ? NULL : read_array(meant, name);
+    Py_XDECREF(meant);
+    return array;
 }
 
 /* as_array(object, name): the same for Python. */

@@ -12,7 +12,8 @@ bool mha_error_is_ordinary(void);
 
 /* np.asarray(object), or by DLPack where that is all it offers, or where it holds bfloat16, of
  * which NumPy knows nothing. A TypeError for what NumPy would take without what it means: sparse
- * and masked arrays, and numbers with a unit. New reference. */
+ * and masked arrays, numbers with a unit, and PyTorch's tensors that mha/torch_tensors.py refuses.
+ * New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
 /* Raises the pending exception again, with the argument's name in front and why there is no array:

@@ -37,44 +37,92 @@ static PyArray_Descr *type_of_lent(const dl_tensor *tensor) {
                : mha_type_of_tensor(tensor);
 }
 
+/* Functions of the library: of a tensor, whether it is read as the opposite of what its memory
+ * holds, and its storage; of a storage, whose len() is in bytes, its address. */
+enum { IS_NEGATED, STORAGE_OF, ADDRESS_OF, NUM_FUNCTIONS };
+
+static int64_t number_of(PyObject *function, PyObject *object) {
+    PyObject *returned = PyObject_CallOneArg(function, object);
+    const int64_t number = returned == NULL ? -1 : PyLong_AsLongLong(returned);
+    Py_XDECREF(returned);
+    return number;
+}
+
+/* Whether all of the array lies in the tensor's storage, which may have been resized, and has its
+ * numbers, not the opposite ones. False with an exception or without. */
+static bool has_its_numbers(PyObject *const *functions, PyObject *tensor, PyArrayObject *array) {
+    int64_t first = 0, end = PyArray_ITEMSIZE(array);
+    if (number_of(functions[IS_NEGATED], tensor) != 0) {
+        return false;
+    }
+    if (PyArray_SIZE(array) == 0) {
+        return true;
+    }
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        const int64_t reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
+        *(reach < 0 ? &first : &end) += reach;
+    }
+    PyObject *storage = PyObject_CallOneArg(functions[STORAGE_OF], tensor);
+    const int64_t bytes = storage == NULL ? -1 : PyObject_Size(storage);
+    const int64_t address = bytes < 0 ? -1 : number_of(functions[ADDRESS_OF], storage);
+    const int64_t begin = (int64_t)(intptr_t)PyArray_DATA(array) - address;
+    Py_XDECREF(storage);
+    return address >= 0 && begin + first >= 0 && begin + end <= bytes;
+}
+
 /* A read-only array over a tensor's memory; None where it has no such memory. */
-static PyObject *array_of_tensor(const exchange *table, PyObject *tensor) {
+static PyObject *array_of_tensor(const exchange *table, PyObject *const *functions,
+                                 PyObject *tensor) {
     dl_tensor lent;
     PyArray_Descr *type = NULL;
-    PyObject *array = NULL;
+    PyArrayObject *array = NULL;
     if (table->lend(tensor, &lent) == 0) {
         type = type_of_lent(&lent);
     }
     if (type != NULL) {
-        array = (PyObject *)mha_with_owner(mha_array_over_tensor(&lent, type, "tensor"),
-                                           Py_NewRef(tensor));
+        array = mha_with_owner(mha_array_over_tensor(&lent, type, "tensor"), Py_NewRef(tensor));
+    }
+    if (array != NULL && !has_its_numbers(functions, tensor, array)) {
+        Py_CLEAR(array);
     }
     if (array == NULL && PyErr_Occurred() && mha_error_is_ordinary()) {
         PyErr_Clear();
     }
-    return array != NULL || PyErr_Occurred() ? array : Py_NewRef(Py_None);
+    return array != NULL || PyErr_Occurred() ? (PyObject *)array : Py_NewRef(Py_None);
 }
 
-/* arrays_of_tensors(type, exchange, tensors): a list of arrays over the memory of a tuple of
- * tensors of that type, None for None; or None where one of them cannot be lent. */
+/* Whether the object is of one of the types, and of no class that inherits from them. */
+static bool is_one_of(PyObject *types, PyObject *object) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
+        if ((PyObject *)Py_TYPE(object) == PyTuple_GET_ITEM(types, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* arrays_of_tensors(types, exchange, functions, tensors): a list of arrays over the memory of a
+ * tuple of tensors of those types, None for None; or None where one of them cannot be lent. */
 PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
     (void)module;
-    if (nargs != 3 || !PyType_Check(args[0]) || !PyTuple_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError,
-                        "arrays_of_tensors: wanted a type, its exchange and a tuple of tensors");
+    if (nargs != 4 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[3]) ||
+        !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != NUM_FUNCTIONS) {
+        PyErr_SetString(PyExc_TypeError, "arrays_of_tensors: wanted a tuple of types, their"
+                                         " exchange, 3 functions and a tuple of tensors");
         return NULL;
     }
+    PyObject *functions[NUM_FUNCTIONS];
+    for (int i = 0; i < NUM_FUNCTIONS; i++) {
+        functions[i] = PyTuple_GET_ITEM(args[2], i);
+    }
     const exchange *table = exchange_of(args[1]);
-    PyObject *arrays = table == NULL ? NULL : PyList_New(PyTuple_GET_SIZE(args[2]));
-    for (Py_ssize_t i = 0; arrays != NULL && i < PyTuple_GET_SIZE(args[2]); i++) {
-        PyObject *tensor = PyTuple_GET_ITEM(args[2], i), *array = NULL;
-        if (tensor == Py_None) {
-            array = Py_NewRef(Py_None);
-        } else if (!PyObject_TypeCheck(tensor, (PyTypeObject *)args[0])) {
-            PyErr_Format(PyExc_TypeError, "tensors[%zd]: got %s, wanted %s", i,
-                         Py_TYPE(tensor)->tp_name, ((PyTypeObject *)args[0])->tp_name);
+    PyObject *arrays = table == NULL ? NULL : PyList_New(PyTuple_GET_SIZE(args[3]));
+    for (Py_ssize_t i = 0; arrays != NULL && i < PyTuple_GET_SIZE(args[3]); i++) {
+        PyObject *tensor = PyTuple_GET_ITEM(args[3], i), *array = Py_None;
+        if (tensor == Py_None || !is_one_of(args[0], tensor)) {
+            Py_INCREF(array);
         } else {
-            array = array_of_tensor(table, tensor);
+            array = array_of_tensor(table, functions, tensor);
         }
         if (array == NULL || (array == Py_None && tensor != Py_None)) {
             Py_SETREF(arrays, array); /* NULL with the exception, or None */

@@ -20,8 +20,10 @@ def as_flag(value: Any, name: str) -> bool:
 
 
 def as_dropout(p: Any, name: str = "dropout") -> float:
-    """A probability, 1 included; True and False are 1 and 0, as they are to the frameworks."""
-    number = as_float(int(p) if isinstance(p, bool) else p, name, "a number in [0, 1]")
+    """A probability, 1 included; True and False are 1 and 0, as they are to the frameworks, and
+    tensors of no axes are numbers."""
+    plain = p.item() if getattr(p, "shape", None) == () else p
+    number = as_float(int(plain) if isinstance(plain, bool) else plain, name, "a number in [0, 1]")
     if not 0 <= number <= 1:
         raise ValueError(f"{name}: got {p}, wanted a number in [0, 1]")
     return number

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
-from mha.arguments import as_probability, as_size, check_kind
+from mha.arguments import as_array, as_probability, as_size, check_kind
+from mha.half_precision import widened
 from mha.options import RandomSource
 from mha.pieces import copied, pieces
 
@@ -62,7 +63,7 @@ class Linear:
         return self._draw(x.shape[-1]) if self._kernel is None else self._kernel
 
     def __call__(self, x: ArrayLike) -> NDArray[Any]:
-        x = np.asarray(x)
+        x = as_numbers(x, "x")
         return mha.linear(x, self.sized_for(x), self._bias)
 
     @property
@@ -77,7 +78,7 @@ class Linear:
 
     @kernel.setter
     def kernel(self, kernel: ArrayLike) -> None:
-        self._set_kernel(np.asarray(kernel), "kernel")
+        self._set_kernel(as_numbers(kernel, "kernel"), "kernel")
 
     @property
     def weight(self) -> NDArray[Any] | None:
@@ -86,7 +87,7 @@ class Linear:
 
     @weight.setter
     def weight(self, weight: ArrayLike) -> None:
-        self._set_kernel(np.asarray(weight).T, "weight")
+        self._set_kernel(as_numbers(weight, "weight").T, "weight")
 
     def _set_kernel(self, kernel: NDArray[Any], name: str) -> None:
         in_features = self.in_features or (kernel.shape[0] if kernel.ndim == 2 else "in_features")
@@ -105,7 +106,7 @@ class Linear:
     def bias(self, bias: ArrayLike) -> None:
         if self._bias is None:
             raise ValueError("bias: got an array, but the layer was made without a bias")
-        array = np.asarray(bias)
+        array = as_numbers(bias, "bias")
         if array.shape != self._bias.shape:
             raise ValueError(f"bias: got shape {array.shape}, wanted {self._bias.shape}")
         self._bias = _parameter(array, "bias")
@@ -118,6 +119,11 @@ class Linear:
     def __repr__(self) -> str:
         return (f"Linear(in_features={self.in_features}, out_features={self.out_features},"
                 f" bias={self._bias is not None})")
+
+
+def as_numbers(array: Any, name: str) -> NDArray[Any]:
+    """`as_array`, bfloat16 as float32, of which NumPy can compute."""
+    return widened(as_array(array, name))
 
 
 def _parameter(array: NDArray[Any], name: str) -> NDArray[Any]:
@@ -152,7 +158,7 @@ def checked_dropout(dropout: Any, name: str = "dropout") -> float:
 
 def checked_mask(mask: ArrayLike) -> NDArray[Any]:
     """mask as an array of at least one axis, whose zeros and other numbers have a meaning."""
-    array = np.atleast_1d(mask)
+    array = np.atleast_1d(as_numbers(mask, "mask"))
     check_kind(array, "mask", "biuf", "bool, integers or floats")
     return array
 

@@ -16,7 +16,7 @@ import mha
 from mha.arguments import as_size
 from mha.compat._broadcast import attention_with_weights
 from mha.compat._flags import as_dropout, split_dropout
-from mha.compat._layers import Linear, checked_heads, checked_mask
+from mha.compat._layers import Linear, as_numbers, checked_heads, checked_mask
 from mha.options import RandomSource
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     >>> [array.shape for array in scaled_dot_product_attention(Q, Q, Q)]
     [(2, 4, 8), (2, 4, 4)]
     """
-    return attention_with_weights(np.asarray(query), np.asarray(key), np.asarray(value),
+    return attention_with_weights(as_numbers(query, "query"), as_numbers(key, "key"),
+                                  as_numbers(value, "value"),
                                   _visible(mask))
 
 
@@ -103,14 +104,14 @@ class MultiHeadAttention:
 
     def split_heads(self, x: ArrayLike) -> NDArray[Any]:
         """(batch, seq_len, d_model) -> (batch, num_heads, seq_len, d_k)."""
-        x = np.asarray(x)
+        x = as_numbers(x, "x")
         if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x: got shape {x.shape}, wanted (batch, seq_len, {self.d_model})")
         return mha.split_heads(x, self.num_heads)
 
     def combine_heads(self, x: ArrayLike) -> NDArray[Any]:
         """(batch, num_heads, seq_len, d_k) -> (batch, seq_len, d_model)."""
-        x = np.asarray(x)
+        x = as_numbers(x, "x")
         if x.ndim != 4 or x.shape[1] * x.shape[3] != self.d_model:
             raise ValueError(f"x: got shape {x.shape}, wanted (batch, {self.num_heads}, seq_len,"
                              f" {self.d_k})")
@@ -166,14 +167,14 @@ def create_sentence_example(seed: int | None = None) -> NDArray[Any]:
 
 def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Figure:
     """The first item of (batch, query_len, key_len) as an annotated heat map: its figure."""
-    return mha.plot.attention(np.asarray(attention_weights)[0], annotate=True, cmap="YlOrRd",
-                              title=title)
+    weights = as_numbers(attention_weights, "attention_weights")
+    return mha.plot.attention(weights[0], annotate=True, cmap="YlOrRd", title=title)
 
 
 def visualize_multihead_attention(attention_weights: ArrayLike,
                                   num_heads_to_show: int = 4) -> Figure:
     """The first heads of the first item of (batch, num_heads, query_len, key_len), in two rows."""
-    weights = np.asarray(attention_weights)
+    weights = as_numbers(attention_weights, "attention_weights")
     heads = _first_heads(weights, num_heads_to_show)
     return mha.plot.heads(weights, batch=0, heads=heads, columns=-(-len(heads) // 2),
                           annotate=False, cmap="YlOrRd", title="Multi-Head Attention Weights")
@@ -182,7 +183,7 @@ def visualize_multihead_attention(attention_weights: ArrayLike,
 def visualize_sentence_attention(attention_weights: ArrayLike, words: Sequence[str],
                                  num_heads_to_show: int = 4) -> Figure:
     """The same in one row, annotated and labelled with the words of the sentence."""
-    weights = np.asarray(attention_weights)
+    weights = as_numbers(attention_weights, "attention_weights")
     heads = _first_heads(weights, num_heads_to_show)
     return mha.plot.heads(weights, query_labels=words, key_labels=words, batch=0, heads=heads,
                           columns=len(heads), annotate=True, cmap="YlOrRd",

@@ -1,5 +1,8 @@
 """bfloat16 as PyTorch has it: its tensors come by DLPack, and its attention agrees."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -38,3 +41,34 @@ def test_views_of_tensors_and_other_arguments():
     cache = mha.KVCache(2, 4, 24, dtype="bfloat16")
     cache.append(key, value)
     assert np.array_equal(cache.key.astype(np.float32), key.float().numpy())
+
+
+FIRST = """
+import sys, torch
+from mha.compat import pytorch as compat
+query, mask = torch.randn(2, 3, 4, 8).bfloat16(), torch.randn(4, 4).bfloat16()
+assert "ml_dtypes" not in sys.modules
+given = eval(sys.argv[1])
+got = compat.scaled_dot_product_attention(query, query, **given)
+wanted = torch.nn.functional.scaled_dot_product_attention(query, query, **given)
+assert str(got.dtype) == "bfloat16", got.dtype
+error = abs(torch.from_numpy(got.astype("float32")) - wanted.float()).max()
+assert error < 0.02, error
+assert compat.scaled_dot_product_attention(query, query.float(), query.float()).dtype == "float32"
+"""
+
+
+@pytest.mark.parametrize("given", [
+    "dict(value=query)", "dict(value=query, attn_mask=mask)", "dict(value=query, is_causal=True)",
+    "dict(value=query[:, :1], enable_gqa=True)"])
+def test_nobody_has_imported_ml_dtypes(given):
+    """The adapter imports it, as functional_attention does."""
+    subprocess.run([sys.executable, "-c", FIRST, given], check=True)
+
+
+def test_ml_dtypes_is_not_installed():
+    code = FIRST.replace("given = eval", "sys.modules['ml_dtypes'] = None; given = eval")
+    found = subprocess.run([sys.executable, "-c", code, "dict(value=query)"], check=False,
+                           capture_output=True, text=True)
+    assert "ImportError: query: got a tensor of bfloat16" in found.stderr
+    assert "pip install ml_dtypes" in found.stderr

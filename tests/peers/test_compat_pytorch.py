@@ -330,3 +330,52 @@ def test_tensors_are_accepted_as_they_are():
     torch_output, torch_weights = theirs(x, x, x, attn_mask=mask)
     assert_same(output, torch_output.detach(), np.float32)
     assert_same(weights, torch_weights.detach(), np.float32)
+
+
+FLAGS = [1, 0, np.True_, np.False_, np.int64(1)]
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=repr)
+@pytest.mark.parametrize("name", ["need_weights", "average_attn_weights", "is_causal"])
+def test_flags_that_are_no_bools(name, flag):
+    theirs = torch.nn.MultiheadAttention(8, 2, dtype=torch.float64).eval()
+    ours = compat.MultiheadAttention(8, 2, dtype=np.float64).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = np.random.default_rng(0).normal(size=(4, 3, 8))
+    options = {"attn_mask": np.triu(np.ones((4, 4), bool), 1), "key_padding_mask": None, name: flag}
+    found, wanted = ours(x, x, x, **options), call_torch(theirs, (x, x, x), options)
+    assert_same(found[0], wanted[0], np.float64)
+    assert (found[1] is None) == (wanted[1] is None)
+    if wanted[1] is not None:
+        assert_same(found[1], wanted[1], np.float64)
+
+
+@pytest.mark.parametrize("p", [1.0, 1, True, False, np.float64(1), torch.tensor(1.0)], ids=repr)
+def test_a_dropout_of_all_or_nothing(p):
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(2, 3, 4, 8))
+    theirs = torch.nn.functional.scaled_dot_product_attention(*tensors(query, query, query),
+                                                              dropout_p=p)
+    assert_same(compat.scaled_dot_product_attention(query, query, query, dropout_p=p), theirs,
+                np.float64)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("mask", [None, "bool", "empty"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_that_drops_all(bias, mask, need_weights):
+    theirs = torch.nn.MultiheadAttention(8, 2, dropout=1.0, bias=bias, dtype=torch.float64)
+    if bias:
+        torch.nn.init.normal_(theirs.out_proj.bias)
+    ours = compat.MultiheadAttention(8, 2, dropout=1.0, bias=bias, dtype=np.float64)
+    ours.load_state_dict(theirs.state_dict())
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 3, 8))
+    options = {"attn_mask": random_mask(rng, mask, (4, 4), np.float64, true_blocks=True),
+               "key_padding_mask": None, "need_weights": need_weights}
+    for training in (True, False):
+        found = ours.train(training)(x, x, x, **options)
+        wanted = call_torch(theirs.train(training), (x, x, x), options)
+        assert_same(found[0], wanted[0], np.float64)
+        if need_weights:
+            assert_same(found[1], wanted[1], np.float64)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 import mha
 from mha.arguments import as_size
 from mha.compat._flags import as_dropout, split_dropout
-from mha.compat._layers import Linear, checked_heads
+from mha.compat._layers import Linear, as_numbers, checked_heads
 from mha.compat.d2l._helpers import check_three_axes, key_lengths
 from mha.options import AdditiveKeywords, RandomSource
 
@@ -59,7 +59,8 @@ class DotProductAttention(ScoredAttention):
     def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
         """(batch, num_queries, d), (batch, num_keys, d), (batch, num_keys, v) -> (..., v)."""
-        arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
+        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
+                  as_numbers(values, "values"))
         options = self._options(*arrays, valid_lens, training)
         return self._remember(mha.scaled_dot_product_attention(
             *arrays, return_weights=True, **options), training)
@@ -84,7 +85,8 @@ class AdditiveAttention(ScoredAttention):
     def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
         """(batch, num_queries, q), (batch, num_keys, k), (batch, num_keys, v) -> (..., v)."""
-        arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
+        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
+                  as_numbers(values, "values"))
         options = self._options(*arrays, valid_lens, training)
         W_q, W_k = self.W_q.sized_for(arrays[0]), self.W_k.sized_for(arrays[1])
         w_v = self.w_v.sized_for(W_k)[:, 0]
@@ -118,14 +120,14 @@ class MultiHeadAttention:
 
     def transpose_qkv(self, X: ArrayLike) -> NDArray[Any]:
         """(batch, length, num_hiddens) -> (batch * num_heads, length, num_hiddens / num_heads)."""
-        X = np.asarray(X)
+        X = as_numbers(X, "X")
         check_three_axes(X, "X")
         heads = mha.split_heads(X, self.num_heads)  # (batch, num_heads, length, d)
         return heads.reshape(X.shape[0] * self.num_heads, *heads.shape[2:])
 
     def transpose_output(self, X: ArrayLike) -> NDArray[Any]:
         """(batch * num_heads, length, d) -> (batch, length, num_heads * d)."""
-        X = np.asarray(X)
+        X = as_numbers(X, "X")
         check_three_axes(X, "X")
         if X.shape[0] % self.num_heads:
             raise ValueError(f"X: got shape {X.shape}, wanted a multiple of num_heads"
@@ -136,7 +138,8 @@ class MultiHeadAttention:
     def _split(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                valid_lens: ArrayLike | None) -> HeadsAndLengths:
         """The four arguments of `attention`: projected, the heads as items of the batch."""
-        arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
+        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
+                  as_numbers(values, "values"))
         for array, name in zip(arrays, ("queries", "keys", "values")):
             check_three_axes(array, name)
         batch, num_queries, _ = arrays[0].shape

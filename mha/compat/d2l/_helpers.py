@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 import mha
 from mha import plot_layout
 from mha.arguments import check_kind
+from mha.compat._layers import as_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ def tensor(data: ArrayLike, dtype: DTypeLike | None = None) -> NDArray[Any]:
     >>> tensor([1.0, 2.0]).dtype, tensor([3, 2]).dtype.kind
     (dtype('float32'), 'i')
     """
-    array = np.array(data, dtype=dtype)
+    array = np.array(as_numbers(data, "data"), dtype=dtype)
     python_floats = dtype is None and array.dtype == np.float64 and not hasattr(data, "dtype")
     return array.astype(np.float32) if python_floats else array
 
@@ -55,7 +56,7 @@ def reshape(x: ArrayLike, shape: int | Sequence[int]) -> NDArray[Any]:
     >>> reshape(np.ones((2, 6)), (1, 3, -1)).shape
     (1, 3, 4)
     """
-    return np.reshape(np.asarray(x), shape)
+    return np.reshape(as_numbers(x, "x"), shape)
 
 
 def check_shape(a: Any, shape: Sequence[int]) -> None:
@@ -83,7 +84,8 @@ def masked_softmax(X: ArrayLike, valid_lens: ArrayLike | None) -> NDArray[Any]:
     >>> masked_softmax(np.zeros((2, 2, 4), np.float32), [2, 4])[:, 0].tolist()
     [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
     """
-    X = np.asarray(X)
+    X = as_numbers(X, "X")
+    check_kind(X, "X", "biuf", "numbers")
     if X.ndim != 3:
         raise ValueError(f"X: got shape {X.shape}, wanted (batch, num_queries, num_keys)")
     if X.dtype.kind != "f":
@@ -107,7 +109,7 @@ def key_lengths(valid_lens: ArrayLike | None, batch: int, num_queries: int,
     """
     if valid_lens is None:
         return None
-    lengths = np.asarray(valid_lens)
+    lengths = as_numbers(valid_lens, "valid_lens")
     check_kind(lengths, "valid_lens", "iuf", "integers")
     if lengths.shape not in ((batch,), (batch, num_queries)):
         raise ValueError(f"valid_lens: got shape {lengths.shape}, wanted ({batch},) or"
@@ -127,7 +129,7 @@ def show_heatmaps(matrices: ArrayLike, xlabel: str, ylabel: str,
 
     >>> figure = show_heatmaps(np.eye(10)[None, None], xlabel="Keys", ylabel="Queries")
     """
-    matrices = np.asarray(matrices)
+    matrices = as_numbers(matrices, "matrices")
     if matrices.ndim != 4 or 0 in matrices.shape:
         raise ValueError(f"matrices: got shape {matrices.shape}, wanted (rows, columns, queries,"
                          " keys), none of them 0")

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.compat._layers import Linear
+from mha.compat._layers import Linear, as_numbers
 from mha.compat.d2l import _common, _helpers
 from mha.compat.d2l._helpers import add_to_class, check_shape, show_heatmaps
 from mha.options import RandomSource
@@ -65,7 +65,7 @@ def repeat_interleave(input: ArrayLike, repeats: int, dim: int | None = None) ->
     >>> repeat_interleave([3, 2], repeats=2, dim=0).tolist()
     [3, 3, 2, 2]
     """
-    return np.repeat(np.asarray(input), repeats, axis=dim)
+    return np.repeat(as_numbers(input, "input"), repeats, axis=dim)
 
 
 class Module:

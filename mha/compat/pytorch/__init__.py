@@ -7,7 +7,7 @@ attends in `scaled_dot_product_attention`. Tensors on the CPU are accepted where
 
 Where this differs from PyTorch on purpose: arrays of another type are cast instead of refused,
 errors are ValueError and TypeError, NaN or infinity behind a mask never reaches the output,
-dropout draws from `rng` and must be below 1, and is_causal without attn_mask is always an error
+dropout draws from `rng`, and is_causal without attn_mask is always an error
 (PyTorch's inference fast path forgets to check, and then attends to everything).
 """
 

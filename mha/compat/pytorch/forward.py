@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import check_kind, detached_array
-from mha.compat._layers import checked_dropout, checked_heads
+from mha.compat._flags import as_dropout
+from mha.compat._layers import checked_heads
 from mha.compat.pytorch.layer import MultiheadAttention, OutputProjection
 from mha.half_precision import widened
 from mha.options import RandomSource
@@ -39,7 +40,7 @@ def multi_head_attention_forward(
     in_proj_weight ... bias_v, out_proj_weight, out_proj_bias : arrays or None
         The parameters of `MultiheadAttention`, by their names and shapes there.
     add_zero_attn : bool
-    dropout_p : float in [0, 1)
+    dropout_p : float in [0, 1]
         Acts where training is true.
     use_separate_proj_weight : bool
         Whether q_proj_weight, k_proj_weight and v_proj_weight stand for in_proj_weight.
@@ -88,7 +89,7 @@ def multi_head_attention_forward(
     layer.num_heads, layer.embed_dim = checked_heads(num_heads, embed_dim_to_check,
                                                      "embed_dim_to_check")
     layer.head_dim = layer.embed_dim // layer.num_heads
-    layer.dropout = checked_dropout(dropout_p)
+    layer.dropout = as_dropout(dropout_p, "dropout_p")
     layer.training, layer.batch_first, layer.add_zero_attn = bool(training), False, add_zero_attn
     layer.dtype, layer._generator = dtype, np.random.default_rng(rng)
     width = layer.embed_dim

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import mha
-from mha.arguments import check_kind, detached_array
+from mha.arguments import as_bool, check_kind, detached_array
 from mha.compat._broadcast import broadcast_leading, check_over_scores
-from mha.half_precision import is_bfloat16
+from mha.compat._flags import as_dropout, as_flag, split_dropout
+from mha.compat.pytorch.bfloat16 import bfloat16
+from mha.half_precision import RAW_BFLOAT16, is_bfloat16
 from mha.options import RandomSource, Window
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     value : array (..., key_len, value_head_dim)
         The leading axes broadcast against each other.
     attn_mask : bool (True = attend) or float (added to the scores), optional
-        Broadcast to the scores (..., query_len, key_len).
-    dropout_p : float in [0, 1)
-        Always acts: the function knows no evaluation mode.
+        Broadcast to the scores (..., query_len, key_len). A CausalBias of
+        torch.nn.attention.bias, too.
+    dropout_p : float in [0, 1]
+        Always acts: the function knows no evaluation mode. 1 gives zeros.
     is_causal : bool
         The upper-left triangle: query i sees keys 0 to i. Not together with attn_mask.
     scale : float, by default 1 / sqrt(head_dim)
@@ -44,13 +47,15 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
 
     Returns
     -------
-    array (..., query_len, value_head_dim), of halves too; zeros for a query whose every key is
-    masked.
+    array (..., query_len, value_head_dim), of halves too (those of bfloat16 tensors are arrays of
+    the package ml_dtypes); zeros for a query whose every key is masked.
 
     Raises
     ------
-    ValueError: shapes that do not fit, attn_mask together with is_causal. TypeError: attn_mask of
-    a type other than bool and float.
+    ValueError: shapes that do not fit, attn_mask together with is_causal, a tensor whose memory was
+    freed. TypeError: attn_mask of a type other than bool and float, a tensor without numbers that
+    NumPy can read (meta, sparse, nested, quantized, inside torch.func). ImportError: a result of
+    bfloat16 without ml_dtypes.
 
     Source: Vaswani et al. 2017, section 3.2.1.
 
@@ -58,10 +63,14 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     >>> scaled_dot_product_attention(q, q, q, is_causal=True).shape
     (2, 8, 4, 64)
     """
+    is_causal, enable_gqa = as_flag(is_causal, "is_causal"), as_flag(enable_gqa, "enable_gqa")
+    dropout, drops_all = split_dropout(as_dropout(dropout_p, "dropout_p"))
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
     query, key, value = (detached_array(array, name) for array, name in (
         (query, "query"), (key, "key"), (value, "value")))
+    if query.dtype == key.dtype == value.dtype == RAW_BFLOAT16:
+        query = query.view(bfloat16("query"))  # after which there is a type for the result
     if enable_gqa:
         key, value = _with_equal_heads(query, key, value)
     query, key, value = broadcast_leading(query, key, value, own_axes=3 if enable_gqa else 2)
@@ -78,7 +87,9 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
             bias = attn_mask
     output = mha.scaled_dot_product_attention(
         query, key, value, mask=mask, bias=bias, causal=is_causal,
-        query_offset=0 if is_causal else None, scale=scale, dropout=dropout_p, rng=rng)
+        query_offset=0 if is_causal else None, scale=scale, dropout=dropout, rng=rng)
+    if drops_all:
+        output[...] = 0
     return output[0] if only_heads else output
 
 
@@ -88,7 +99,8 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
                          key_lengths: Tensor | None = None, causal: bool = False,
                          query_offset: int | None = None, window: Window | None = None,
                          scale: float | None = None, softcap: float | None = None,
-                         dropout: float = 0.0, rng: int | Generator | None = None) -> Tensor:
+                         dropout: float = 0.0, rng: int | Generator | None = None,
+                         return_weights: bool = False, return_lse: bool = False) -> Any:
     """`mha.scaled_dot_product_attention` on PyTorch's tensors on the CPU, with gradients.
 
     Parameters
@@ -99,23 +111,32 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
     value : tensor (..., kv_heads, key_len, value_head_dim)
         No tensor is copied whose last axis is contiguous. float16, bfloat16, float32 or float64.
     mask, bias, alibi, relative_bias, sinks, key_lengths : tensors, optional
+        The mask may be a CausalBias of torch.nn.attention.bias.
     causal, query_offset, window, scale, softcap : of Python
         The options of `mha.scaled_dot_product_attention` (docs/options.md); query_offset is an int.
     dropout : float in [0, 1)
     rng : None, int or torch.Generator
         Draws the dropout; None is PyTorch's own generator, which torch.manual_seed sets.
+    return_weights, return_lse : bool
+        Whether to return the weights, and the logarithm of the sums that softmax divides by.
 
     Returns
     -------
-    tensor (..., heads, query_len, value_head_dim). query, key, value, bias, alibi, relative_bias
-    and sinks get their gradients. torch.compile and torch.export see one operator,
-    torch.ops.mha.attention.
+    output (..., heads, query_len, value_head_dim); with return_weights or return_lse a tuple of it,
+    the weights (..., heads, query_len, key_len) before dropout and lse (..., heads, query_len), as
+    far as they are asked for. query, key, value, bias, alibi, relative_bias and sinks get their
+    gradients through output and lse. The weights have none: they are for looking at.
+
+    torch.compile, torch.export and make_fx see one operator, torch.ops.mha.attention, or
+    torch.ops.mha.attention_outputs where more is returned. vmap, grad, vjp and jacrev of torch.func
+    work; vmap calls attention for one item after the other.
 
     Raises
     ------
-    ValueError, TypeError: as `mha.scaled_dot_product_attention`; tensors that are not on the CPU.
-    ImportError: bfloat16 without the package ml_dtypes. NotImplementedError: gradients of
-    gradients, by the backward pass that needs them.
+    ValueError, TypeError: as `mha.scaled_dot_product_attention`; tensors that are not on the CPU,
+    whose memory was freed, or that are nested, sparse or quantized. ImportError: bfloat16 without
+    the package ml_dtypes. NotImplementedError: gradients of gradients, by the backward pass that
+    needs them; tangents (jvp, jacfwd).
 
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
 
@@ -124,9 +145,15 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
     """
     from mha.compat.pytorch.tensors import attention  # which imports torch
 
-    return attention(query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths,
-                     causal=causal, query_offset=query_offset, window=window, scale=scale,
-                     softcap=softcap, dropout=dropout, rng=rng)
+    extras = None
+    if return_weights is not False or return_lse is not False:
+        extras = (as_bool(return_weights, "return_weights"), as_bool(return_lse, "return_lse"))
+    found = attention(query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths,
+                      causal=causal, query_offset=query_offset, window=window, scale=scale,
+                      softcap=softcap, dropout=dropout, rng=rng, extras=extras)
+    if extras is None:
+        return found
+    return tuple(found) if any(extras) else found[0]
 
 
 def is_bool(mask: NDArray[Any], name: str) -> bool:

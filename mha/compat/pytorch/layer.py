@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 import mha
 from mha.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha.compat._layers import checked_dropout, checked_heads, uniform
+from mha.compat._flags import as_dropout, split_dropout
+from mha.compat._layers import checked_heads, uniform
 from mha.compat.pytorch.functional import is_bool
 from mha.half_precision import widened
 from mha.options import AttentionKeywords, LayerKeywords, RandomSource
@@ -43,8 +44,9 @@ class MultiheadAttention:
     ----------
     embed_dim, num_heads : int
         The width of query and output; num_heads divides it.
-    dropout : float in [0, 1)
-        On the attention weights, in training mode only (the mode a new layer is in).
+    dropout : float in [0, 1]
+        On the attention weights, in training mode only (the mode a new layer is in). 1 leaves
+        out_proj.bias alone of the output.
     bias : bool
         Whether the four projections have biases.
     add_bias_kv : bool
@@ -72,7 +74,7 @@ class MultiheadAttention:
 
     Raises
     ------
-    ValueError: sizes below 1, embed_dim not a multiple of num_heads, dropout outside [0, 1).
+    ValueError: sizes below 1, embed_dim not a multiple of num_heads, dropout outside [0, 1].
     TypeError: sizes that are no ints, a dtype other than float32 and float64.
 
     Source: Vaswani et al. 2017, section 3.2.2.
@@ -88,7 +90,7 @@ class MultiheadAttention:
         self.num_heads, self.embed_dim = checked_heads(num_heads, embed_dim, "embed_dim")
         self.kdim = as_size(kdim, "kdim", self.embed_dim)
         self.vdim = as_size(vdim, "vdim", self.embed_dim)
-        self.dropout = checked_dropout(dropout)
+        self.dropout = as_dropout(dropout)
         self.head_dim = self.embed_dim // self.num_heads
         self.add_zero_attn = add_zero_attn
         self.batch_first = batch_first
@@ -275,6 +277,7 @@ class MultiheadAttention:
                  ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """`forward`, or with static heads (batch, num_heads, key_len, head_dim) in the place of
         what key or value are projected to."""
+        need_weights, is_causal = bool(need_weights), bool(is_causal)
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
                              " is_causal is only a hint about it")
@@ -294,7 +297,7 @@ class MultiheadAttention:
         else:
             visibility = self._visibility(masks[0], masks[1], query.shape[:2], key_len,
                                           batched)
-        dropout = self.dropout if self.training else 0.0
+        dropout, drops_all = split_dropout(self.dropout if self.training else 0.0)
         seed = int(self._generator.integers(2**64, dtype=np.uint64)) if dropout else 0
         output, *asked_for, lse = self._attend(
             query, key, value, static_k, static_v, need_weights, **visibility, dropout=dropout,
@@ -303,6 +306,10 @@ class MultiheadAttention:
         weights = asked_for[0] if need_weights else None
         if dropout and weights is not None:
             weights = _after_dropout(weights, dropout, seed)
+        if drops_all:
+            output[...] = 0 if self.out_proj.bias is None else self.out_proj.bias
+            if weights is not None:
+                weights[...] = 0
         if (weights is not None or fast_path) and key_len:
             empty = lse == -np.inf
             output[empty.any(axis=1)] = np.nan

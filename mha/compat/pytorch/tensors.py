@@ -1,44 +1,40 @@
 """mha's attention on PyTorch's tensors: their memory is read and shared, never copied.
 
 Plain tensors go straight to the core, with a torch.autograd.Function where gradients are wanted.
-What stands for a tensor while PyTorch traces (torch.compile, torch.export, fake tensors, other
-subclasses) meets the operator torch.ops.mha.attention instead, which is the same call. PyTorch's
-threads do the work.
+What stands for a tensor while PyTorch traces (torch.compile, torch.export, make_fx, fake tensors,
+other subclasses) meets the operator torch.ops.mha.attention instead, which is the same call;
+transforms of torch.func meet it too. PyTorch's threads do the work.
 """
 
 from __future__ import annotations
 
 from typing import Any, Never
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad as _forward_mode
+from torch.nn.parameter import is_lazy
 
-from mha import _core
 from mha.arguments import as_int, as_seed
+from mha.compat.pytorch import operators
+from mha.compat.pytorch.memory import PLAIN, Tensors
+from mha.compat.pytorch.operators import NAMES, Extras, Settings, attend, forward, gradients
 from mha.compat.pytorch.team import share_threads
-from mha.options import AttentionOptions, Window
+from mha.options import Window
+from mha.torch_tensors import is_causal_bias, plain, triangle
 
-DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi", "relative_bias", "sinks")
-NAMES = (*DIFFERENTIABLE, "mask", "key_lengths")  # the order of tensors everywhere below
-PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = "mha_kept"
-EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since PyTorch 2.10
-
-Tensors = tuple[Tensor | None, ...]
-
-
-# What is no tensor in a call: causal, query_offset, window, scale, softcap, dropout, seed (a tensor
-# only where it is traced), and by_token: the output is (batch, query_len, heads, head_dim).
-Settings = tuple[bool, int | None, Window | None, float | None, float | None, float,
-                 int | Tensor | None, bool]
 
 # Between the layers of a model all caches are cold, and each step from name to name takes time.
 _is_autocast_enabled = torch.is_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
 _is_tracing = torch.jit.is_tracing
+_is_transforming = torch._C._are_functorch_transforms_active
+_number_of_modes = torch._C._len_torch_dispatch_stack
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch  # modes that see operators as they are called
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None,
@@ -47,31 +43,41 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
               key_lengths: Tensor | None = None, *, causal: bool = False,
               query_offset: int | None = None, window: Window | None = None,
               scale: float | None = None, softcap: float | None = None, dropout: float = 0.0,
-              rng: int | torch.Generator | None = None, by_token: bool = False) -> Tensor:
-    """`functional_attention`; with by_token (batch, query_len, heads, head_dim) is returned."""
+              rng: int | torch.Generator | None = None, by_token: bool = False,
+              extras: Extras | None = None) -> Any:
+    """`functional_attention`; with by_token (batch, query_len, heads, head_dim) is returned, and
+    with extras a list of the output and what they ask for."""
     if _is_autocast_enabled("cpu"):
         query, key, value = _autocast(query, key, value)
-    tensors = (query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths)
-    traced = _is_compiling() or _is_tracing()
+    tensors: Tensors = (query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths)
+    traced = (_is_compiling() or _is_tracing() or _is_transforming() or _number_of_modes() > 0
+              or _is_included(_PRE_DISPATCH))
     wants_gradients = False
     if _forward_mode._current_level >= 0:
         _refuse_tangents(tensors)
     for tensor in tensors:
         if tensor is not None:
             if type(tensor) not in PLAIN or not tensor.is_cpu:
-                _check_tensors(tensors)
-                traced = True
-            elif tensor.requires_grad:
+                tensors, others = _checked(tensors)
+                traced = traced or others
+                wants_gradients = any(tensor is not None and tensor.requires_grad
+                                      for tensor in tensors)
+                break
+            if tensor.requires_grad:
                 wants_gradients = True
     if query_offset is not None and not traced:
         query_offset = as_int(query_offset, "query_offset")
     seed = _seed(rng, traced) if dropout else None
     settings = (causal, query_offset, window, scale, softcap, dropout, seed, by_token)
     if traced:
-        return torch.ops.mha.attention(*tensors, *_flat(settings))
+        return _by_operator(tensors, settings, extras)
     if wants_gradients and torch.is_grad_enabled():
-        return _Attention.apply(*tensors, settings)
-    return _forward(tensors, settings)
+        if extras is None:
+            return _Attention.apply(*tensors, settings, None)
+        return list(_Attention.apply(*tensors, settings, extras))
+    if extras is None:
+        return forward(tensors, settings)
+    return operators.outputs(tensors, settings, extras)
 
 
 def attention_weights(*tensors: Tensor | None, causal: bool, query_offset: int | None,
@@ -80,34 +86,7 @@ def attention_weights(*tensors: Tensor | None, causal: bool, query_offset: int |
     """The weights (batch, heads, query_len, key_len) before dropout, without gradients."""
     with torch.no_grad():
         settings = (causal, query_offset, window, scale, softcap, 0.0, None, False)
-        return tensor_of(_attend(tensors, settings, return_weights=True)[1])
-
-
-def array_of(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's memory as an array."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(_bfloat16())
-    return tensor.numpy()
-
-
-def tensor_of(array: NDArray[Any], by_token: bool = False) -> Tensor:
-    """The array's memory as a tensor; by_token: axis 1, the heads, behind axis 2."""
-    if EXCHANGE is not None:
-        return _core.tensor_of_array(EXCHANGE, array, by_token)
-    if by_token:
-        array = array.swapaxes(1, 2)
-    if array.dtype.kind != "f":  # bfloat16, which is no type of NumPy's own
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _bfloat16() -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise ImportError("bfloat16: got tensors of it, which mha returns as arrays of ml_dtypes:"
-                          " pip install ml_dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
+        return operators.outputs(tensors, settings, (True, False))[1]
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -126,15 +105,35 @@ def _refuse_tangents(tensors: Tensors) -> None:
                 ' wanted gradients backwards, or PyTorch\'s own ("eager" in transformers)')
 
 
-def _check_tensors(tensors: Tensors) -> None:
-    """TypeError or ValueError for what is no tensor, or holds its numbers elsewhere."""
-    for name, tensor in zip(NAMES, tensors, strict=True):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, wanted a tensor")
-        if tensor.device.type not in ("cpu", "meta"):
-            raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted one on the CPU")
+def _checked(tensors: Tensors) -> tuple[Tensors, bool]:
+    """The tensors, and whether the operator must be called for them.
+
+    TypeError or ValueError for what is no tensor, holds its numbers elsewhere, or has no numbers
+    where others have.
+    """
+    found = tuple(_checked_one(tensor, name) for name, tensor in zip(NAMES, tensors, strict=True))
+    operators.check_devices(found)
+    given = {name: tensor for name, tensor in zip(NAMES, found, strict=True) if tensor is not None}
+    fakes = {name: tensor for name, tensor in given.items() if isinstance(tensor, FakeTensor)}
+    for name in given.keys() - fakes.keys() if fakes else ():
+        first = next(iter(fakes))
+        if not fakes[first].fake_mode.allow_non_fake_inputs:
+            raise TypeError(f"{name}: got a tensor with numbers, wanted a FakeTensor as {first} is")
+    return found, any(type(tensor) not in PLAIN or not tensor.is_cpu for tensor in given.values())
+
+
+def _checked_one(tensor: Any, name: str) -> Tensor | None:
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, wanted a tensor")
+    if is_causal_bias(tensor):
+        return triangle(tensor)
+    if tensor.is_nested or is_lazy(tensor):  # of whose classes PyTorch would speak
+        plain(tensor, name)
+    if tensor.device.type not in ("cpu", "meta"):
+        raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted one on the CPU")
+    return tensor
 
 
 def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:
@@ -144,64 +143,26 @@ def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:
         return drawn if traced else int(drawn)
     if isinstance(rng, bool) or not isinstance(rng, int):
         raise TypeError(f"rng: got {type(rng).__name__}, wanted None, an int or a torch.Generator")
-    seed = as_seed(rng, "rng")
-    return torch.tensor(seed - 2**64 * (seed >= 2**63)) if traced else seed
+    return as_seed(rng, "rng")
 
 
-def _arrays(tensors: Tensors) -> list[Any]:
-    """The tensors' memory, by the table of C functions where it can be had."""
-    arrays = _core.arrays_of_tensors(Tensor, EXCHANGE, tensors) if EXCHANGE is not None else None
-    if arrays is not None:
-        for tensor in tensors:
-            if tensor is not None and tensor.is_neg():  # its memory has the opposite numbers
-                break
-        else:
-            return arrays
-    return _arrays_one_by_one(tensors)
-
-
-def _arrays_one_by_one(tensors: Tensors) -> list[Any]:
-    try:
-        return [None if tensor is None else array_of(tensor) for tensor in tensors]
-    except (TypeError, RuntimeError):  # which of them it was
-        for name, tensor in zip(NAMES, tensors, strict=True):
-            try:
-                if tensor is not None:
-                    array_of(tensor)
-            except (TypeError, RuntimeError) as error:
-                raise type(error)(f"{name}: got a tensor that NumPy cannot read: {error}") from None
-        raise
-
-
-def _attend(tensors: Tensors, settings: Settings, **asked_for: Any) -> Any:
-    """What the core returns; of by_token the heads of a token lie side by side."""
-    query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths = _arrays(tensors)
-    causal, query_offset, window, scale, softcap, dropout, seed, by_token = settings
-    options = AttentionOptions(
-        mask, bias, alibi, relative_bias, sinks, key_lengths, causal, query_offset, window, scale,
-        softcap, "zeros", dropout, seed)
-    # Of one query both layouts are the same memory. Halves that are kept are rounded from float32
-    # at the end, into an array of the core's own.
-    if by_token and query.shape[2] > 1:
-        dtype = np.result_type(query, key, value)
-        if not asked_for or dtype.itemsize > 2:
-            batch, heads, query_len, _ = query.shape
-            output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
-            asked_for["out"] = output.swapaxes(1, 2)
-    return _core.scaled_dot_product_attention(query, key, value, options, **asked_for)
-
-
-def _forward(tensors: Tensors, settings: Settings) -> Tensor:
-    return tensor_of(_attend(tensors, settings), settings[-1])
-
-
-def _gradients(kept: object, grad_output: Tensor, wanted: set[str],
-               settings: Settings) -> dict[str, Tensor | None]:
-    grad = array_of(grad_output.resolve_neg())  # as it comes from the imaginary part of a conj()
-    if settings[-1]:
-        grad = grad.swapaxes(1, 2)
-    found = _core.scaled_dot_product_attention_backward(kept, grad, None, wanted)
-    return {name: None if array is None else tensor_of(array) for name, array in found.items()}
+def _by_operator(tensors: Tensors, settings: Settings, extras: Extras | None) -> Any:
+    """The same by an operator, which PyTorch's compilers and transforms know."""
+    arguments = *tensors, *operators.flat(settings)
+    if not _is_compiling() and _is_transforming():
+        kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack()}
+        apart = TransformType.Functionalize in kinds or _is_included(_PRE_DISPATCH)
+        if not apart:
+            found = operators.Transformed.apply(*arguments, *(extras or (False, False)))
+            return found[0] if extras is None else list(found)
+        if not kinds <= {TransformType.Functionalize, TransformType.Vmap}:
+            raise NotImplementedError(
+                "mha's attention: got torch.func's grad, vjp or jacrev together with functionalize"
+                " or make_fx(pre_dispatch=True), under which PyTorch calls no autograd.Function;"
+                " wanted one without the other")
+    if extras is None:
+        return torch.ops.mha.attention(*arguments)
+    return torch.ops.mha.attention_outputs(*arguments, *extras)
 
 
 class _Attention(torch.autograd.Function):
@@ -209,29 +170,49 @@ class _Attention(torch.autograd.Function):
     the saved tensors; where hooks replaced that (checkpoints do), attention runs once more."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, settings = arguments
-        output, kept = _attend(tuple(tensors), settings, keep=True)
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, settings, extras = arguments
+        weights, lse = extras or (False, False)
+        found, kept = attend(tuple(tensors), settings, keep=True, return_weights=weights,
+                             return_lse=lse)
         carrier = torch.empty(0)
         setattr(carrier, KEPT, kept)
         ctx.save_for_backward(*tensors, carrier)
-        ctx.settings = settings
-        return tensor_of(output, settings[-1])
+        ctx.settings, ctx.has_lse = settings, lse
+        ctx.set_materialize_grads(False)
+        output, *others = operators.as_tensors(found, settings)
+        if weights:
+            ctx.mark_non_differentiable(others[0])
+        return output if extras is None else (output, *others)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None,
+                 *others: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, carrier = ctx.saved_tensors
+        grad_lse = others[-1] if ctx.has_lse else None
+        if grad_output is grad_lse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        if _is_transforming() or _is_batched(grad_output) or _is_batched(grad_lse):
+            return *operators.way_back(
+                operators.TransformedBack.apply, (grad_output, grad_lse), ctx.needs_input_grad,
+                (*tensors, *operators.flat(ctx.settings))), None, None
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
         kept = getattr(carrier, KEPT, None)
         way_back = _WayBack.apply if torch.is_grad_enabled() else _way_back  # create_graph
-        return *way_back(grad_output, *tensors, kept, wanted, ctx.settings), None
+        return *way_back(grad_output, grad_lse, *tensors, kept, wanted, ctx.settings), None, None
 
 
-def _way_back(grad_output: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+def _is_batched(grad: Tensor | None) -> bool:
+    """Whether it is those of several losses at once, as is_grads_batched has them."""
+    return grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def _way_back(grad_output: Tensor | None, grad_lse: Tensor | None,
+              *arguments: Any) -> tuple[Tensor | None, ...]:
     *tensors, kept, wanted, settings = arguments
     if kept is None:
-        _, kept = _attend(tuple(tensors), settings, keep=True)
-    found = _gradients(kept, grad_output, wanted, settings)
+        _, kept = attend(tuple(tensors), settings, keep=True)
+    found = gradients(kept, tuple(tensors), (grad_output, grad_lse), wanted, settings)
     return tuple(found.get(name) for name in NAMES)
 
 
@@ -245,96 +226,7 @@ class _WayBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *unused: Tensor | None) -> Never:
-        _refuse_second_gradients(ctx)
+        operators.refuse_second_gradients(ctx)
 
-
-def _refuse_second_gradients(ctx: Any, *unused: Any) -> Never:
-    raise NotImplementedError(
-        "mha's attention has no gradients of gradients; wanted one backward pass without"
-        ' create_graph, or PyTorch\'s own attention ("eager" in transformers)')
-
-
-# The operator: the same call, for what traces.
-
-_TENSORS = "Tensor query, Tensor key, Tensor value, " + ", ".join(
-    f"Tensor? {name}" for name in NAMES[3:])
-_SETTINGS = ("bool causal, SymInt? query_offset, SymInt? window_left, SymInt? window_right,"
-             " float? scale, float? softcap, float dropout, Tensor? seed, bool by_token")
-_OPERATOR = "mha::attention"
-_BACKWARD = "mha::attention_backward"
-
-
-def _flat(settings: Settings) -> tuple[Any, ...]:
-    """The settings as the operator takes them."""
-    causal, query_offset, window, scale, softcap, dropout, seed, by_token = settings
-    left, right = (None, None) if window is None else window
-    return causal, query_offset, left, right, scale, softcap, float(dropout), seed, by_token
-
-
-def _parted(arguments: tuple[Any, ...]) -> tuple[Tensors, Settings]:
-    """Tensors and settings from what the operator took."""
-    tensors, (causal, query_offset, left, right, scale, softcap, dropout, seed, by_token) = (
-        arguments[:len(NAMES)], arguments[len(NAMES):])
-    window = None if left is None and right is None else (left, right)
-    if seed is not None:
-        seed = int(seed) % 2**64
-    return tensors, (causal, query_offset, window, scale, softcap, dropout, seed, by_token)
-
-
-def _operate(*arguments: Any) -> Tensor:
-    return _forward(*_parted(arguments))
-
-
-def _operate_backward(grad_output: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
-    tensors, settings = _parted(arguments)
-    _, kept = _attend(tensors, settings, keep=True)
-    arguments_by_name = {name: tensor for name, tensor, needed in zip(
-        DIFFERENTIABLE, tensors, wanted, strict=False) if needed and tensor is not None}
-    found = _gradients(kept, grad_output, set(arguments_by_name), settings)
-    # Those of biases and sinks are float32, whatever halves the arguments are.
-    return [gradient.to(tensor.dtype) for name, tensor in arguments_by_name.items()
-            if (gradient := found[name]) is not None]
-
-
-def _shaped(*arguments: Any) -> Tensor:
-    """An output without numbers."""
-    query, key, value, by_token = *arguments[:3], arguments[-1]
-    *leading, query_len, _ = query.shape
-    if by_token:
-        leading, query_len = [leading[0], query_len], leading[1]
-    dtype = torch.promote_types(query.dtype, torch.promote_types(key.dtype, value.dtype))
-    return query.new_empty((*leading, query_len, value.shape[-1]), dtype=dtype)
-
-
-def _shaped_backward(grad_output: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape)
-            for tensor, needed in zip(arguments, wanted, strict=False) if needed]
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, settings = inputs[:len(NAMES)], list(inputs[len(NAMES):])
-    ctx.save_for_backward(*tensors, settings[-2])
-    ctx.settings = (*settings[:-2], settings[-1])
-
-
-def _pull_back(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, seed = ctx.saved_tensors
-    wanted = [bool(needed) for needed in ctx.needs_input_grad[:len(DIFFERENTIABLE)]]
-    *settings, by_token = ctx.settings
-    found = iter(torch.ops.mha.attention_backward(grad_output, wanted, *tensors, *settings, seed,
-                                                  by_token))
-    gradients = [next(found) if needed else None for needed in wanted]
-    return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
-
-
-torch.library.define(_OPERATOR, f"({_TENSORS}, {_SETTINGS}) -> Tensor")
-torch.library.define(
-    _BACKWARD, f"(Tensor grad_output, bool[] wanted, {_TENSORS}, {_SETTINGS}) -> Tensor[]")
-torch.library.impl(_OPERATOR, "cpu")(_operate)
-torch.library.impl(_BACKWARD, "cpu")(_operate_backward)
-torch.library.register_fake(_OPERATOR)(_shaped)
-torch.library.register_fake(_BACKWARD)(_shaped_backward)
-torch.library.register_autograd(_OPERATOR, _pull_back, setup_context=_remember)
-torch.library.register_autograd(_BACKWARD, _refuse_second_gradients)
 
 share_threads()

@@ -3,9 +3,30 @@
     linear projections -> split heads -> scaled dot-product attention -> merge heads -> projection
 
 `mha.MultiHeadAttention` is the whole figure as a layer, `mha.multi_head_attention` the same as a
-function, and every step is public under its own name. `mha.reference` is all of it in plain
-NumPy, to read. The submodules `masks`, `importance`, `parameters`, `plot`, `view`, `reference`,
-`testing`, `dask` and `compat` load when used, and so do the functions for position biases.
+function. Every step is public under its own name: `linear`, `split_heads`,
+`scaled_dot_product_attention`, `merge_heads`. Gradients are in the functions that end in `_vjp`.
+
+What is public, by use; all else in the package is internal:
+
+    attention        MultiHeadAttention, multi_head_attention, scaled_dot_product_attention,
+                     scaled_dot_product_attention_varlen, additive_attention, merge_attention
+    the other steps  linear, split_heads, merge_heads
+    positions        Rotary, alibi_slopes, t5_relative_bias
+    decoding         KVCache, MultiHeadAttention.new_cache
+    gradients        multi_head_attention_vjp, scaled_dot_product_attention_vjp,
+                     scaled_dot_product_attention_varlen_vjp, additive_attention_vjp, linear_vjp,
+                     t5_relative_bias_vjp, scaled_dot_product_attention_backward, and vjp of a layer
+    random numbers   dropout_mask
+    the machine      threads, set_num_threads, get_num_threads, instruction_set, show_config
+
+    mha.masks        causal, sliding_window, from_lengths, from_attend, from_blocked
+    mha.testing      diagnose: what is wrong with an attention that you wrote yourself
+    mha.reference    the same functions in plain NumPy, to read; steps, softmax
+    mha.parameters   open, layouts: weights from and to other frameworks and files
+    mha.plot, mha.view, mha.importance     pictures, a page to look into, which heads matter
+    mha.compat, mha.dask                   other libraries' names and meanings; arrays of Dask
+
+Submodules load when used.
 """
 
 import importlib
@@ -113,9 +134,9 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         module = importlib.import_module(f"mha.{_LATE[name]}")
         return globals().setdefault(name, getattr(module, name))
-    # The name and the module are what tracebacks need for "Did you mean: 'MultiHeadAttention'?"
-    raise AttributeError(f"module 'mha' has no attribute {name!r}", name=name,
-                         obj=sys.modules[__name__])
+    from mha.elsewhere import no_such_name
+
+    raise no_such_name(sys.modules[__name__], name)
 
 
 def __dir__() -> list[str]:

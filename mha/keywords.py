@@ -177,12 +177,16 @@ def names_its_keywords(function: Function) -> Function:
         parameter.replace(annotation=_as_written(parameter.annotation))
         for parameter in signature.parameters.values()
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)]
+    needed = [parameter.name for parameter in parameters
+              if parameter.default is parameter.empty and parameter.name not in ("self", "cls")]
+    call = f"{_shown(function)}({', '.join(needed)})"
     described: Any = function
     described.__defaults__ = tuple(
-        _default(parameter) for parameter in parameters
+        _default(parameter, call) for parameter in parameters
         if parameter.kind != parameter.KEYWORD_ONLY and parameter.name not in ("self", "cls"))
-    described.__kwdefaults__ = {parameter.name: _default(parameter) for parameter in parameters
-                                if parameter.kind == parameter.KEYWORD_ONLY}
+    described.__kwdefaults__ = {
+        parameter.name: _default(parameter, call) for parameter in parameters
+        if parameter.kind == parameter.KEYWORD_ONLY}
     described.__signature__ = signature.replace(
         parameters=parameters, return_annotation=_as_written(signature.return_annotation))
     described.__annotations__ = {name: annotation for name, annotation
@@ -194,6 +198,9 @@ def names_its_keywords(function: Function) -> Function:
 class nothing:  # noqa: N801
     """What an argument is that a function must have and was not given: errors have its name."""
 
+    def __init__(self, call: str) -> None:
+        self._mha_missing_from = call
+
     def __array__(self, *_: object, **__: object) -> Never:
         raise TypeError("the argument is missing")
 
@@ -201,8 +208,8 @@ class nothing:  # noqa: N801
         return "nothing"
 
 
-def _default(parameter: inspect.Parameter) -> Any:
-    return nothing() if parameter.default is parameter.empty else parameter.default
+def _default(parameter: inspect.Parameter, call: str) -> Any:
+    return nothing(call) if parameter.default is parameter.empty else parameter.default
 
 
 def _as_written(annotation: Any) -> Any:
@@ -226,6 +233,17 @@ def too_many(function: Callable[..., Any], more: tuple[Any, ...]) -> TypeError:
     return TypeError(f"{_shown(function)}: got {len(by_place) + len(more)} arguments by position,"
                      f" wanted {', '.join(by_place)} and the rest by name:"
                      f" {'=, '.join(meant or by_keyword[:3])}=")
+
+
+def meant_by_place(function: Callable[..., Any], value: Any) -> str:
+    """What to write for a value that came in the place of an array and looks like an option: a
+    mask, a flag, lengths; "" where it does not. Of floats only a mask that is added does: others
+    may well be keys of a wrong shape."""
+    for keyword in _meant(value, _known(function)):
+        if keyword == "bias" and np.max(value, initial=-1) != 0:
+            return ""
+        return ("a " if keyword in ("mask", "bias") else "") + f"{keyword} goes by name: {keyword}="
+    return ""
 
 
 def _meant(value: Any, known: list[str]) -> list[str]:

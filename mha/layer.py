@@ -272,32 +272,37 @@ class MultiHeadAttention(Parameters, Decoding):
         core = state.core if positions is None and key_positions is None else layer_state.core_at(
             state, positions, key_positions, key is None)
         call = MultiHeadAttention.__call__
-        chosen = layer_options.call_options(call, options, more, state.options,
-                                            state.settings.dropout, training, rng)
         plain_padding = isinstance(padding, str) and padding == "right"
-        if starts is not None:
-            from mha import layer_ragged
+        try:
+            chosen = layer_options.call_options(call, options, more, state.options,
+                                                state.settings.dropout, training, rng)
+            if starts is not None:
+                from mha import layer_ragged
 
-            return layer_ragged.call(
-                state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
-                cache=cache, lengths=lengths, padding=None if plain_padding else padding,
-                positions=positions, key_positions=key_positions, return_weights=return_weights)
-        if cache is not None or lengths is not None or not plain_padding:
-            from mha import layer_cache
+                return layer_ragged.call(
+                    state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
+                    cache=cache, lengths=lengths, padding=None if plain_padding else padding,
+                    positions=positions, key_positions=key_positions,
+                    return_weights=return_weights)
+            if cache is not None or lengths is not None or not plain_padding:
+                from mha import layer_cache
 
-            return layer_cache.call(
-                state, query, key, value, cache=cache, lengths=lengths, padding=padding,
-                positions=positions, key_positions=key_positions, training=training,
-                options=chosen, head_gate=head_gate, return_weights=return_weights,
-                return_lse=return_lse)
-        key = query if key is None else key
-        value = key if value is None else value
-        W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
-        with drawn(chosen) as drawn_options:
-            return core(
-                query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
-                num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
-                return_lse=return_lse, dtype=state.settings.dtype)
+                return layer_cache.call(
+                    state, query, key, value, cache=cache, lengths=lengths, padding=padding,
+                    positions=positions, key_positions=key_positions, training=training,
+                    options=chosen, head_gate=head_gate, return_weights=return_weights,
+                    return_lse=return_lse)
+            keys = query if key is None else key
+            values = keys if value is None else value
+            W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
+            with drawn(chosen) as drawn_options:
+                return core(
+                    query, keys, values, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
+                    num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
+                    return_lse=return_lse, dtype=state.settings.dtype)
+        except (TypeError, ValueError) as error:
+            layer_options.explain(call, error, {"key": key, "value": value}, cache)
+            raise
 
     @takes_options(LAYER, before="training")
     def vjp(
@@ -334,21 +339,26 @@ class MultiHeadAttention(Parameters, Decoding):
         wanted = layer_options.wanted_of_call(wanted, wrt, options)
         core = state.core if positions is None and key_positions is None else layer_state.core_at(
             state, positions, key_positions, key is None)
-        chosen = layer_options.call_options(MultiHeadAttention.vjp, options, more,
-                                            state.options, state.settings.dropout, training, rng)
-        if starts is not None:
-            from mha import layer_ragged
+        call = MultiHeadAttention.vjp
+        try:
+            chosen = layer_options.call_options(call, options, more, state.options,
+                                                state.settings.dropout, training, rng)
+            if starts is not None:
+                from mha import layer_ragged
 
-            return layer_ragged.vjp(state, query, starts, chosen, head_gate, wanted, key=key,
-                                    value=value, positions=positions, key_positions=key_positions)
-        key_is_query, value_is_key = key is None, value is None
-        key = query if key is None else key
-        value = key if value is None else value
-        with drawn(chosen) as drawn_options:
-            output, kept = core(
-                query, key, value, *layer_state.plain_call(state), head_gate, drawn_options,
-                dtype=state.settings.dtype, key_is_query=key_is_query, value_is_key=value_is_key,
-                keep=True)
+                return layer_ragged.vjp(
+                    state, query, starts, chosen, head_gate, wanted, key=key, value=value,
+                    positions=positions, key_positions=key_positions)
+            keys = query if key is None else key
+            values = keys if value is None else value
+            with drawn(chosen) as drawn_options:
+                output, kept = core(
+                    query, keys, values, *layer_state.plain_call(state), head_gate, drawn_options,
+                    dtype=state.settings.dtype, key_is_query=key is None,
+                    value_is_key=value is None, keep=True)
+        except (TypeError, ValueError) as error:
+            layer_options.explain(call, error, {"key": key, "value": value}, None)
+            raise
         return output, pullback_of(_core.multi_head_attention_backward, kept, wanted,
                                    MultiHeadAttentionGradients)
 

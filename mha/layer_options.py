@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha.arguments import as_array, as_bool, as_float, as_int, check_kind
 from mha.half_precision import computing_dtype
+from mha.keywords import meant_by_place
 from mha.options import (
     DEFAULTS,
     LAYER,
@@ -25,6 +26,8 @@ from mha.options import (
 OWN = ("scale", "softcap", "window", "alibi")
 LEARNED = ("sinks", "relative_bias")
 PROJECTIONS = "qkvo"
+OF_PADDING = ("attention_mask", "key_lengths", "key_padding_mask", "padding_mask",
+              "src_key_padding_mask", "valid_lens")  # ours, and others'
 
 
 def options_of_layer(settings: Any, parameters: Mapping[str, NDArray[Any]]) -> AttentionOptions:
@@ -52,6 +55,20 @@ def call_options(call: Callable[..., Any], given: LayerKeywords, more: tuple[Nev
     if training is not False and as_bool(training, "training"):
         return chosen._replace(dropout=dropout, rng=rng)
     return chosen if rng is None else chosen._replace(rng=rng)
+
+
+def explain(call: Callable[..., Any], error: Exception, places: Mapping[str, Any],
+            cache: Any) -> None:
+    """Raises the error of a layer's call again where it can say what was meant: an option that came
+    in the place of key or value, padding beside a cache."""
+    name, hint = str(error).split(":")[0], ""
+    if cache is not None and name in OF_PADDING:
+        hint = ('with a cache lengths= says how many rows of the call are real, padding="left" that'
+                " the padding comes before them")
+    elif places.get(name) is not None:
+        hint = meant_by_place(call, places[name])
+    if hint:
+        raise type(error)(f"{error}; {hint}") from None
 
 
 def wanted_of_call(wanted: set[str], wrt: object, given: LayerKeywords) -> set[str]:

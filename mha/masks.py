@@ -7,7 +7,8 @@ and skip what they block.
 
 from __future__ import annotations
 
-from typing import Any, Never
+import sys
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +22,14 @@ __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_win
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # checkers know the names
+
+    def __getattr__(name: str) -> Never:
+        from mha.elsewhere import no_such_name
+
+        raise no_such_name(sys.modules[__name__], name)
 
 
 @names_its_keywords

@@ -50,6 +50,10 @@ Candidate: TypeAlias = tuple[Outcome, Opened]
 __all__ = ["Diagnosis", "diagnose"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What `diagnose` found: true when nothing is wrong, printed in plain words.

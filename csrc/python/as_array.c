@@ -47,21 +47,53 @@ static const struct other_kind {
     {{"units", "magnitude"}, "numbers with a unit", "plain ones: its .magnitude"},
 };
 
+/* What NumPy makes arrays of objects of, in which no numbers are read. */
+static const struct other_kind OBJECT_KINDS[] = {
+    {{"to_numpy", "to_numpy"},
+     "an array of object",
+     "plain numbers: its .to_numpy(\"float32\"), of a mask .to_numpy(bool)"},
+    {{"_node", "_trace"},
+     "numbers that autograd traces",
+     "plain ones: make the function a primitive of autograd.extend, and give it its gradient by"
+     " defvjp_argnums and mha's _vjp of the same name; there is no second derivative"},
+};
+
+/* -1 with a TypeError for what stands for an argument that was not given: it knows the call. */
+static int refuse_missing(PyObject *object, const char *name) {
+    PyObject *call = PyObject_GetAttrString(object, "_mha_missing_from");
+    if (call == NULL) {
+        if (!mha_error_is_ordinary()) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s: got nothing, wanted an array: the call is %S", name, call);
+    Py_DECREF(call);
+    return -1;
+}
+
 /* 0, or -1 with a TypeError. */
-static int refuse_other_kinds(PyObject *object, const char *name) {
-    for (size_t i = 0; i < sizeof OTHER_KINDS / sizeof *OTHER_KINDS; i++) {
-        const struct other_kind *kind = &OTHER_KINDS[i];
-        int has = has_attribute(object, kind->names[0]);
-        has = has > 0 ? has_attribute(object, kind->names[1]) : has;
+static int refuse_kinds(const struct other_kind *kinds, size_t count, PyObject *object,
+                        const char *name) {
+    for (size_t i = 0; i < count; i++) {
+        int has = has_attribute(object, kinds[i].names[0]);
+        has = has > 0 ? has_attribute(object, kinds[i].names[1]) : has;
         if (has > 0) {
-            PyErr_Format(PyExc_TypeError, "%s: got %s (%s), wanted %s", name, kind->got,
-                         Py_TYPE(object)->tp_name, kind->wanted);
+            PyErr_Format(PyExc_TypeError, "%s: got %s (%s), wanted %s", name, kinds[i].got,
+                         Py_TYPE(object)->tp_name, kinds[i].wanted);
         }
         if (has != 0) {
             return -1;
         }
     }
     return 0;
+}
+
+static int refuse_other_kinds(PyObject *object, const char *name) {
+    return refuse_missing(object, name) < 0
+               ? -1
+               : refuse_kinds(OTHER_KINDS, sizeof OTHER_KINDS / sizeof *OTHER_KINDS, object, name);
 }
 
 static bool is_sequence(PyObject *object) {
@@ -158,7 +190,7 @@ static PyArrayObject *read_array(PyObject *object, const char *name) {
     return array == NULL ? instead_of_error(object, name) : (PyArrayObject *)array;
 }
 
-PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+PyArrayObject *mha_as_any_array(PyObject *object, const char *name) {
     if (PyArray_CheckExact(object)) {
         Py_INCREF(object);
         return (PyArrayObject *)object;
@@ -170,6 +202,15 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     PyObject *meant = readable(object, name);
     PyArrayObject *array = meant == NULL ? NULL : read_array(meant, name);
     Py_XDECREF(meant);
+    return array;
+}
+
+PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+    PyArrayObject *array = mha_as_any_array(object, name);
+    if (array != NULL && PyArray_Check(array) && PyArray_TYPE(array) == NPY_OBJECT &&
+        refuse_kinds(OBJECT_KINDS, sizeof OBJECT_KINDS / sizeof *OBJECT_KINDS, object, name) < 0) {
+        Py_CLEAR(array);
+    }
     return array;
 }
 

@@ -16,6 +16,9 @@ bool mha_error_is_ordinary(void);
  * New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
+/* The same, but that of objects, which are no numbers, is let through. */
+PyArrayObject *mha_as_any_array(PyObject *object, const char *name);
+
 /* Raises the pending exception again, with the argument's name in front and why there is no array:
  * a TypeError as such, as a ValueError what NumPy and DLPack raise otherwise. */
 void mha_name_pending_error(PyObject *object, const char *name, const char *why);

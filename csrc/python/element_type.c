@@ -92,7 +92,7 @@ int mha_check_real(PyArrayObject *array, const char *name) {
     const int typenum = PyArray_TYPE(array);
     return is_real(typenum) || typenum == NPY_BOOL || mha_storage_of(array) != MHA_AS_COMPUTED
                ? 0
-               : raise_not_real(array, name, REAL_TYPES);
+               : raise_not_real(array, name, HALF_TYPES);
 }
 
 int mha_check_beside_bfloat16(PyArrayObject *array, const char *name) {

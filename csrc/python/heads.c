@@ -7,7 +7,7 @@
 enum { X, NUM_HEADS, NUM_SPLIT_ARGUMENTS, NUM_MERGE_ARGUMENTS = NUM_HEADS };
 
 static const argument_form FORMS[NUM_SPLIT_ARGUMENTS] = {
-    [X] = {"x", AS_ARRAY},
+    [X] = {"x", AS_ANY_ARRAY},
     [NUM_HEADS] = {"num_heads", AS_INT},
 };
 
@@ -30,7 +30,7 @@ static PyObject *results(void *given) {
 
 /* An array whose type NumPy can show. */
 static PyArrayObject *shown_array(PyObject *object) {
-    PyArrayObject *x = mha_as_array(object, "x");
+    PyArrayObject *x = mha_as_any_array(object, "x");
     const bool is_raw =
         x != NULL && PyArray_TYPE(x) == NPY_VOID && mha_storage_of(x) == MHA_BFLOAT16;
     if (is_raw && mha_shown_typenum(NPY_VOID, "x") == NPY_VOID) {

@@ -61,6 +61,10 @@ static PyObject *settle_one(argument_form form, PyObject *object) {
         return Py_NewRef(object);
     case AS_ARRAY:
         return settle_array(object, form.name);
+    case AS_ANY_ARRAY:
+        return PyLong_CheckExact(object) || PyBool_Check(object)
+                   ? Py_NewRef(object)
+                   : (PyObject *)mha_as_any_array(object, form.name);
     case AS_REAL:
         return settle_real(object, form.name);
     case AS_INT:
@@ -111,7 +115,8 @@ int mha_settle(const argument_form *forms, int count, PyObject *const *given, Py
     }
     /* Not before all are settled: a view of an array that is resized keeps the old address. */
     for (int i = 0; i < count; i++) {
-        const bool is_input = forms[i].kind == AS_ARRAY || forms[i].kind == AS_REAL;
+        const bool is_input =
+            forms[i].kind == AS_ARRAY || forms[i].kind == AS_ANY_ARRAY || forms[i].kind == AS_REAL;
         if (is_input && PyArray_CheckExact(settled[i]) && mha_make_private(&settled[i]) < 0) {
             return -1;
         }

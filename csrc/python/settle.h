@@ -10,11 +10,12 @@
 typedef struct argument_form {
     const char *name;
     enum {
-        AS_IT_IS, /* names, the seed, what a call kept: reading them runs no code */
-        AS_FLAG,  /* likewise; False where it is not given */
-        AS_ARRAY, /* of any type; an int stays */
-        AS_REAL,  /* an array of numbers, float16 and integers not beside bfloat16; an int or packed
-                     weight stays */
+        AS_IT_IS,     /* names, the seed, what a call kept: reading them runs no code */
+        AS_FLAG,      /* likewise; False where it is not given */
+        AS_ARRAY,     /* of any type of bools or numbers; an int stays */
+        AS_ANY_ARRAY, /* of any type, objects too; an int stays */
+        AS_REAL, /* an array of numbers, float16 and integers not beside bfloat16; an int or packed
+                    weight stays */
         AS_INT,
         AS_NUMBER,
         AS_INTS, /* a tuple of ints or None */

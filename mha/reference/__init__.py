@@ -63,3 +63,7 @@ __all__ = [
     "unmasked_attention",
     "visible_pairs",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,7 +2,7 @@
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
 # make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-below,
+#             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
@@ -43,7 +43,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train docs test-docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
@@ -73,6 +73,10 @@ docs: $(VENV)/.docs
 	@echo "building the pages (about half a minute)"
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
+
+# The same, and whether its pages fit their screens.
+test-docs: docs $(VENV)/.browser
+	$(BIN)/python tests/page_widths.py docs/_build/html
 
 lib: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C csrc

@@ -4,6 +4,7 @@ Needs what `make test-browser` installs, and notebooks that have been run.
 """
 
 import base64
+import itertools
 import json
 import shutil
 import sys
@@ -51,7 +52,7 @@ def of_viewer():
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
             args=["--no-sandbox"])
-        for name, scheme in (("lines", "light"), ("heat_maps", "dark")):
+        for name, scheme in itertools.product(("lines", "heat_maps"), ("light", "dark")):
             page = browser.new_page(viewport={"width": 1100, "height": 640}, color_scheme=scheme)
             page.goto(path.as_uri())
             page.locator("html[data-ready]").wait_for(state="attached")
@@ -63,7 +64,7 @@ def of_viewer():
                 page.check("input[value=heat-map]")
                 page.hover("#heat-maps canvas", position={"x": 200, "y": 200})
             page.wait_for_timeout(1000)
-            shot = PICTURES / f"view_{name}.png"
+            shot = PICTURES / f"view_{name}_{scheme}.png"
             page.screenshot(path=shot)
             Image.open(shot).convert("RGB").quantize(128).save(shot, optimize=True)
         browser.close()

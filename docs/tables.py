@@ -11,12 +11,10 @@ DENSE_FROM = 7
 
 def fit(app, doctree, docname):
     for table in doctree.findall(nodes.table):
+        head = next(iter(table.findall(nodes.thead)), None)
+        names = [entry.astext() for entry in head[0]] if head else []
         for literal in list(table.findall(nodes.literal)):
             _let_break(literal)
-        head = next(iter(table.findall(nodes.thead)), None)
-        if head is None:
-            continue
-        names = [entry.astext() for entry in head[0]]
         if len(names) >= STACKED_FROM:
             table["classes"].append("stacked")
             for body in table.findall(nodes.tbody):
@@ -27,8 +25,9 @@ def fit(app, doctree, docname):
 
 
 def _let_break(literal):
-    """A place for a line to end behind every dot, underscore, slash, comma and bracket."""
-    first, *others = re.split(r"(?<=[._/,(=])(?=\w)", literal.astext())
+    """Lines may end behind underscores, slashes, commas, brackets, and dots but those of a file's
+    extension."""
+    first, *others = re.split(r"(?<=[_/,(=])(?=\w)|(?<=\.)(?=\w{3})", literal.astext())
     literal.children = []
     literal += nodes.Text(first)
     for part in others:
@@ -40,5 +39,7 @@ def _name_columns(row, names):
     """Before each entry the name of its column, which only a narrow screen shows; the first entry
     is the title of its row."""
     for entry, name in list(zip(row, names, strict=False))[1:]:
-        if name and len(entry) and isinstance(entry[0], nodes.paragraph):
+        if not entry.astext().strip():
+            entry["classes"].append("blank")
+        elif name and isinstance(entry[0], nodes.paragraph):
             entry[0].insert(0, nodes.inline("", f"{name}: ", classes=["column-name"]))

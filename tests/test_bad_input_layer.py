@@ -229,8 +229,8 @@ CALL = [
 
 PARAMETERS = [
     *rows(assign, "W_q", WRONG_ARRAYS[2:3] + WRONG_ARRAYS[5:6]),
-    row(assign, "W_q", None, T, "an array of object", "float32"),
-    row(assign, "b_q", None, T, "an array of object", "float32"),
+    row(assign, "W_q", None, T, "None", "an array"),
+    row(assign, "b_q", None, T, "None", "an array"),
     row(assign, "W_k", COMPLEX, T, "an array of complex64", "float32"),
     row(assign, "W_v", COMPLEX.astype(str), T, "an array of <U", "float32"),
     row(assign, "W_o", f(12, 12) > 0, T, "an array of bool", "float32"),
@@ -272,7 +272,7 @@ MASKS = [
      f"shape ({2**40}, {2**40})", TOO_LARGE),
     ("causal", lambda a: causal(a, key_len=10**30), M, "query_len, key_len",
      f"shape (5, {10**30})", TOO_LARGE),
-    row(from_lengths, "key_lengths", None, T, "an array of object", "integers"),
+    row(from_lengths, "key_lengths", None, T, "None", "an array"),
     row(from_lengths, "key_lengths", [1.0], T, "an array of float64", "integers"),
     row(from_lengths, "key_lengths", ["1"], T, "an array of <U1", "integers"),
     row(from_lengths, "key_lengths", [[1], [1, 2]], V, "list", "an array"),
@@ -283,7 +283,7 @@ MASKS = [
     row(from_lengths, "key_lengths", [-1, 3], V, "values from -1 to 3", "them in [0, 6]"),
     row(from_lengths, "key_len", -1, V, "-1", "at least 0"),
     row(from_lengths, "key_len", 2**62, M, f"shape (2, 1, {2**62})", TOO_LARGE),
-    row(from_attend, "mask", None, T, "an array of object", "bool, integers or floats"),
+    row(from_attend, "mask", None, T, "None", "an array"),
     row(from_attend, "mask", ["a"], T, "an array of <U1", "bool, integers or floats"),
     row(from_attend, "mask", [[1], [1, 0]], V, "list", "an array"),
     row(from_attend, "mask", [0.0, -np.inf], V, "numbers other than 0 and 1", "goes to bias="),

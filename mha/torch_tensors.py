@@ -34,6 +34,8 @@ _OTHERS = (
      "a quantized tensor, wanted plain numbers: its .dequantize()"),
 )
 
+_NAMES: dict[int, frozenset[str]] = {}  # of the sets of keys that were seen: they are few
+
 
 def plain(given: Any, name: str) -> Any:
     """A tensor whose memory holds the numbers of the given one: itself, where it can be.
@@ -75,12 +77,19 @@ def triangle(bias: Any) -> Tensor:
     return torch.ones(query_len, key_len, dtype=torch.bool).tril(offset)
 
 
-def _dispatch_keys(tensor: Tensor) -> set[str]:
-    text = str(torch._C._dispatch_keys(tensor))  # DispatchKeySet(CPU, AutogradCPU)
-    return set(text.removeprefix("DispatchKeySet(").removesuffix(")").split(", "))
+def _dispatch_keys(tensor: Tensor) -> frozenset[str]:
+    keys = torch._C._dispatch_keys(tensor)
+    found = _NAMES.get(keys.raw_repr())
+    if found is None:
+        text = str(keys)  # DispatchKeySet(CPU, AutogradCPU)
+        found = frozenset(text.removeprefix("DispatchKeySet(").removesuffix(")").split(", "))
+        _NAMES[keys.raw_repr()] = found
+    return found
 
 
-def _check_meaning(tensor: Tensor, keys: set[str], name: str) -> None:
+def _check_meaning(tensor: Tensor, keys: frozenset[str], name: str) -> None:
+    if keys <= _ORDINARY and tensor.is_cpu and _is_as_tensor(type(tensor)):
+        return
     for others, text in _OTHERS:
         if keys & others:
             raise TypeError(f"{name}: got {text}")
@@ -88,15 +97,16 @@ def _check_meaning(tensor: Tensor, keys: set[str], name: str) -> None:
         raise TypeError(
             f"{name}: got a {type(tensor).__name__}, a class of tensors that computes in its own"
             " way, wanted a plain torch.Tensor with its numbers")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted one on the CPU")
-    if not keys <= _ORDINARY:
-        raise TypeError(f"{name}: got a tensor with {', '.join(sorted(keys - _ORDINARY))} among its"
-                        " dispatch keys, wanted a plain one")
+    raise TypeError(f"{name}: got a tensor with {', '.join(sorted(keys - _ORDINARY))} among its"
+                    " dispatch keys, wanted a plain one")
 
 
 def _is_as_tensor(kind: type) -> bool:
     """Whether the class leaves to torch.Tensor what operations do: then its memory counts."""
+    if kind is Tensor:
+        return True
     function = kind.__torch_function__  # type: ignore[attr-defined]
     return getattr(function, "__func__", function) in (
         Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__)

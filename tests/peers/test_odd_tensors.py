@@ -163,6 +163,19 @@ def test_causal_biases_are_pytorchs(attend, make, lengths):
                                atol=2e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo")
+def test_causal_biases_beside_what_is_compiled():
+    """torch.compile cannot take such a bias: attention runs outside of what it compiles."""
+    bias = torch.nn.attention.bias.causal_lower_right(3, 3)
+
+    @torch.compile(backend="aot_eager")
+    def attend(x):
+        return compat.functional_attention(2 * x, x, x, mask=bias) + 1
+
+    wanted = torch.nn.functional.scaled_dot_product_attention(2 * FLOATS, FLOATS, FLOATS, bias) + 1
+    torch.testing.assert_close(attend(FLOATS), wanted)
+
+
 def test_a_causal_bias_for_other_lengths_is_refused():
     bias = torch.nn.attention.bias.causal_upper_left(4, 4)
     with pytest.raises(ValueError, match=r"attn_mask: got shape \(4, 4\)"):

@@ -33,6 +33,7 @@ _is_compiling = torch.compiler.is_compiling
 _is_tracing = torch.jit.is_tracing
 _is_transforming = torch._C._are_functorch_transforms_active
 _number_of_modes = torch._C._len_torch_dispatch_stack
+_compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch  # modes that see operators as they are called
 
@@ -58,6 +59,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
     for tensor in tensors:
         if tensor is not None:
             if type(tensor) not in PLAIN or not tensor.is_cpu:
+                if not _is_compiling() and _compiler() is not None:  # it could not take the tensor
+                    return torch.compiler.disable(attention)(
+                        *tensors, causal=causal, query_offset=query_offset, window=window,
+                        scale=scale, softcap=softcap, dropout=dropout, rng=rng, by_token=by_token,
+                        extras=extras)
                 tensors, others = _checked(tensors)
                 traced = traced or others
                 wants_gradients = any(tensor is not None and tensor.requires_grad

@@ -14,7 +14,8 @@
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
- * each; v_load_line: the same of LINE_COLUMNS, with each line of memory read in one go v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
+ * each; v_load_line: the same of LINE_COLUMNS, with each line of memory read in one go
+ *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
  *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
  *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; both

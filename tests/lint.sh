@@ -18,7 +18,7 @@ objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
 MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
 core=$(find "$objects" -name '_core*.so')
-# Beside it, the wheel has 290 kB of Python.
+# Beside it, the wheel has 360 kB of Python. Growth by accident is to be seen.
 packed=$(gzip --stdout "$core" | wc -c)
 if [ "$packed" -gt 640000 ]; then
     echo "lint: the extension takes $packed bytes of the wheel, wanted less than 640,000"

@@ -22,7 +22,6 @@ typedef struct projection_job {
     int count;
     const mha_kernels *kernels;
     int num_threads; /* at most */
-    int64_t panels;  /* of all weights */
     /* Panels that one task goes through, of each weight, how many such groups there are, and of all
      * weights. */
     int64_t panels_of_group[MHA_MOST_PROJECTIONS], groups_of[MHA_MOST_PROJECTIONS], groups;
@@ -289,7 +288,6 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         const mha_linear_projection *p = &projections[i];
         const int64_t row_blocks = row_blocks_of(p);
         size_t panel_size = 0, rounded = 0, turned = 0;
-        job->panels += num_panels(p);
         job->panels_of_group[i] = panels_of_group(p, num_threads);
         job->groups_of[i] = mha_divide_up(num_panels(p), job->panels_of_group[i]);
         job->groups += job->groups_of[i];
@@ -434,9 +432,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
                                     with_packed, &weights));
     MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
-    if (weights.any) {
-        MHA_TRY(mha_run_tasks(execution, job.panels, num_threads, mha_pack_weight_task, &weights));
-    }
+    MHA_TRY(mha_pack_weights(&weights, count, num_threads, execution));
     if (projections[0].x_transposed) {
         MHA_TRY(pack_rows(&job, num_threads, execution));
     }

@@ -2,6 +2,7 @@
 #include "packed_weights.h"
 
 #include "matmul.h"
+#include "run.h"
 
 enum { MOST_PACKED_BYTES = 64 << 20 };
 
@@ -39,7 +40,8 @@ mha_status mha_with_packed_weights(const mha_linear_projection *projections, int
     return MHA_OK;
 }
 
-void mha_pack_weight_task(void *context, int64_t task, mha_worker *worker) {
+/* Task of mha_packed_weights: one panel of one of the weights. */
+static void pack_weight_task(void *context, int64_t task, mha_worker *worker) {
     const mha_packed_weights *weights = context;
     const mha_linear_projection *p = weights->projections;
     const mha_panel_format *format = mha_panels_of(p->dtype);
@@ -52,4 +54,17 @@ void mha_pack_weight_task(void *context, int64_t task, mha_worker *worker) {
                      weights->packed[i] + mha_panel_offset(p[i].dtype, &p[i].weight, task),
                      &worker->checkpoint);
     }
+}
+
+mha_status mha_pack_weights(mha_packed_weights *weights, int count, int num_threads,
+                            mha_execution *execution) {
+    int64_t panels = 0;
+    if (!weights->any) {
+        return MHA_OK;
+    }
+    for (int i = 0; i < count; i++) {
+        const mha_linear_projection *p = &weights->projections[i];
+        panels += mha_panel_count(mha_panels_of(p->dtype), p->weight.out);
+    }
+    return mha_run_tasks(execution, panels, num_threads, pack_weight_task, weights);
 }

@@ -18,7 +18,8 @@ mha_status mha_with_packed_weights(const mha_linear_projection *projections, int
                                    mha_linear_projection *with_packed,
                                    mha_packed_weights *weights) MHA_MUST_CHECK;
 
-/* Task of the mha_packed_weights that `context` is: one panel of one of the weights. */
-void mha_pack_weight_task(void *context, int64_t task, mha_worker *worker);
+/* Packs the weights of mha_with_packed_weights. */
+mha_status mha_pack_weights(mha_packed_weights *weights, int count, int num_threads,
+                            mha_execution *execution) MHA_MUST_CHECK;
 
 #endif

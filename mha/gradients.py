@@ -7,36 +7,40 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import ArrayLike, NDArray
 
+# Of an argument that may not have been given.
 Gradient = NDArray[Any] | None
+# Of one that a call always has. It is None only where wrt= leaves it out, or for a layer's key and
+# value where they are the query: type checkers do not ask for a test of that.
+Wanted = NDArray[Any] | Any
 
 
 class LinearGradients(NamedTuple):
     """What the pullback of `mha.linear_vjp` returns; None where not wanted or not given."""
 
-    x: Gradient
-    weight: Gradient
+    x: Wanted
+    weight: Wanted
     bias: Gradient
 
 
 class RelativeBiasGradients(NamedTuple):
     """What the pullback of `mha.t5_relative_bias_vjp` returns."""
 
-    table: Gradient
+    table: Wanted
 
 
 class RotaryGradients(NamedTuple):
     """What the pullback of `mha.Rotary.vjp` returns."""
 
-    x: Gradient
+    x: Wanted
 
 
 class ScaledDotProductAttentionGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_vjp` returns; None where not wanted
     or not given."""
 
-    query: Gradient
-    key: Gradient
-    value: Gradient
+    query: Wanted
+    key: Wanted
+    value: Wanted
     bias: Gradient
     alibi: Gradient
     relative_bias: Gradient
@@ -47,9 +51,9 @@ class VarlenGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_varlen_vjp` returns; None where not
     wanted or not given."""
 
-    query: Gradient
-    key: Gradient
-    value: Gradient
+    query: Wanted
+    key: Wanted
+    value: Wanted
     alibi: Gradient
     relative_bias: Gradient
     sinks: Gradient
@@ -58,25 +62,25 @@ class VarlenGradients(NamedTuple):
 class AdditiveAttentionGradients(NamedTuple):
     """What the pullback of `mha.additive_attention_vjp` returns; None where not wanted."""
 
-    query: Gradient
-    key: Gradient
-    value: Gradient
-    W_q: Gradient
-    W_k: Gradient
-    w_v: Gradient
+    query: Wanted
+    key: Wanted
+    value: Wanted
+    W_q: Wanted
+    W_k: Wanted
+    w_v: Wanted
 
 
 class MultiHeadAttentionGradients(NamedTuple):
     """What the pullbacks of `mha.multi_head_attention_vjp` and of a layer's `vjp` return; None
     where not wanted or not given."""
 
-    query: Gradient
-    key: Gradient
-    value: Gradient
-    W_q: Gradient
-    W_k: Gradient
-    W_v: Gradient
-    W_o: Gradient
+    query: Wanted
+    key: Wanted
+    value: Wanted
+    W_q: Wanted
+    W_k: Wanted
+    W_v: Wanted
+    W_o: Wanted
     b_q: Gradient
     b_k: Gradient
     b_v: Gradient

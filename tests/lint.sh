@@ -6,6 +6,9 @@ bin=.venv/bin
 
 $bin/ruff check .
 $bin/mypy
+# What users write, under mypy and under pyright's strict rules.
+$bin/mypy tests/typed_program.py
+$bin/basedpyright --level error tests/typed_program.py
 # The other modules are their own stubs, whose functions show their signatures without **unknown.
 $bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha._core
 git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \

@@ -1,5 +1,5 @@
-"""A program with types, as users write it. `make lint` checks it with mypy and with pyright's strict
-rules; test_typed_program.py runs it."""
+"""A program with types, as users write it. `make lint` checks it with mypy and with pyright's
+strict rules; test_typed_program.py runs it."""
 
 from typing import Any
 

@@ -10,9 +10,6 @@
 #include "packed_weights.h"
 #include "prepare_heads.h"
 
-/* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
- * many where each block has to pack its panel. Both are multiples of the kernels' tiles. */
-enum { PACKED_ROW_BLOCK = 96, UNPACKED_ROW_BLOCK = 384 };
 enum { FEW_ROWS = 8 };
 
 /* Projections that run side by side: tasks go row block by row block, and within one through the
@@ -26,8 +23,8 @@ typedef struct projection_job {
      * weights. */
     int64_t panels_of_group[MHA_MOST_PROJECTIONS], groups_of[MHA_MOST_PROJECTIONS], groups;
     int64_t row_blocks; /* of the projection with the most */
-    /* For each worker: a panel that is packed here, if any, and behind it a block of the output
-     * that is rounded to halves, if any. */
+    /* For each worker: a panel that is packed here, if any, or what the kernel needs for a weight
+     * that is not, and behind it a block of the output that is rounded to halves, if any. */
     mha_pieces scratch;
     size_t scratch_size, panel_size;
     /* For each worker the block of rows that it is at, as kernels read it best; or none. */
@@ -55,8 +52,8 @@ static bool reads_in_place(const mha_linear_projection *p) {
 /* A panel of halves is turned into numbers for every block of rows. */
 static int64_t row_block_of(const mha_linear_projection *projection) {
     return projection->weight.format != NULL && projection->weight.storage == MHA_AS_COMPUTED
-               ? PACKED_ROW_BLOCK
-               : UNPACKED_ROW_BLOCK;
+               ? MHA_PACKED_ROW_BLOCK
+               : MHA_UNPACKED_ROW_BLOCK;
 }
 
 static int64_t row_blocks_of(const mha_linear_projection *projection) {
@@ -74,10 +71,10 @@ static bool output_is_plain(const mha_linear_projection *p) {
             p->head_stride == p->head_columns * (int64_t)mha_dtype_size(p->dtype));
 }
 
-/* The most panels of a weight that is not packed that a task takes: of few rows, which read it as
- * it lies, a wide part; of more, as many as let a chain of the rows stay in the second cache. */
+/* The most panels of a weight that is not packed that a task takes. Few rows read it as it lies: a
+ * wide part, from front to back. */
 static int64_t most_unpacked_panels(const mha_linear_projection *p) {
-    enum { MOST_OF_FEW_ROWS = 128, MOST_OF_ROWS = 16 };
+    enum { MOST_OF_FEW_ROWS = 128, MOST_OF_ROWS = 32 };
     return p->prepare != NULL             ? p->head_columns / mha_panels_of(p->dtype)->columns
            : p->rows <= MHA_ROWS_IN_PLACE ? MOST_OF_FEW_ROWS
                                           : MOST_OF_ROWS;
@@ -103,7 +100,7 @@ static int64_t panels_in_one_go(const mha_linear_projection *p, int num_threads)
  * does not matter. */
 static int64_t neighbouring_panels(const mha_linear_projection *p, int num_threads) {
     enum { MOST = 4 };
-    const bool is_read_once = p->weight.format != NULL && p->rows <= PACKED_ROW_BLOCK;
+    const bool is_read_once = p->weight.format != NULL && p->rows <= MHA_PACKED_ROW_BLOCK;
     int64_t count = is_read_once && num_threads > 1 ? MOST : 1;
     while (count > 1 && num_panels(p) % (count * num_threads) != 0) {
         count--;
@@ -126,6 +123,13 @@ static int threads_for(const projection_job *job, int num_threads) {
         operations += (double)p->rows * (double)p->weight.in * (double)p->weight.out;
     }
     return mha_threads_for(job->groups * job->row_blocks, operations, num_threads);
+}
+
+/* Whether an x that is transposed stays in the first cache: then it is read as it lies. */
+static bool is_small_transposed(const mha_linear_projection *p) {
+    enum { MOST_BYTES = 16384 };
+    return p->x_transposed && p->x_storage == MHA_AS_COMPUTED && p->x_stride >= 0 &&
+           p->x_stride <= MOST_BYTES && p->weight.in * p->x_stride <= MOST_BYTES;
 }
 
 static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
@@ -295,7 +299,10 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         if (!mha_weight_fits(&p->weight, p->dtype)) {
             return MHA_INVALID_ARGUMENT;
         }
-        if (p->weight.format == NULL && !takes_unpacked(p)) {
+        if (takes_unpacked(p)) {
+            panel_size = job->kernels->matmul->unpacked_scratch_size(
+                mha_smaller(p->rows, row_block_of(p)), p->weight.in);
+        } else if (p->weight.format == NULL) {
             MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
         MHA_TRY(rounded_size(p, &rounded));
@@ -350,7 +357,11 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         .panel_storage = p->weight.storage,
         .panel_stride = width,
     };
-    if (p->x_transposed) {
+    if (is_small_transposed(p)) {
+        block.a = (const char *)p->x + first_row * item;
+        block.a_stride = p->x_stride / item;
+        block.transposed = true;
+    } else if (p->x_transposed) {
         block.a = mha_packed_rows_block(&job->x_rows, first_row);
         block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
         block.transposed = true;
@@ -365,6 +376,7 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         block.panel_stride = p->weight.in_stride / item;
         block.column_stride = p->weight.out_stride / item;
         block.unpacked = true;
+        block.scratch = scratch;
     } else if (p->weight.format != NULL) {
         block.panel = (const char *)p->weight.data + mha_panel_offset(p->dtype, &p->weight, panel);
     } else if (reads_in_place(p) && columns_left >= width) {
@@ -428,12 +440,12 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     mha_linear_projection with_packed[MHA_MOST_PROJECTIONS] = {{.rows = 0}};
     mha_packed_weights weights;
     projection_job job;
-    MHA_TRY(mha_with_packed_weights(projections, count, UNPACKED_ROW_BLOCK, &execution->workspace,
-                                    with_packed, &weights));
+    MHA_TRY(
+        mha_with_packed_weights(projections, count, &execution->workspace, with_packed, &weights));
     MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
     MHA_TRY(mha_pack_weights(&weights, count, num_threads, execution));
-    if (projections[0].x_transposed) {
+    if (projections[0].x_transposed && !is_small_transposed(&projections[0])) {
         MHA_TRY(pack_rows(&job, num_threads, execution));
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,

@@ -6,12 +6,24 @@
 
 enum { MOST_PACKED_BYTES = 64 << 20 };
 
+/* Whether many blocks of rows read a weight. The kernel packs it as it goes where that is as good:
+ * the output of a shallow one weighs more than the weight, and rows of a deep one do not stay in
+ * the second cache from panel to panel. */
+static bool repays(const mha_linear_projection *p) {
+    enum { MOST_BYTES_OF_BLOCK = 2 << 20 };
+    const bool takes_unpacked =
+        p->weight.storage == MHA_AS_COMPUTED && mha_panels_of(p->dtype)->is_plain;
+    const int64_t row = p->weight.in * (int64_t)mha_dtype_size(p->dtype);
+    return p->weight.format == NULL && p->rows > MHA_UNPACKED_ROW_BLOCK &&
+           (!takes_unpacked ||
+            (p->weight.in > MHA_DEPTH_CHAIN && row <= MOST_BYTES_OF_BLOCK / MHA_PACKED_ROW_BLOCK));
+}
+
 /* Bytes of the packed weight, 0 where packing it as a whole does not repay. */
-static mha_status whole_size(const mha_linear_projection *p, int64_t most_unpacked_rows,
-                             size_t *bytes) {
+static mha_status whole_size(const mha_linear_projection *p, size_t *bytes) {
     size_t packed;
     *bytes = 0;
-    if (p->weight.format == NULL && p->rows > most_unpacked_rows) {
+    if (repays(p)) {
         MHA_TRY(mha_packed_size_of(p->dtype, &p->weight, &packed));
         *bytes = packed <= MOST_PACKED_BYTES ? packed : 0;
     }
@@ -19,15 +31,14 @@ static mha_status whole_size(const mha_linear_projection *p, int64_t most_unpack
 }
 
 mha_status mha_with_packed_weights(const mha_linear_projection *projections, int count,
-                                   int64_t most_unpacked_rows, mha_workspace *workspace,
-                                   mha_linear_projection *with_packed,
+                                   mha_workspace *workspace, mha_linear_projection *with_packed,
                                    mha_packed_weights *weights) {
     *weights = (mha_packed_weights){.projections = projections};
     for (int i = 0; i < count; i++) {
         size_t size;
         void *piece = NULL;
         with_packed[i] = projections[i];
-        MHA_TRY(whole_size(&projections[i], most_unpacked_rows, &size));
+        MHA_TRY(whole_size(&projections[i], &size));
         if (size == 0) {
             continue;
         }

@@ -11,11 +11,13 @@ typedef struct mha_packed_weights {
     bool any;
 } mha_packed_weights;
 
-/* The projections with their weights to be packed into the workspace, where they have more than so
- * many rows. */
+/* Rows of a task: few enough to stay in the second cache for all panels of a packed weight, but
+ * many where each block packs the weight again. Both are multiples of the kernels' tiles. */
+enum { MHA_PACKED_ROW_BLOCK = 96, MHA_UNPACKED_ROW_BLOCK = 384 };
+
+/* The projections with their weights to be packed into the workspace, where that repays. */
 mha_status mha_with_packed_weights(const mha_linear_projection *projections, int count,
-                                   int64_t most_unpacked_rows, mha_workspace *workspace,
-                                   mha_linear_projection *with_packed,
+                                   mha_workspace *workspace, mha_linear_projection *with_packed,
                                    mha_packed_weights *weights) MHA_MUST_CHECK;
 
 /* Packs the weights of mha_with_packed_weights. */

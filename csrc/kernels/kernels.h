@@ -19,7 +19,7 @@
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
 /* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
  * side by side, or turned. */
-enum { MHA_ROWS_IN_PLACE = 24, MHA_ROWS_TURNED = 8 };
+enum { MHA_ROWS_IN_PLACE = 14, MHA_ROWS_TURNED = 8 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
@@ -211,6 +211,7 @@ typedef struct mha_matmul_block {
     mha_storage panel_storage;
     bool unpacked;                       /* the panel is the weight as it lies, of any strides */
     int64_t panel_stride, column_stride; /* column_stride: where it is not packed */
+    void *scratch;                       /* where it is not packed: unpacked_scratch_size bytes */
     const void *bias;                    /* (columns,) or NULL */
     void *c;
     int64_t c_stride;
@@ -273,6 +274,8 @@ typedef struct mha_turned_format {
 typedef struct mha_matmul_kernels {
     mha_panel_format panels; /* what multiply reads */
     mha_turned_format rows;
+    /* Of a block whose weight is not packed: where panels are plain. */
+    size_t (*unpacked_scratch_size)(int64_t rows, int64_t depth);
     void (*multiply)(const mha_matmul_block *block);
 } mha_matmul_kernels;
 

@@ -59,8 +59,11 @@ int main(void) {
 
     /* A set with its own products, and the other operations of the usual one. */
     usual = mha_kernels_for(MHA_FLOAT32);
-    const mha_matmul_kernels own_matmul = {.panels = usual->matmul->panels,
-                                           .multiply = counted_multiply};
+    const mha_matmul_kernels own_matmul = {
+        .panels = usual->matmul->panels,
+        .unpacked_scratch_size = usual->matmul->unpacked_scratch_size,
+        .multiply = counted_multiply,
+    };
     mha_kernels own = *usual;
     own.matmul = &own_matmul;
     const mha_kernel_set further = {"further", {[MHA_FLOAT32] = &own}};

@@ -102,6 +102,23 @@ def test_a_weight_of_any_layout_gives_the_bits_of_a_packed_one(dtype, layout):
             assert (np.abs(got - wanted) <= 4 * np.finfo(dtype).eps * size).all()
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "every third column"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_shallow_and_deep_weights_of_many_rows_give_the_same_bits(dtype, layout):
+    """They are not packed as a whole: each block of rows packs them as it goes."""
+    rng = np.random.default_rng(15)
+    for rows, width, out in ((400, 64, 700), (770, 3, 1300), (390, 5500, 40), (500, 128, 1030)):
+        x = rng.standard_normal((rows, width)).astype(dtype)
+        weight = WEIGHT_LAYOUTS[layout](rng.standard_normal((width, out)).astype(dtype))
+        got = mha.linear(x, weight)
+        packed = _core.pack_weight(np.ascontiguousarray(weight))
+        assert np.array_equal(got, mha.linear(x, packed)), (rows, width, out)
+        assert np.array_equal(got[:30], mha.linear(x[:30], weight)), (rows, width, out)
+        size = np.abs(x) @ np.abs(weight)
+        wanted = x.astype(np.float64) @ weight.astype(np.float64)
+        assert (np.abs(got - wanted) <= 4 * np.finfo(dtype).eps * size).all()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_weight_that_is_not_packed_is_divided_among_threads(threads):
     rng = np.random.default_rng(13)
@@ -121,7 +138,7 @@ def test_a_transposed_x_gives_the_same_bits(dtype):
     """x^T @ grad, the gradient of a weight: not transposed, the same bits."""
     rng = np.random.default_rng(4)
     for rows, width, out in ((1, 9, 3), (2, 130, 64), (7, 300, 33), (100, 513, 40), (401, 260, 70),
-                             (390, 0, 5)):
+                             (390, 0, 5), (900, 2, 40), (40, 50, 300), (1000, 1, 700)):
         x = rng.standard_normal((width, rows + 3)).astype(dtype)[:, 1:rows + 1].T
         weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((width, out), out))
         plain = mha.linear(np.ascontiguousarray(x), weight, bias)

@@ -120,7 +120,7 @@ $(VENV)/.test: $(VENV)/.run
 	@touch $@
 
 # The wheel that users get, for environments that do not see the sources.
-dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -name '*.py*' -not -path '*/__pycache__/*')
+dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -type f -not -name '*.so' -not -path '*/__pycache__/*')
 	@rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@touch $@

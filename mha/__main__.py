@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Ends without a word where its reader does, as in `python -m mha | head -1`."""
+    """Ends without a word where its reader does, as in `python -m mha | head -1`, and at Ctrl-C."""
     try:
         run()
         sys.stdout.flush()
@@ -47,6 +47,8 @@ def main() -> None:
         # Python flushes once more as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)  # what shells expect of it
 
 
 def run() -> None:

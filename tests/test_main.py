@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -52,6 +53,17 @@ def test_it_ends_without_a_word_where_its_reader_does():
         program.stdout.close()
         assert program.stderr.read() == ""
         assert program.wait() == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its Ctrl-C goes to a group of processes")
+def test_it_ends_without_a_word_at_ctrl_c():
+    with subprocess.Popen([sys.executable, "-m", "mha"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as program:
+        while not program.stdout.readline().startswith("Racing"):
+            pass
+        program.send_signal(signal.SIGINT)
+        assert program.stderr.read() == ""
+        assert program.wait() == 130
 
 
 def test_the_configuration_comes_first(lines):

@@ -74,7 +74,7 @@ static bool output_is_plain(const mha_linear_projection *p) {
 /* The most panels of a weight that is not packed that a task takes. Few rows read it as it lies: a
  * wide part, from front to back. */
 static int64_t most_unpacked_panels(const mha_linear_projection *p) {
-    enum { MOST_OF_FEW_ROWS = 128, MOST_OF_ROWS = 32 };
+    enum { MOST_OF_FEW_ROWS = 128, MOST_OF_ROWS = 64 };
     return p->prepare != NULL             ? p->head_columns / mha_panels_of(p->dtype)->columns
            : p->rows <= MHA_ROWS_IN_PLACE ? MOST_OF_FEW_ROWS
                                           : MOST_OF_ROWS;

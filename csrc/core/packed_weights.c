@@ -13,10 +13,11 @@ static bool repays(const mha_linear_projection *p) {
     enum { MOST_BYTES_OF_BLOCK = 2 << 20 };
     const bool takes_unpacked =
         p->weight.storage == MHA_AS_COMPUTED && mha_panels_of(p->dtype)->is_plain;
-    const int64_t row = p->weight.in * (int64_t)mha_dtype_size(p->dtype);
+    const int64_t depth = p->weight.in, row = depth * (int64_t)mha_dtype_size(p->dtype);
+    const bool is_shallow = depth <= MHA_DEPTH_CHAIN;
+    const bool is_deep = row > MOST_BYTES_OF_BLOCK / MHA_PACKED_ROW_BLOCK;
     return p->weight.format == NULL && p->rows > MHA_UNPACKED_ROW_BLOCK &&
-           (!takes_unpacked ||
-            (p->weight.in > MHA_DEPTH_CHAIN && row <= MOST_BYTES_OF_BLOCK / MHA_PACKED_ROW_BLOCK));
+           (!takes_unpacked || (!is_shallow && !is_deep));
 }
 
 /* Bytes of the packed weight, 0 where packing it as a whole does not repay. */

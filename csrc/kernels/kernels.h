@@ -19,7 +19,7 @@
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
 /* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
  * side by side, or turned. */
-enum { MHA_ROWS_IN_PLACE = 14, MHA_ROWS_TURNED = 8 };
+enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TURNED = 8 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };

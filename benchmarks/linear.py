@@ -98,7 +98,7 @@ def main():
                         + table(cells, rows, shapes))
         progress.write(sections[-1] + "\n")  # not lost where the run is cut short
     progress.close()
-    text = "\n\n".join(["# One projection beside NumPy\n\nmha's time / NumPy's, medians of "
+    text = "\n\n".join(["# `mha.linear` beside NumPy\n\nmha's time / NumPy's, medians of "
                         f"{arguments.rounds} rounds in turns, a process each, on {machine_name()}, "
                         f"{mha.instruction_set()} kernels. In "
                         f"bold: more than 1.05 times and 1 us, {lost} of {count}.",

@@ -63,7 +63,8 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     -------
     (output, pullback). pullback(grad_output) takes the gradient of a loss with respect to the
     output (..., out) and returns those with respect to x, weight and bias, shaped as they are:
-    grad_output @ weight^T, x^T @ grad_output and the sum of the rows of grad_output.
+    grad_output @ weight^T, x^T @ grad_output and the sum of the rows of grad_output. They have the
+    type of x, or the argument's own where that is narrower.
 
     Raises
     ------

@@ -211,6 +211,11 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
         refuse_kinds(OBJECT_KINDS, sizeof OBJECT_KINDS / sizeof *OBJECT_KINDS, object, name) < 0) {
         Py_CLEAR(array);
     }
+    if (array != NULL && PyArray_NDIM(array) > MHA_MOST_INPUT_AXES) {
+        PyErr_Format(PyExc_ValueError, "%s: got %d axes, wanted at most %d: reshape it", name,
+                     PyArray_NDIM(array), MHA_MOST_INPUT_AXES);
+        Py_CLEAR(array);
+    }
     return array;
 }
 

@@ -37,13 +37,7 @@ static int64_t weight_item(const mha_linear_projection *projection) {
     return (int64_t)mha_storage_size(projection->dtype, projection->weight.storage);
 }
 
-/* Whether the kernel packs the weight itself, or reads it as it lies. */
-static bool takes_unpacked(const mha_linear_projection *p) {
-    return p->weight.format == NULL && p->weight.storage == MHA_AS_COMPUTED &&
-           mha_panels_of(p->dtype)->is_plain;
-}
-
-/* The same of a weight of halves. */
+/* Whether a weight of halves is read as it lies. */
 static bool reads_in_place(const mha_linear_projection *p) {
     return p->rows <= FEW_ROWS && mha_panels_of(p->dtype)->is_plain &&
            p->weight.out_stride == weight_item(p);
@@ -84,7 +78,7 @@ static int64_t most_unpacked_panels(const mha_linear_projection *p) {
 static int64_t panels_in_one_go(const mha_linear_projection *p, int num_threads) {
     enum { FEWEST = 4, TASKS_OF_THREAD = 2 };
     const bool is_packed = p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED;
-    if (takes_unpacked(p) && output_is_plain(p)) {
+    if (mha_takes_unpacked(p) && output_is_plain(p)) {
         const int64_t tasks = num_threads > 1 ? (int64_t)TASKS_OF_THREAD * num_threads : 1;
         const int64_t count = mha_divide_up(num_panels(p) * row_blocks_of(p), tasks);
         return mha_smaller(mha_larger(count, FEWEST), most_unpacked_panels(p));
@@ -299,7 +293,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         if (!mha_weight_fits(&p->weight, p->dtype)) {
             return MHA_INVALID_ARGUMENT;
         }
-        if (takes_unpacked(p)) {
+        if (mha_takes_unpacked(p)) {
             panel_size = job->kernels->matmul->unpacked_scratch_size(
                 mha_smaller(p->rows, row_block_of(p)), p->weight.in);
         } else if (p->weight.format == NULL) {
@@ -371,7 +365,7 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         block.a_storage = p->x_storage;
     }
     turn_rows(job, p, first_row, worker, &block);
-    if (takes_unpacked(p)) {
+    if (mha_takes_unpacked(p)) {
         block.panel = (const char *)p->weight.data + first_column * p->weight.out_stride;
         block.panel_stride = p->weight.in_stride / item;
         block.column_stride = p->weight.out_stride / item;

@@ -6,18 +6,21 @@
 
 enum { MOST_PACKED_BYTES = 64 << 20 };
 
+bool mha_takes_unpacked(const mha_linear_projection *projection) {
+    return projection->weight.format == NULL && projection->weight.storage == MHA_AS_COMPUTED &&
+           mha_panels_of(projection->dtype)->is_plain;
+}
+
 /* Whether many blocks of rows read a weight. The kernel packs it as it goes where that is as good:
  * the output of a shallow one weighs more than the weight, and rows of a deep one do not stay in
  * the second cache from panel to panel. */
 static bool repays(const mha_linear_projection *p) {
     enum { MOST_BYTES_OF_BLOCK = 2 << 20 };
-    const bool takes_unpacked =
-        p->weight.storage == MHA_AS_COMPUTED && mha_panels_of(p->dtype)->is_plain;
     const int64_t depth = p->weight.in, row = depth * (int64_t)mha_dtype_size(p->dtype);
     const bool is_shallow = depth <= MHA_DEPTH_CHAIN;
     const bool is_deep = row > MOST_BYTES_OF_BLOCK / MHA_PACKED_ROW_BLOCK;
     return p->weight.format == NULL && p->rows > MHA_UNPACKED_ROW_BLOCK &&
-           (!takes_unpacked || (!is_shallow && !is_deep));
+           (!mha_takes_unpacked(p) || (!is_shallow && !is_deep));
 }
 
 /* Bytes of the packed weight, 0 where packing it as a whole does not repay. */

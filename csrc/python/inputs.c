@@ -19,7 +19,7 @@ static int check_axes(PyArrayObject *const arrays[3]) {
     char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(arrays[0]);
     for (int i = 0; i < 3; i++) {
-        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > MHA_MOST_INPUT_AXES) {
+        if (PyArray_NDIM(arrays[i]) < 2) {
             PyErr_Format(PyExc_ValueError,
                          "%s: got shape %s, wanted 2-D (len, dim), 3-D (batch, len, dim) or "
                          "(..., heads, len, dim)",

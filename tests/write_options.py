@@ -1,5 +1,7 @@
 """Prints docs/options.md from mha/options.py: python tests/write_options.py > docs/options.md"""
 
+import textwrap
+
 from mha.options import ADDITIVE, ATTENTION, LAYER, OPTIONS, VARLEN, AttentionOptions
 
 HEAD = """# The options of attention
@@ -48,14 +50,18 @@ def table():
         yield f"| [`{name}`](#{name}) | {OPTIONS[name].type} | {ticks} |"
 
 
+def wrapped(text):
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def paragraphs():
     for name in ATTENTION:
         option = OPTIONS[name]
         default = AttentionOptions._field_defaults[name]
         taking = ", ".join(taker for taker, takes in takers(name).items() if takes)
-        yield (f"## `{name}`\n\n"
-               f"{option.type}. Default: `{default!r}`. Taken by: {taking}.\n\n"
-               f"{option.meaning}\n\nSource: {option.source}.\n")
+        texts = (f"{option.type}. Default: `{default!r}`. Taken by: {taking}.", option.meaning,
+                 f"Source: {option.source}.")
+        yield "\n\n".join([f"## `{name}`", *map(wrapped, texts)]) + "\n"
 
 
 def document():

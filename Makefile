@@ -299,6 +299,7 @@ bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_shares.py --write
 
 bench-linear: $(VENV)/.test
+	$(MAKE) --no-print-directory -C benchmarks/machine
 	$(BIN)/python benchmarks/linear.py --write
 
 bench-reshaping: $(VENV)/.run

@@ -1,7 +1,7 @@
 # make run    the main job: sentences through a real transformer
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
-# make test   the test suite; see also test-fresh, test-peers, test-large, test-oldest-numpy,
+# make test   the tests that take minutes, make test-all all of them; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
 #             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
@@ -17,25 +17,23 @@ BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
 INSTALL_WHEEL := $(INSTALL) --force-reinstall --no-deps dist/*.whl
 PIP := $(BIN)/python $(INSTALL)
-PYTEST := -m pytest -n auto
+PYTEST := -m pytest -n auto --all
 # Before a command that may be silent for long: what it does and how long that usually takes, on two
 # quiet cores; a line every 15 s while nothing is printed.
-TELL := @$(PYTHON) tests/tell_progress.py
+TELL := @$(PYTHON) tests/tools/tell_progress.py
 # In environments with a wheel, in processes that tests start too: else Python would find the mha of
 # this folder before it. Programs then need to be told where their neighbours are.
-OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests:$(CURDIR)/examples
+OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests/helpers:$(CURDIR)/examples
 # What an extra of pyproject.toml asks for, without building mha once more.
 EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
 # Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
-NOT_OF_KERNELS := $(patsubst %,--ignore tests/test_%.py,examples classify train_language_model generate plot view diagnose \
-	diagnose_learners diagnose_unknown plain_tutorial plot_text readme run_notebooks compat_help main memory threads \
-	parameters parameter_configs parameter_files dask_attention dask_edges dask_layer \
-	dask_distributed long_document) \
-	--deselect tests/test_hostile_input.py::test_nothing_is_left_behind
+without = $(patsubst %,--ignore %,$(foreach name,$(1),$(wildcard tests/*/test_$(name).py)))
+NOT_OF_KERNELS := --ignore tests/examples --ignore tests/plot --ignore tests/testing --ignore tests/parameters \
+	--ignore tests/dask $(call without,plain_tutorial compat_help main memory threads) \
+	--deselect tests/package/test_hostile_input.py::test_nothing_is_left_behind
 # Of the arguments and what becomes of them, the same with every kernel set.
-NOT_OF_BASELINE := $(NOT_OF_KERNELS) $(patsubst %,--ignore tests/test_%.py,dlpack hostile_input junk_of_the_core layer_integrity layering \
-	logging progress public_api wheels)
+NOT_OF_BASELINE := $(NOT_OF_KERNELS) --ignore tests/package $(call without,layer_integrity)
 # AVX-512's emulation needs AVX2, and that of AMX alone needs AVX-512.
 EMULATED := $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \
 	grep -qsw avx512dq /proc/cpuinfo && echo AMX)
@@ -43,7 +41,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train docs test-docs lib test test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train docs test-docs lib test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
@@ -76,17 +74,21 @@ docs: $(VENV)/.docs
 
 # The same, and whether its pages fit their screens.
 test-docs: docs $(VENV)/.browser
-	$(BIN)/python tests/page_widths.py docs/_build/html
+	$(BIN)/python tests/tools/page_widths.py docs/_build/html
 
 lib: | check-prerequisites
 	$(MAKE) --no-print-directory --jobs $(CORES) -C csrc
 
-# The core alone, the Python suite with this machine's best kernels, and what kernels decide with
-# those of every machine.
-test: test-c test-python test-baseline
+# The core alone, and the Python suite but for what takes long (marked `thorough`).
+test: test-c $(VENV)/.test
+	$(TELL) "the Python suite but for what takes long (usually 4 minutes)" $(BIN)/python -m pytest -n auto
+
+# The core alone, the whole Python suite with this machine's best kernels, and what kernels decide
+# with those of every machine.
+test-all: test-c test-python test-baseline
 
 test-python: $(VENV)/.test
-	$(TELL) "the Python suite, with this machine's best kernels (usually 10 minutes)" $(BIN)/python $(PYTEST)
+	$(TELL) "the whole Python suite, with this machine's best kernels (usually 10 minutes)" $(BIN)/python $(PYTEST)
 
 test-baseline: $(VENV)/.test
 	$(TELL) "the Python suite, with the kernels of every machine (usually 5 minutes)" \
@@ -131,12 +133,12 @@ test-c: | check-prerequisites
 	$(TELL) "compiling and running the C tests (usually a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
 	@set -e; for emulated in $(EMULATED); do \
-		$(PYTHON) tests/tell_progress.py "the same with $$emulated emulated (usually half a minute)" \
+		$(PYTHON) tests/tools/tell_progress.py "the same with $$emulated emulated (usually half a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; done
 
 # The C tests and the quick Python suite as on a machine of the level below this one's.
 test-below: $(VENV)/.test
-	tests/kernels.sh below
+	tests/tools/kernels.sh below
 
 # The same for AArch64, in an emulator: NEON's kernels give the bits of AVX2's and AVX-512's.
 test-neon:
@@ -147,7 +149,7 @@ test-neon:
 # The same for Windows, under Wine; and the extension for it, which is looked at.
 test-windows: check-windows $(VENV)/.built
 	$(PIP) 'setuptools>=77' # the script builds without isolation
-	tests/windows.sh
+	tests/tools/windows.sh
 
 check-windows:
 	@command -v x86_64-w64-mingw32-gcc >/dev/null || { echo "make: missing x86_64-w64-mingw32-gcc (Debian: apt install gcc-mingw-w64-x86-64)"; exit 1; }
@@ -156,7 +158,7 @@ check-windows:
 
 # What the README says, on a bare Debian; needs root.
 test-fresh:
-	tests/fresh.sh
+	tests/tools/fresh.sh
 
 # What needs the peers themselves, in a virtual environment of their own.
 .venv-peers/.built: dist/.built tests/peers/requirements.txt examples/requirements.txt
@@ -171,7 +173,7 @@ test-peers: .venv-peers/.built
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built
-	tests/kernels.sh $(NOT_OF_KERNELS)
+	tests/tools/kernels.sh $(NOT_OF_KERNELS)
 
 # The page of mha.view in a real browser.
 $(VENV)/.browser: $(VENV)/.test
@@ -190,11 +192,11 @@ test-browser: $(VENV)/.browser
 	@touch $@
 
 test-frozen: .venv-frozen/.built
-	tests/frozen.sh .venv-frozen/bin/python
+	tests/tools/frozen.sh .venv-frozen/bin/python
 
 # GPT-3's attention layer: 96 heads x 12,288, 2.4 GB of weights.
 test-large: $(VENV)/.built
-	$(BIN)/python tests/large_layer.py
+	$(BIN)/python tests/tools/large_layer.py
 
 .venv-oldest/.created: pyproject.toml $(VENV)/.created
 	$(PYTHON) -m venv .venv-oldest
@@ -204,23 +206,23 @@ test-large: $(VENV)/.built
 
 test-oldest-numpy: dist/.built .venv-oldest/.created
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
-	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),--ignore tests/test_examples.py --ignore tests/test_classify.py -k "not long_sequences and not keys_in_chunks")
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),--ignore tests/examples/test_examples.py --ignore tests/examples/test_classify.py -k "not long_sequences and not keys_in_chunks")
 
 # Wheels are compiled with NumPy 2's headers; here with the oldest's.
 test-built-by-oldest-numpy: .venv-oldest/.created
 	MHA_WERROR=1 .venv-oldest/bin/python $(INSTALL) --force-reinstall --no-deps --no-build-isolation .
-	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) @tests/quick.txt tests/test_bad_input.py tests/test_dlpack.py \
-		tests/test_half_precision.py tests/test_layering.py tests/test_other_arrays.py
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) @tests/quick.txt tests/functions/test_bad_input.py tests/package/test_dlpack.py \
+		tests/functions/test_half_precision.py tests/package/test_layering.py tests/package/test_other_arrays.py
 
 # The sdist is whole and builds without a network.
 test-sdist: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
-	tests/sdist.sh
+	tests/tools/sdist.sh
 
 # The suite on NEON's kernels, in an emulator; some hours, and goes on where it was stopped; needs root.
 test-arm64: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
-	tests/arm64.sh
+	tests/tools/arm64.sh
 
 .venv-wheels/.installed: pyproject.toml $(VENV)/.created
 	$(PYTHON) -m venv .venv-wheels
@@ -229,12 +231,12 @@ test-arm64: $(VENV)/.test
 
 # For other systems, compiled here, into wheelhouse/.
 wheels: .venv-wheels/.installed
-	tests/wheels.sh $(PLATFORMS)
+	tests/tools/wheels.sh $(PLATFORMS)
 
 # Those of `make wheels` that can run here: on musl, and on AArch64 in an emulator.
 test-wheels: $(VENV)/.test .venv-wheels/.installed
-	tests/musl.sh wheelhouse/mha-*-musllinux_1_2_x86_64.whl
-	ARM64_WHEEL=$$(ls wheelhouse/mha-*-manylinux_2_28_aarch64.whl) tests/arm64.sh $(ARM64_TESTS)
+	tests/tools/musl.sh wheelhouse/mha-*-musllinux_1_2_x86_64.whl
+	ARM64_WHEEL=$$(ls wheelhouse/mha-*-manylinux_2_28_aarch64.whl) tests/tools/arm64.sh $(ARM64_TESTS)
 
 # Memory that runs out at every allocation, and arrays between forbidden pages.
 test-memory: $(VENV)/.test
@@ -243,23 +245,23 @@ test-memory: $(VENV)/.test
 # Python without GIL, under the thread sanitizer; the first time it is built from its source. Not
 # everything that tests compare with has wheels for it.
 test-free-threaded: $(VENV)/.created
-	tests/free_threaded.sh $(or $(SECONDS),60) $(NOT_OF_KERNELS) \
-		--ignore tests/test_public_api.py --ignore tests/test_other_arrays.py --ignore tests/test_compat_threadpoolctl.py \
-		--ignore tests/test_logging.py --ignore tests/test_docs.py
+	tests/tools/free_threaded.sh $(or $(SECONDS),60) --all $(NOT_OF_KERNELS) \
+		--ignore tests/package/test_public_api.py --ignore tests/package/test_other_arrays.py --ignore tests/compat/test_compat_threadpoolctl.py \
+		--ignore tests/package/test_logging.py
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test
 	$(PIP) 'setuptools>=77' # the script builds without isolation
-	tests/sanitize.sh $(or $(TESTS),$(NOT_OF_KERNELS))
+	tests/tools/sanitize.sh $(or $(TESTS),--all $(NOT_OF_KERNELS))
 
 # The thread sanitizer over the pool's C tests, and the parts of the Python suite that use threads.
 sanitize-threads: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
-	tests/sanitize_threads.sh
+	tests/tools/sanitize_threads.sh
 
 lint: $(VENV)/.test
 	$(PIP) $$($(EXTRA) lint) 'setuptools>=77'
-	tests/lint.sh
+	tests/tools/lint.sh
 
 # The peers (2 GB) in a virtual environment of their own; about 15 minutes on an idle machine.
 .venv-bench/.installed: benchmarks/requirements.txt $(VENV)/.created

@@ -137,9 +137,10 @@ class BuildWithInstructionSets(build_ext):
             # It takes the stack for aligned to 32 and 64 bytes, which that of Windows is not (its
             # bug 54412; Debian's and MSYS2's have a patch): moves of vectors must not insist on it.
             flags = [*flags, "-Wa,-muse-unaligned-vector-move"]
-        if Path(source).parent.name == "python":  # no loops that have to be fast
+        layer = Path(source).parts[1]  # of csrc
+        if layer == "python":  # no loops that have to be fast
             return [*flags, "-Os"]
-        return flags if Path(source).parent.name == "kernels" else [*flags, "-O2"]
+        return flags if layer == "kernels" else [*flags, "-O2"]
 
     def check_compiler(self):
         """Stops in one sentence where there is no C compiler, or no headers for it."""
@@ -179,7 +180,11 @@ class BuildWithInstructionSets(build_ext):
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
 
         def compile_with_flags(obj, src, ext, cc_args, extra_postargs, pp_opts):
-            compile_one(obj, src, ext, cc_args, [*extra_postargs, *self.flags_of(src)], pp_opts)
+            flags = [*extra_postargs, *self.flags_of(src)]
+            command = shlex.join([*self.compiler.compiler_so, *cc_args, *pp_opts, *flags])
+            if self.force or not is_compiled(Path(obj), Path(src), command):
+                compile_one(obj, src, ext, cc_args, flags, pp_opts)
+                Path(obj).with_suffix(".command").write_text(command)
 
         def compile_side_by_side(*args, **kwargs):
             started = []
@@ -195,6 +200,29 @@ class BuildWithInstructionSets(build_ext):
 
         self.compiler.compile = compile_side_by_side
         super().build_extensions()
+
+
+def is_compiled(compiled, source, command):
+    """Whether the object is there, by this command, and no older than its source and what that
+    includes."""
+    written = compiled.with_suffix(".command")
+    if not compiled.exists() or not written.exists() or written.read_text() != command:
+        return False
+    changed = max(path.stat().st_mtime for path in (source, *included(source)))
+    return compiled.stat().st_mtime > changed
+
+
+@cache
+def included(source):
+    """What a file of csrc includes of csrc, and what these do; each path is from csrc or from
+    csrc/include."""
+    found = set()
+    for name in re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE):
+        path = next((folder / name for folder in (Path("csrc"), Path("csrc/include"))
+                     if (folder / name).exists()), None)
+        if path is not None and path not in found:
+            found |= {path, *included(path)}
+    return frozenset(found)
 
 
 class SdistOfSameBytes(sdist):
@@ -264,7 +292,7 @@ setup(
         Extension(
             "mha._core",
             sources=core_sources(),
-            include_dirs=["csrc/include", numpy.get_include()],
+            include_dirs=["csrc/include", "csrc", numpy.get_include()],
             libraries=[] if ON_WINDOWS else ["m"],  # sqrt and fmax
             depends=sorted(str(path) for pattern in ("*.h", "*.inc")
                            for path in Path("csrc").rglob(pattern)),

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 import mha
 import mha.dask
-from mha.dask import tasks
+from mha.dask import _tasks as tasks
 
 HERE = Path(__file__).parent
 HEADS, HEAD_DIM, CHUNK = 8, 64, 4096

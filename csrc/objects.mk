@@ -13,18 +13,18 @@ MACHINE := $(subst arm64,aarch64,$(if $(EMULATED_NEON),aarch64,$(shell uname -m)
 IN_LIST := $(ROOT)/csrc/instruction_sets.txt
 SETS := $(shell awk '$$1 == "*" || $$1 == "$(MACHINE)" {print $$2}' $(IN_LIST))
 $(foreach set,$(SETS),$(eval FLAGS_$(set) := $(shell awk '$$2 == "$(set)" {$$1 = $$2 = ""; print}' $(IN_LIST))))
-FLAGS += -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Wvla -Werror -I$(ROOT)/csrc/include
+FLAGS += -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Wvla -Werror -I$(ROOT)/csrc/include -I$(ROOT)/csrc
 # What the public headers declare is seen from outside the shared library, and nothing else: by its
 # visibility, or where Windows has none by mha.def.
 FLAGS += -fPIC -fvisibility=hidden -DMHA_BUILDS_LIBRARY
 
 KERNELS := $(foreach set,$(SETS),kernels_float32_$(set) kernels_float64_$(set))
-CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*.c) $(wildcard $(ROOT)/csrc/threads/*.c))) dispatch processor
+CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*/*.c) $(wildcard $(ROOT)/csrc/threads/*.c))) dispatch processor
 CORE := $(filter-out %_$(if $(WINDOWS),posix,windows),$(CORE))
 OBJECTS := $(addprefix $(BUILD)/,$(addsuffix .o,$(CORE) $(KERNELS)))
-HEADERS := $(wildcard *.h $(ROOT)/csrc/*/*.h $(ROOT)/csrc/*/*.inc $(ROOT)/csrc/include/mha/*.h)
+HEADERS := $(wildcard *.h $(ROOT)/csrc/*/*.h $(ROOT)/csrc/*/*.inc $(ROOT)/csrc/*/*/*.h $(ROOT)/csrc/*/*/*.inc)
 
-vpath %.c $(ROOT)/csrc/core $(ROOT)/csrc/threads $(ROOT)/csrc/kernels
+vpath %.c $(wildcard $(ROOT)/csrc/core/*) $(ROOT)/csrc/threads $(ROOT)/csrc/kernels
 
 .SECONDARY:
 $(BUILD):

@@ -35,32 +35,27 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("mha._core") is None:
-    from mha._unbuilt import why_no_core
+    from mha._base.unbuilt import why_no_core
     raise ImportError(why_no_core(__path__[0]))
 
-from mha._version import __version__
-from mha.attention import (
-    additive_attention,
-    additive_attention_vjp,
-    merge_attention,
-    multi_head_attention,
-    multi_head_attention_vjp,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-)
-from mha.dropout import dropout_mask
-from mha.heads import merge_heads, split_heads
-from mha.layer import MultiHeadAttention
-from mha.linear_projection import linear, linear_vjp
-from mha.rotary import Rotary
-from mha.runtime import (
+from mha._base.runtime import (
     get_num_threads,
     instruction_set,
     set_num_threads,
     show_config,
     threads,
 )
-from mha.runtime import warn_of_wrong_environment as _warn_of_wrong_environment
+from mha._base.runtime import warn_of_wrong_environment as _warn_of_wrong_environment
+from mha._functions.dropout import dropout_mask
+from mha._functions.linear_projection import linear, linear_vjp
+from mha._functions.multi_head_attention import multi_head_attention, multi_head_attention_vjp
+from mha._functions.rotary import Rotary
+from mha._functions.scaled_dot_product_attention import (
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+)
+from mha._layer.layer import MultiHeadAttention
+from mha._version import __version__
 
 if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import compat as compat
@@ -72,13 +67,18 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import reference as reference
     from mha import testing as testing
     from mha import view as view
-    from mha.attention_backward import scaled_dot_product_attention_backward
-    from mha.kv_cache import KVCache
-    from mha.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
-    from mha.varlen import (
+    from mha._functions.additive_attention import additive_attention, additive_attention_vjp
+    from mha._functions.heads import merge_heads, split_heads
+    from mha._functions.merge_attention import merge_attention
+    from mha._functions.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
+    from mha._functions.scaled_dot_product_attention_backward import (
+        scaled_dot_product_attention_backward,
+    )
+    from mha._functions.varlen import (
         scaled_dot_product_attention_varlen,
         scaled_dot_product_attention_varlen_vjp,
     )
+    from mha._layer.kv_cache import KVCache
 
 __all__ = [
     "KVCache",
@@ -115,13 +115,18 @@ _warn_of_wrong_environment()
 _SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "reference",
                "testing", "view")
 _LATE = {  # names of these modules, which load when used
-    "KVCache": "kv_cache",
-    "alibi_slopes": "position_biases",
-    "scaled_dot_product_attention_backward": "attention_backward",
-    "scaled_dot_product_attention_varlen": "varlen",
-    "scaled_dot_product_attention_varlen_vjp": "varlen",
-    "t5_relative_bias": "position_biases",
-    "t5_relative_bias_vjp": "position_biases",
+    "KVCache": "_layer.kv_cache",
+    "additive_attention": "_functions.additive_attention",
+    "additive_attention_vjp": "_functions.additive_attention",
+    "alibi_slopes": "_functions.position_biases",
+    "merge_attention": "_functions.merge_attention",
+    "merge_heads": "_functions.heads",
+    "scaled_dot_product_attention_backward": "_functions.scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_varlen": "_functions.varlen",
+    "scaled_dot_product_attention_varlen_vjp": "_functions.varlen",
+    "split_heads": "_functions.heads",
+    "t5_relative_bias": "_functions.position_biases",
+    "t5_relative_bias_vjp": "_functions.position_biases",
 }
 
 
@@ -134,7 +139,7 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         module = importlib.import_module(f"mha.{_LATE[name]}")
         return globals().setdefault(name, getattr(module, name))
-    from mha.elsewhere import no_such_name
+    from mha._base.foreign_names import no_such_name
 
     raise no_such_name(sys.modules[__name__], name)
 

@@ -1,5 +1,5 @@
 """python -m mha: the configuration, and a race of about two seconds against NumPy;
-python -m mha view weights.npz: a page that shows attention weights (mha/view/command.py).
+python -m mha view weights.npz: a page that shows attention weights (mha/view/_command.py).
 
 NumPy computes in float32 with all its threads, by its fastest program for the figure. Both run in
 one process and for two seconds only, so the numbers are a first impression.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import mha
 from mha import reference
-from mha.view import command
+from mha.view import _command as command
 
 SECONDS = 1.8        # of the rounds; warming up comes before
 TURN_SECONDS = 0.02  # a side calls again until its turn has lasted this long
@@ -68,20 +68,23 @@ def show_and_race(wants_json: bool) -> None:
     if not wants_json:
         mha.show_config()
         print(f"\nRacing NumPy {np.__version__} in float32 for about two seconds ...", flush=True)
+    load = load_of_machine()
+    is_busy = load > BUSY * (os.cpu_count() or 1)
+    if is_busy and not wants_json:
+        print(f"Others are at work here (a load of {load:.1f}): the times mean little, and how they"
+              " compare nothing.\nTry again when they are done.")
     cases = make_cases()
     difference = max(largest_difference(case) for case in cases)
-    load = load_of_machine()
     race(cases)
     if wants_json:
         print(json.dumps(as_json(cases, difference, load), indent=2))
         return
     print(f"\n{'median of each call':<36}{'mha':>11}{'NumPy':>11}")
     for case in cases:
-        print(row(case))
+        print(row(case, compares=not is_busy))
     print(f"\nThe results differ by at most {difference:.0e} of the largest value.")
-    if load > BUSY * (os.cpu_count() or 1):
-        print(f"Others are at work here (a load of {load:.1f}): the times mean little.")
-    elif any(is_unsteady(case.mha_seconds) or is_unsteady(case.numpy_seconds) for case in cases):
+    if not is_busy and any(is_unsteady(case.mha_seconds) or is_unsteady(case.numpy_seconds)
+                           for case in cases):
         print("The times varied much: is something else running here? Then they mean little.")
 
 
@@ -172,12 +175,13 @@ def as_json(cases: list[Case], difference: float, load: float) -> dict[str, Any]
             "largest_difference": difference, "load": load}
 
 
-def row(case: Case) -> str:
+def row(case: Case, compares: bool) -> str:
     """One line of the table: a ratio below 1 is a loss, and says so."""
     ours, theirs = statistics.median(case.mha_seconds), statistics.median(case.numpy_seconds)
     ratio = round(theirs / ours, 2)
     verdict = f"{ratio:.2f} times as fast as NumPy" + (" (slower)" if ratio < 1 else "")
-    return f"{case.name:<36}{1e3 * ours:>8.2f} ms{1e3 * theirs:>8.2f} ms   {verdict}"
+    times = f"{case.name:<36}{1e3 * ours:>8.2f} ms{1e3 * theirs:>8.2f} ms"
+    return f"{times}   {verdict}" if compares else times
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The C core: its functions take their arguments by position and by keyword, with no defaults but
 for flags; those of mha have the docstrings.
 
-A weight is an array (in, out), or what `pack_weight` made of one. With keep=True a function returns
+A weight is an array (in, out), or what `pack_weight` made of one. With save=True a function returns
 (results, kept) instead of its results; its _backward takes `kept` and returns gradients by name.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha.options import AttentionOptions
+from mha._functions.options import AttentionOptions
 
 OPTIONS: tuple[str, ...]
 num_threads_variable: ContextVar[int]
 
 def linear(
-    x: ArrayLike, weight: object, bias: ArrayLike | None, /, *, keep: bool = False
+    x: ArrayLike, weight: object, bias: ArrayLike | None, /, *, save: bool = False
 ) -> Any: ...
 def linear_backward(
     kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
@@ -36,19 +36,19 @@ def merge_heads(x: ArrayLike, /) -> NDArray[Any]: ...
 def scaled_dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, options: AttentionOptions, /, *,
     return_weights: bool = False, return_lse: bool = False, out: NDArray[Any] | None = None,
-    keep: bool = False, head_gate: ArrayLike | None = None, exact_lse: bool = False
+    save: bool = False, head_gate: ArrayLike | None = None, exact_lse: bool = False
 ) -> Any: ...
 def scaled_dot_product_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
-def kept_attention(
+def saved_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
     options: AttentionOptions, /
 ) -> object: ...
 def scaled_dot_product_attention_varlen(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, query_starts: ArrayLike,
     key_starts: ArrayLike | None, options: AttentionOptions, /, *, return_lse: bool = False,
-    keep: bool = False, head_gate: ArrayLike | None = None
+    save: bool = False, head_gate: ArrayLike | None = None
 ) -> Any: ...
 def scaled_dot_product_attention_varlen_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
@@ -56,7 +56,7 @@ def scaled_dot_product_attention_varlen_backward(
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
     w_v: ArrayLike, options: AttentionOptions, /, *, return_weights: bool = False,
-    keep: bool = False
+    save: bool = False
 ) -> Any: ...
 def additive_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
@@ -67,7 +67,7 @@ def multi_head_attention(
     b_o: ArrayLike | None, num_heads: int, num_kv_heads: int | None, head_gate: ArrayLike | None,
     options: AttentionOptions, /, *, return_weights: bool = False, return_lse: bool = False,
     dtype: DTypeLike | None = None, key_is_query: bool = False, value_is_key: bool = False,
-    keep: bool = False, rotary: tuple[bytes, bool, float] | None = None,
+    save: bool = False, rotary: tuple[bytes, bool, float] | None = None,
     q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None,
     norm_eps: float | None = None, norm_offset: float | None = None,
     positions: ArrayLike | None = None, key_positions: ArrayLike | None = None
@@ -81,14 +81,14 @@ def merge_attention(
 def prepare_heads(
     x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float] | None,
     positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /, *,
-    keep: bool = False
+    save: bool = False
 ) -> Any: ...
 def prepare_heads_backward(
     kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def rotary(
     x: ArrayLike, rotary: tuple[bytes, bool, float], positions: ArrayLike | None, /, *,
-    keep: bool = False
+    save: bool = False
 ) -> Any: ...
 def rotary_backward(
     kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /

@@ -17,15 +17,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_bool, as_int, check_kind, no_memory
-from mha.half_precision import widened
-from mha.keywords import names_its_keywords, unknown_keyword
-from mha.progress import progress
+from mha._base.arguments import as_array, as_bool, as_int, check_kind, no_memory
+from mha._base.dtypes import widened
+from mha._base.keywords import checks_keywords
+from mha._base.progress import progress
 
 __all__ = ["ablation", "confidence", "entropy", "gradient", "rollout", "variance"]
 
@@ -34,9 +34,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-@names_its_keywords
-def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None,
-             **unknown: Never) -> NDArray[np.float64]:
+@checks_keywords
+def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
     """The variance of each head's attention weights over the keys, averaged over the queries.
 
     Parameters
@@ -61,8 +60,6 @@ def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     >>> mha.importance.variance([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.125]
     """
-    if unknown:
-        raise unknown_keyword(variance, unknown)
 
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return rows.var(axis=-1)
@@ -70,9 +67,8 @@ def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     return _mean_of_rows(weights, lengths, of_rows)
 
 
-@names_its_keywords
-def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None,
-               **unknown: Never) -> NDArray[np.float64]:
+@checks_keywords
+def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
     """The largest weight of each row, averaged over the queries: how sharply each head attends.
 
     Parameters
@@ -93,8 +89,6 @@ def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     >>> mha.importance.confidence([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.75]
     """
-    if unknown:
-        raise unknown_keyword(confidence, unknown)
 
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return rows.max(axis=-1)
@@ -102,9 +96,8 @@ def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     return _mean_of_rows(weights, lengths, of_rows)
 
 
-@names_its_keywords
-def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None,
-            **unknown: Never) -> NDArray[np.float64]:
+@checks_keywords
+def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float64]:
     """The entropy of each row, -sum of weight * log(weight) in nats, averaged over the queries.
 
     Parameters
@@ -125,8 +118,6 @@ def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     >>> mha.importance.entropy([[[0.5, 0.5], [1.0, 0.0]]]).round(4).tolist()
     [0.3466]
     """
-    if unknown:
-        raise unknown_keyword(entropy, unknown)
 
     def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
         return -(rows * np.log(np.where(rows > 0, rows, 1))).sum(axis=-1)
@@ -134,9 +125,9 @@ def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None,
     return _mean_of_rows(weights, lengths, of_rows)
 
 
-@names_its_keywords
+@checks_keywords
 def ablation(loss: Callable[[NDArray[np.float64]], float],
-             shape: int | tuple[int, ...], **unknown: Never) -> NDArray[np.float64]:
+             shape: int | tuple[int, ...]) -> NDArray[np.float64]:
     """How much a loss grows when each head is switched off, one after the other.
 
     Parameters
@@ -162,8 +153,6 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     >>> mha.importance.ablation(lambda gates: 3 - gates @ [0.5, 2.0], 2).tolist()
     [0.5, 2.0]
     """
-    if unknown:
-        raise unknown_keyword(ablation, unknown)
     if not callable(loss):
         raise TypeError(f"loss: got {type(loss).__name__}, wanted a function of the gates")
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
@@ -191,9 +180,8 @@ def ablation(loss: Callable[[NDArray[np.float64]], float],
     return scores
 
 
-@names_its_keywords
-def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
-             **unknown: Never) -> NDArray[np.float64]:
+@checks_keywords
+def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True) -> NDArray[np.float64]:
     """The mean over examples of |d loss / d gate|: I_h of Michel et al.
 
     Parameters
@@ -219,8 +207,6 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     >>> mha.importance.gradient([[3.0, -1.0], [-3.0, 7.0]]).tolist()
     [0.6, 0.8]
     """
-    if unknown:
-        raise unknown_keyword(gradient, unknown)
     normalise = as_bool(normalise, "normalise")
     _check_iterable(gate_gradients, "gate_gradients")
     total: NDArray[np.float64] | None = None
@@ -249,9 +235,8 @@ def gradient(gate_gradients: Iterable[ArrayLike], *, normalise: bool = True,
     return scores
 
 
-@names_its_keywords
-def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
-            **unknown: Never) -> NDArray[np.float64]:
+@checks_keywords
+def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5) -> NDArray[np.float64]:
     """Attention followed through all layers, heads averaged: which input each output comes from.
 
     An entry says how much a token of the last layer holds of a token of the input, as if values
@@ -278,8 +263,6 @@ def rollout(weights: Sequence[ArrayLike], *, residual: float = 0.5,
     >>> mha.importance.rollout([swap, swap], residual=0.0).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    if unknown:
-        raise unknown_keyword(rollout, unknown)
     _check_iterable(weights, "weights")
     if not isinstance(residual, numbers.Real):
         raise TypeError(f"residual: got {type(residual).__name__}, wanted a share in [0, 1]")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.arguments import as_array, as_int, as_size, check_kind, no_memory
-from mha.keywords import names_its_keywords, unknown_keyword
-from mha.options import Window
+from mha._base.arguments import as_array, as_int, as_size, check_kind, no_memory
+from mha._base.keywords import checks_keywords
+from mha._functions.options import Window
 
 __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
 
@@ -27,14 +27,14 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # checkers know the names
 
     def __getattr__(name: str) -> Never:
-        from mha.elsewhere import no_such_name
+        from mha._base.foreign_names import no_such_name
 
         raise no_such_name(sys.modules[__name__], name)
 
 
-@names_its_keywords
+@checks_keywords
 def causal(query_len: int, key_len: int | None = None,
-           query_offset: int | None = None, **unknown: Never) -> NDArray[np.bool_]:
+           query_offset: int | None = None) -> NDArray[np.bool_]:
     """(query_len, key_len): key j is visible to query i iff j <= i + query_offset.
 
     key_len defaults to query_len, query_offset to key_len - query_len (the last query sees the
@@ -49,14 +49,12 @@ def causal(query_len: int, key_len: int | None = None,
     >>> mha.masks.causal(3).tolist()
     [[True, False, False], [True, True, False], [True, True, True]]
     """
-    if unknown:
-        raise unknown_keyword(causal, unknown)
     return sliding_window(query_len, key_len, window=(None, 0), query_offset=query_offset)
 
 
-@names_its_keywords
+@checks_keywords
 def sliding_window(query_len: int, key_len: int | None = None, *, window: Window | None,
-                   query_offset: int | None = None, **unknown: Never) -> NDArray[np.bool_]:
+                   query_offset: int | None = None) -> NDArray[np.bool_]:
     """(query_len, key_len): i + query_offset - left <= j <= i + query_offset + right.
 
     window is (left, right); None leaves a side open. (2, 0) sees the token itself and the two
@@ -71,8 +69,6 @@ def sliding_window(query_len: int, key_len: int | None = None, *, window: Window
     >>> mha.masks.sliding_window(3, window=(1, 0)).tolist()
     [[True, False, False], [True, True, False], [False, True, True]]
     """
-    if unknown:
-        raise unknown_keyword(sliding_window, unknown)
     query_len = as_size(query_len, "query_len", least=0)
     key_len = as_size(key_len, "key_len", query_len, least=0)
     if query_offset is None:
@@ -102,8 +98,8 @@ def _sides(window: Window | None) -> Window:
     return left, right
 
 
-@names_its_keywords
-def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDArray[np.bool_]:
+@checks_keywords
+def from_lengths(key_lengths: ArrayLike, key_len: int) -> NDArray[np.bool_]:
     """(batch,) -> (batch, 1, 1, key_len), (batch, query_len) -> (batch, 1, query_len, key_len).
 
     Key j is visible iff j < length: what d2l calls valid_lens.
@@ -118,8 +114,6 @@ def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDAr
     >>> mha.masks.from_lengths([1, 3], 3)[:, 0, 0].tolist()
     [[True, False, False], [True, True, True]]
     """
-    if unknown:
-        raise unknown_keyword(from_lengths, unknown)
     key_len = as_size(key_len, "key_len", least=0)
     lengths = as_array(key_lengths, "key_lengths")
     if lengths.size:
@@ -141,8 +135,8 @@ def from_lengths(key_lengths: ArrayLike, key_len: int, **unknown: Never) -> NDAr
         raise no_memory("key_len", (*per_query.shape, key_len)) from None
 
 
-@names_its_keywords
-def from_attend(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
+@checks_keywords
+def from_attend(mask: ArrayLike) -> NDArray[np.bool_]:
     """A mask where nonzero means attend (the PyTorch notebook, Keras, Hugging Face) -> bool.
 
     The shape (..., query_len, key_len) stays as it is.
@@ -156,13 +150,11 @@ def from_attend(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
     >>> mha.masks.from_attend([[1, 0], [1, 1]]).tolist()
     [[True, False], [True, True]]
     """
-    if unknown:
-        raise unknown_keyword(from_attend, unknown)
     return _numbers(mask) != 0
 
 
-@names_its_keywords
-def from_blocked(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
+@checks_keywords
+def from_blocked(mask: ArrayLike) -> NDArray[np.bool_]:
     """A mask where nonzero means blocked (the NumPy tutorial, key_padding_mask) -> bool.
 
     The shape (..., query_len, key_len) stays as it is.
@@ -176,8 +168,6 @@ def from_blocked(mask: ArrayLike, **unknown: Never) -> NDArray[np.bool_]:
     >>> mha.masks.from_blocked([[0, 1], [0, 0]]).tolist()
     [[True, False], [True, True]]
     """
-    if unknown:
-        raise unknown_keyword(from_blocked, unknown)
     return _numbers(mask) == 0
 
 

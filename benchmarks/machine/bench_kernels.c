@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/core/matmul.h"
-#include "../../csrc/kernels/kernels.h"
+#include "core/projection/matmul.h"
+#include "kernels/kernels.h"
 #include "machine.h"
 #include "mha/mha.h"
 
@@ -144,7 +144,7 @@ static void fill_attention(attention_context *c, attention_shape n, attention_ki
         a->weights = own_floats(c, n.heads * n.query_len * n.key_len);
     }
     if (kind == GRADIENTS) {
-        a->origin = own_floats(c, n.heads * n.query_len);
+        a->maximum = own_floats(c, n.heads * n.query_len);
         a->denominator = own_floats(c, n.heads * n.query_len);
         c->gradients = (mha_attention_gradients){
             .attention = a,

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "mha/runtime.h"
-#include "processor.h"
+#include "kernels/processor.h"
 
 #define DECLARE_KERNELS(isa)                                                                       \
     extern const mha_kernels mha_kernels_float32_##isa, mha_kernels_float64_##isa

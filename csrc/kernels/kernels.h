@@ -27,7 +27,7 @@ enum { MHA_MAX_QUERY_BLOCK = 48 };
 /* Sums over queries, in the gradients of key and value, are chains of so many. */
 enum { MHA_QUERY_CHAIN = MHA_MAX_QUERY_BLOCK };
 
-/* The most blocks of queries that walk the keys of a head together. */
+/* The most blocks of queries that go through the keys of a head together. */
 enum { MHA_MAX_JOINT_BLOCKS = 4 };
 
 /* The most columns of a head: so no scratch size overflows. */
@@ -86,12 +86,12 @@ typedef struct mha_key_ranges {
 typedef void mha_read_row(const void *from, mha_storage storage, void *to, int64_t count);
 typedef void mha_write_row(const void *from, void *to, mha_storage storage, int64_t count);
 
-/* Rows of an array that the thread needs soon: the kernel asks for them, into the second cache,
+/* Rows of an array that the thread needs soon: the kernel prefetches them, into the second cache,
  * while it computes. Stride and width are bytes. */
-typedef struct mha_rows_ahead {
+typedef struct mha_prefetch_rows {
     const char *first;
     int64_t count, stride, width;
-} mha_rows_ahead;
+} mha_prefetch_rows;
 
 /* One head and a block of consecutive queries. Strides count elements; the last axes of query, key,
  * value and output are contiguous. */
@@ -103,7 +103,7 @@ typedef struct mha_attention_block {
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
-    bool brings_values; /* asks for them ahead of their turn: no block before has read them */
+    bool brings_values; /* prefetches them ahead of their turn: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
     bool sees_all_keys;                 /* every query, by these */
@@ -111,11 +111,11 @@ typedef struct mha_attention_block {
 
     void *output; /* (query_len, value_head_dim) */
     int64_t output_stride;
-    void *weights;               /* (query_len, key_len), contiguous, or NULL */
-    void *lse;                   /* (query_len,) or NULL */
-    void *origin, *denominator;  /* (query_len,) both, or NULL: of softmax */
-    const mha_rows_ahead *ahead; /* (ahead_count,) */
-    int ahead_count;
+    void *weights;                     /* (query_len, key_len), contiguous, or NULL */
+    void *lse;                         /* (query_len,) or NULL */
+    void *maximum, *denominator;       /* (query_len,) both, or NULL: of softmax */
+    const mha_prefetch_rows *prefetch; /* (prefetch_count,) */
+    int prefetch_count;
 } mha_attention_block;
 
 /* A sum in double precision, and what its additions have rounded off. */
@@ -138,7 +138,7 @@ typedef struct mha_row_sums {
 } mha_row_sums;
 
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
- * `attention` has the output, origin and denominator of the forward pass; its gate is 1. Gradients
+ * `attention` has the output, maximum and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
  * of MHA_KEY_CHAIN. grad_query and grad_w_v are written, or added to where
  * adds_to_query; the others are added to. */
@@ -165,7 +165,7 @@ typedef struct mha_attention_backward_block {
 /* The most rows of one call of the few_queries kernel. */
 enum { MHA_MAX_FEW_ROWS = 16 };
 
-/* One query of one head. Weights, lse, origin and denominator as in mha_attention_block; of
+/* One query of one head. Weights, lse, maximum and denominator as in mha_attention_block; of
  * key_len, 1, 1 and 1 numbers. */
 typedef struct mha_few_queries_row {
     const void *query;          /* (head_dim,) */
@@ -173,7 +173,7 @@ typedef struct mha_few_queries_row {
     int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
     mha_scores scores;          /* of its head */
     void *output;               /* (value_head_dim,) */
-    void *weights, *lse, *origin, *denominator;
+    void *weights, *lse, *maximum, *denominator;
     bool is_finite; /* the output that was written */
 } mha_few_queries_row;
 

@@ -2,9 +2,9 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "inline.h"
-#include "kernels.h"
-#include "processor.h"
+#include "kernels/simd/inline.h"
+#include "kernels/kernels.h"
+#include "kernels/processor.h"
 
 #ifdef MHA_HAS_AMX
 /* Not by flags of instruction_sets.txt, which older compilers would not know. */
@@ -20,7 +20,7 @@ extern const mha_elementwise_kernels mha_elementwise_kernels_float32_avx512;
 extern const mha_heads_kernels mha_heads_kernels_float32_avx512;
 extern const mha_math_kernels mha_math_kernels_float32_avx512;
 
-#include "matmul_amx.inc"
+#include "kernels/products/matmul_amx.inc"
 
 static const mha_matmul_kernels products = {
     .panels = {.columns = PANEL_COLUMNS,

@@ -1,4 +1,4 @@
 #define MHA_REAL_IS_FLOAT32
-#include "inline.h"
-#include "simd_avx2.h"
-#include "kernel_set.inc"
+#include "kernels/simd/inline.h"
+#include "kernels/simd/simd_avx2.h"
+#include "kernels/kernel_set.inc"

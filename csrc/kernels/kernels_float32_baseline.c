@@ -1,4 +1,4 @@
 #define MHA_REAL_IS_FLOAT32
-#include "inline.h"
-#include "simd_baseline.h"
-#include "kernel_set.inc"
+#include "kernels/simd/inline.h"
+#include "kernels/simd/simd_baseline.h"
+#include "kernels/kernel_set.inc"

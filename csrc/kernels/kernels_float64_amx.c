@@ -1,6 +1,6 @@
 /* What AVX-512 does: tiles have no doubles. */
-#include "kernels.h"
-#include "processor.h"
+#include "kernels/kernels.h"
+#include "kernels/processor.h"
 
 #ifdef MHA_HAS_AMX
 extern const mha_attention_kernels mha_attention_kernels_float64_avx512;

@@ -4,7 +4,7 @@
 #define _DEFAULT_SOURCE /* syscall */
 #endif
 
-#include "processor.h"
+#include "kernels/processor.h"
 
 #include <stdint.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* The module mha._core. */
 #define MHA_IMPORTS_NUMPY
-#include "binding.h"
-#include "call.h"
-#include "options.h"
-#include "results.h"
+#include "python/base/binding.h"
+#include "python/base/results.h"
+#include "python/call/call.h"
+#include "python/call/options.h"
 
 #define FUNCTION(name, flags) {#name, (PyCFunction)(void (*)(void))mha_py_##name, flags, NULL}
 #define FASTCALL(name) FUNCTION(name, METH_FASTCALL | METH_KEYWORDS)
@@ -15,7 +15,7 @@ static PyMethodDef methods[] = {
     FASTCALL(merge_heads),
     FASTCALL(scaled_dot_product_attention),
     FASTCALL(scaled_dot_product_attention_backward),
-    FASTCALL(kept_attention),
+    FASTCALL(saved_attention),
     FASTCALL(scaled_dot_product_attention_varlen),
     FASTCALL(scaled_dot_product_attention_varlen_backward),
     FASTCALL(additive_attention),

@@ -1,4 +1,4 @@
-#include "partition.h"
+#include "threads/partition.h"
 
 #include "mha/tensor.h"
 

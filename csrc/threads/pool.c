@@ -2,7 +2,7 @@
  * themselves into it; they and the caller take task numbers from one atomic counter until it runs
  * out. Between two jobs in short succession no lock is taken: workers that find nothing new spin
  * for SPIN_NANOSECONDS and only then park on a condition. */
-#include "pool.h"
+#include "threads/pool.h"
 
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 
 #include "mha/float_mode.h"
 #include "mha/runtime.h"
-#include "system.h"
+#include "threads/system.h"
 
 enum {
     MAX_WORKERS = MHA_MAX_THREADS - 1,

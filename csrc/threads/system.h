@@ -9,9 +9,9 @@
  * two where they are static, MHA_SYSTEM_MUTEX and MHA_SYSTEM_CONDITION. Short functions of POSIX
  * are inline. */
 #ifdef _WIN32
-#include "system_windows.h"
+#include "threads/system_windows.h"
 #else
-#include "system_posix.h"
+#include "threads/system_posix.h"
 #endif
 
 /* CPUs in the affinity mask, bounded by the quota of the container; at least 1. */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "system.h"
+#include "threads/system.h"
 
 #include <sched.h>
 #include <signal.h>

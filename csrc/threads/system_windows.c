@@ -2,7 +2,7 @@
 #define _WIN32_WINNT 0x0602 /* Windows 8 and later */
 #endif
 #define WIN32_LEAN_AND_MEAN
-#include "system.h"
+#include "threads/system.h"
 
 #include <windows.h>
 

@@ -10,16 +10,16 @@ also where nothing else is left to see; errors are ValueError and TypeError.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Never, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import mha
-from mha.arguments import as_int_array, detached_array
-from mha.compat._flags import as_flag
-from mha.compat._projections import over_scores
-from mha.keywords import names_its_keywords, other_names, unknown_keyword
+from mha._base.arguments import as_int_array, detached_array
+from mha._base.keywords import checks_keywords, other_names
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.flags import as_flag
+from mha.compat._shared.projections import over_scores
 
 __all__ = ["dot_product_attention"]
 
@@ -49,7 +49,7 @@ def dot_product_attention(
         query_seq_lengths: ArrayLike | None = ..., key_value_seq_lengths: ArrayLike | None = ...,
         local_window_size: LocalWindow | None = ..., implementation: Implementation | None = ...,
         return_residual: Literal[True]) -> tuple[NDArray[Any], NDArray[Any]]: ...
-@names_its_keywords
+@checks_keywords
 def dot_product_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
         mask: ArrayLike | None = None, *, scale: float | None = None, is_causal: bool = False,
@@ -57,7 +57,7 @@ def dot_product_attention(
         key_value_seq_lengths: ArrayLike | None = None,
         local_window_size: LocalWindow | None = None,
         implementation: Implementation | None = None,
-        return_residual: bool = False, **unknown: Never) -> Any:
+        return_residual: bool = False) -> Any:
     """jax.nn.dot_product_attention.
 
     Parameters
@@ -97,8 +97,6 @@ def dot_product_attention(
     >>> dot_product_attention(q, q, q, is_causal=True).shape
     (2, 4, 8, 64)
     """
-    if unknown:
-        raise unknown_keyword(dot_product_attention, unknown)
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation: got {implementation!r}, wanted None or 'xla': this"
                          " computes on the CPU")
@@ -118,7 +116,7 @@ def dot_product_attention(
     window = local_window_size
     if isinstance(window, (int, np.integer)):
         window = (int(window), int(window))
-    output, lse = mha.scaled_dot_product_attention(
+    output, lse = scaled_dot_product_attention(
         *(array.swapaxes(1, 2) for array in (query, key, value)), mask=mask, bias=bias,
         scale=scale, causal=is_causal, window=window, query_offset=0,
         key_lengths=_lengths(key_value_seq_lengths, "key_value_seq_lengths", batch, key_len),

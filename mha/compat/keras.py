@@ -19,13 +19,12 @@ kernels too, flash_attention is ignored, errors are ValueError and TypeError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Never
 
 from numpy.typing import DTypeLike
 
-from mha.arguments import as_ints, as_size
-from mha.compat._keras_layer import Initializer, Layer
-from mha.keywords import names_its_keywords, other_names, unknown_keyword
+from mha._base.arguments import as_ints, as_size
+from mha._base.keywords import checks_keywords, other_names
+from mha.compat._shared.keras_layer import Initializer, Layer
 
 __all__ = ["GroupQueryAttention", "MultiHeadAttention"]
 
@@ -90,7 +89,7 @@ class MultiHeadAttention(Layer):
 
     _shown = ("num_heads", "key_dim", "value_dim")
 
-    @names_its_keywords
+    @checks_keywords
     def __init__(self, num_heads: int, key_dim: int, value_dim: int | None = None,
                  dropout: float = 0.0, use_bias: bool = True,
                  output_shape: int | Sequence[int] | None = None,
@@ -101,10 +100,7 @@ class MultiHeadAttention(Layer):
                  bias_regularizer: object = None, activity_regularizer: object = None,
                  kernel_constraint: object = None, bias_constraint: object = None,
                  use_gate: bool = False, seed: int | None = None, *,
-                 dtype: DTypeLike | None = None, name: str | None = None,
-                 **unknown: Never) -> None:
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.__init__, unknown)
+                 dtype: DTypeLike | None = None, name: str | None = None) -> None:
         self.num_heads, self.key_dim = as_size(num_heads, "num_heads"), as_size(key_dim, "key_dim")
         self.value_dim = as_size(value_dim, "value_dim", self.key_dim)
         self._sizes = self.num_heads, self.num_heads, self.key_dim, self.value_dim
@@ -160,7 +156,7 @@ class GroupQueryAttention(Layer):
 
     _shown = ("head_dim", "num_query_heads", "num_key_value_heads")
 
-    @names_its_keywords
+    @checks_keywords
     def __init__(self, head_dim: int, num_query_heads: int, num_key_value_heads: int,
                  dropout: float = 0.0, use_bias: bool = True, sliding_window: int | None = None,
                  flash_attention: bool | None = None,
@@ -169,10 +165,7 @@ class GroupQueryAttention(Layer):
                  bias_regularizer: object = None, activity_regularizer: object = None,
                  kernel_constraint: object = None, bias_constraint: object = None,
                  use_gate: bool = False, seed: int | None = None, *,
-                 dtype: DTypeLike | None = None, name: str | None = None,
-                 **unknown: Never) -> None:
-        if unknown:
-            raise unknown_keyword(GroupQueryAttention.__init__, unknown)
+                 dtype: DTypeLike | None = None, name: str | None = None) -> None:
         self.head_dim = as_size(head_dim, "head_dim")
         self.num_query_heads = as_size(num_query_heads, "num_query_heads")
         self.num_key_value_heads = as_size(num_key_value_heads, "num_key_value_heads")

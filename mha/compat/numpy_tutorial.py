@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import mha
-from mha.arguments import check_kind
-from mha.compat._broadcast import attention_with_weights
-from mha.compat._layers import checked_heads, checked_mask
-from mha.pieces import converted
+from mha import reference
+from mha._base.arguments import check_kind
+from mha._base.pieces import converted
+from mha._functions.heads import split_heads
+from mha._functions.multi_head_attention import multi_head_attention
+from mha.compat._shared.broadcast import attention_with_weights
+from mha.compat._shared.layers import checked_heads, checked_mask
 
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention", "softmax"]
 
@@ -32,8 +34,8 @@ def softmax(x: ArrayLike, axis: int | None = -1) -> NDArray[Any]:
     if x.dtype.kind != "f":
         x = x.astype(np.float64)
     if axis is None:
-        return mha.reference.softmax(x.reshape(-1))[0].reshape(x.shape)
-    weights, _ = mha.reference.softmax(np.moveaxis(x, axis, -1))
+        return reference.softmax(x.reshape(-1))[0].reshape(x.shape)
+    weights, _ = reference.softmax(np.moveaxis(x, axis, -1))
     return np.moveaxis(weights, -1, axis)
 
 
@@ -97,7 +99,7 @@ class MultiHeadAttention:
         x = np.asarray(x)
         if x.ndim != 3 or x.shape[0] != batch_size:
             raise ValueError(f"x: got shape {x.shape}, wanted ({batch_size}, seq_len, d_model)")
-        return mha.split_heads(x, self.num_heads)
+        return split_heads(x, self.num_heads)
 
     def forward(self, Q_in: ArrayLike, K_in: ArrayLike, V_in: ArrayLike,
                 mask: ArrayLike | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -118,7 +120,7 @@ class MultiHeadAttention:
                 raise ValueError(f"mask: got shape {visible.shape}, wanted (batch, seq_len_q,"
                                  " seq_len_k)")
             visible = visible[:, None]  # (batch, 1, seq_len_q, seq_len_k): one for all heads
-        return mha.multi_head_attention(
+        return multi_head_attention(
             query, key, value, self.W_q, self.W_k, self.W_v, self.W_o, num_heads=self.num_heads,
             mask=visible, empty_rows="uniform", return_weights=True)
 

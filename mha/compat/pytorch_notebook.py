@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import mha
-from mha.arguments import as_size
-from mha.compat._broadcast import attention_with_weights
-from mha.compat._flags import as_dropout, split_dropout
-from mha.compat._layers import Linear, as_numbers, checked_heads, checked_mask
-from mha.options import RandomSource
+from mha import plot
+from mha._base.arguments import as_size
+from mha._functions.dropout import dropout_mask
+from mha._functions.heads import merge_heads, split_heads
+from mha._functions.multi_head_attention import multi_head_attention
+from mha._functions.options import RandomSource
+from mha.compat._shared.broadcast import attention_with_weights
+from mha.compat._shared.flags import as_dropout, split_dropout
+from mha.compat._shared.layers import Linear, as_numbers, checked_heads, checked_mask
+from mha.masks import causal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:  # for typing.get_type_hints, which shall not import it
+    Figure = Any
 
 __all__ = ["MultiHeadAttention", "create_causal_mask", "create_sentence_example",
            "scaled_dot_product_attention", "visualize_attention", "visualize_multihead_attention",
@@ -107,7 +113,7 @@ class MultiHeadAttention:
         x = as_numbers(x, "x")
         if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x: got shape {x.shape}, wanted (batch, seq_len, {self.d_model})")
-        return mha.split_heads(x, self.num_heads)
+        return split_heads(x, self.num_heads)
 
     def combine_heads(self, x: ArrayLike) -> NDArray[Any]:
         """(batch, num_heads, seq_len, d_k) -> (batch, seq_len, d_model)."""
@@ -115,7 +121,7 @@ class MultiHeadAttention:
         if x.ndim != 4 or x.shape[1] * x.shape[3] != self.d_model:
             raise ValueError(f"x: got shape {x.shape}, wanted (batch, {self.num_heads}, seq_len,"
                              f" {self.d_k})")
-        return mha.merge_heads(x)
+        return merge_heads(x)
 
     def forward(self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
                 mask: ArrayLike | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -130,7 +136,7 @@ class MultiHeadAttention:
         visible = _visible(mask)
         if visible is not None and visible.ndim < 4:
             visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
-        output, weights = mha.multi_head_attention(
+        output, weights = multi_head_attention(
             query, key, value, self.W_q.kernel, self.W_k.kernel, self.W_v.kernel, self.W_o.kernel,
             b_q=self.W_q.bias, b_k=self.W_k.bias, b_v=self.W_v.bias, b_o=self.W_o.bias,
             num_heads=self.num_heads, mask=visible, empty_rows="uniform", dropout=dropout,
@@ -148,7 +154,7 @@ def create_causal_mask(seq_len: int) -> NDArray[Any]:
     >>> create_causal_mask(3)[0, 0].tolist()
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    return mha.masks.causal(seq_len)[None, None].astype(np.float32)
+    return causal(seq_len)[None, None].astype(np.float32)
 
 
 def create_sentence_example(seed: int | None = None) -> NDArray[Any]:
@@ -168,7 +174,7 @@ def create_sentence_example(seed: int | None = None) -> NDArray[Any]:
 def visualize_attention(attention_weights: ArrayLike, title: str = "Attention Weights") -> Figure:
     """The first item of (batch, query_len, key_len) as an annotated heat map: its figure."""
     weights = as_numbers(attention_weights, "attention_weights")
-    return mha.plot.attention(weights[0], annotate=True, cmap="YlOrRd", title=title)
+    return plot.attention(weights[0], annotate=True, cmap="YlOrRd", title=title)
 
 
 def visualize_multihead_attention(attention_weights: ArrayLike,
@@ -176,8 +182,8 @@ def visualize_multihead_attention(attention_weights: ArrayLike,
     """The first heads of the first item of (batch, num_heads, query_len, key_len), in two rows."""
     weights = as_numbers(attention_weights, "attention_weights")
     heads = _first_heads(weights, num_heads_to_show)
-    return mha.plot.heads(weights, batch=0, heads=heads, columns=-(-len(heads) // 2),
-                          annotate=False, cmap="YlOrRd", title="Multi-Head Attention Weights")
+    return plot.heads(weights, batch=0, heads=heads, columns=-(-len(heads) // 2),
+                      annotate=False, cmap="YlOrRd", title="Multi-Head Attention Weights")
 
 
 def visualize_sentence_attention(attention_weights: ArrayLike, words: Sequence[str],
@@ -185,9 +191,9 @@ def visualize_sentence_attention(attention_weights: ArrayLike, words: Sequence[s
     """The same in one row, annotated and labelled with the words of the sentence."""
     weights = as_numbers(attention_weights, "attention_weights")
     heads = _first_heads(weights, num_heads_to_show)
-    return mha.plot.heads(weights, query_labels=words, key_labels=words, batch=0, heads=heads,
-                          columns=len(heads), annotate=True, cmap="YlOrRd",
-                          title="Sentence Attention Weights")
+    return plot.heads(weights, query_labels=words, key_labels=words, batch=0, heads=heads,
+                      columns=len(heads), annotate=True, cmap="YlOrRd",
+                      title="Sentence Attention Weights")
 
 
 def _first_heads(weights: NDArray[Any], num_heads_to_show: int) -> list[int]:
@@ -207,6 +213,6 @@ def _after_dropout(weights: NDArray[Any], dropout: float, seed: int) -> NDArray[
     if not dropout:
         return weights
     kept_fraction = (65536 - math.floor(65536 * dropout + 0.5)) / 65536
-    kept = mha.dropout_mask(weights.shape, dropout, seed)
+    kept = dropout_mask(weights.shape, dropout, seed)
     # Where the dropout rounds to 1 nothing is kept, and there is no fraction to divide by.
     return weights * kept.astype(weights.dtype) / weights.dtype.type(kept_fraction or 1)

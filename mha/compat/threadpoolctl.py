@@ -17,7 +17,8 @@ except ImportError as error:
     raise ImportError("mha.compat.threadpoolctl needs threadpoolctl: pip install threadpoolctl"
                       ) from error
 
-import mha
+from mha._base.runtime import instruction_set
+from mha._version import __version__
 
 __all__ = ["MhaController"]
 
@@ -43,10 +44,10 @@ class MhaController(threadpoolctl.LibController):
             change(min(max(1, num_threads), 2**31 - 1))  # a C int
 
     def get_version(self) -> str:
-        return mha.__version__
+        return __version__
 
     def set_additional_attributes(self) -> None:
-        self.architecture = mha.instruction_set()
+        self.architecture = instruction_set()
 
 
 threadpoolctl.register(MhaController)

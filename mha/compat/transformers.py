@@ -5,8 +5,8 @@
     model = AutoModel.from_pretrained(name, attn_implementation="mha")
 
 All models whose attention goes through the package's AttentionInterface then compute it here, on
-the CPU: tensors are read where they lie, gradients come from mha's way back. Masks are those of
-"sdpa"; where the package tells what they follow from, keys that no query of a block sees are
+the CPU: tensors are read where they lie, gradients come from mha's backward pass. Masks are those
+of "sdpa"; where the package tells what they follow from, keys that no query of a block sees are
 skipped. Models that attend by code of their own (Falcon, BLOOM, DeBERTa and a hundred others) keep
 it, with a warning. torch and transformers are imported by this module alone.
 """
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from mha.compat._flags import split_dropout
-from mha.compat._own_attention import keep_from_models_that_attend_themselves
-from mha.compat.pytorch.tensors import attention, attention_weights
+from mha.compat._shared.flags import split_dropout
+from mha.compat._shared.own_attention import keep_from_models_that_attend_themselves
+from mha.compat.pytorch._tensors import attention, attention_weights
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 

@@ -6,9 +6,9 @@ keys, and a tree of `mha.merge_attention` joins them, exactly. Every scheduler o
 """
 
 try:
-    from mha.dask.attention import scaled_dot_product_attention
-    from mha.dask.attention_vjp import scaled_dot_product_attention_vjp
-    from mha.dask.layer import MultiHeadAttention
+    from mha.dask._attention import scaled_dot_product_attention
+    from mha.dask._attention_vjp import scaled_dot_product_attention_vjp
+    from mha.dask._layer import MultiHeadAttention
 except ModuleNotFoundError as error:
     if str(error.name).startswith("mha"):
         raise

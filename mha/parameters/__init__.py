@@ -2,20 +2,18 @@
 
 `mha.MultiHeadAttention.from_state(state, layout, prefix=..., config=...)` makes a layer of what
 a framework or a file keeps, `layer.to_state(layout)` the other way; `layouts()` lists the names of
-layouts, `open(path)` reads .safetensors and .npz, an array at a time. A layout is a table: those
-of the frameworks are in frameworks.py, of encoders in encoders.py, of language models in
-decoders.py, fused.py and t5.py.
+layouts, `open(path)` reads .safetensors and .npz, an array at a time. A layout is a table, in
+_layouts.py.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Never
 
-from mha.keywords import names_its_keywords, unknown_keyword
-from mha.parameters.files import Arrays
-from mha.parameters.folders import opened
-from mha.parameters.names import LAYOUTS
+from mha._base.keywords import checks_keywords
+from mha.parameters._files import Arrays
+from mha.parameters._folders import opened
+from mha.parameters._layouts import LAYOUTS
 
 __all__ = ["layouts", "open"]
 
@@ -32,8 +30,8 @@ def layouts() -> list[str]:
     return sorted(LAYOUTS)
 
 
-@names_its_keywords
-def open(path: str | os.PathLike[str], **unknown: Never) -> Arrays:
+@checks_keywords
+def open(path: str | os.PathLike[str]) -> Arrays:
     """The arrays of a file, or of a model's folder, by name, each read when it is asked for.
 
     path is a .safetensors or .npz file; the index of several (model.safetensors.index.json); or a
@@ -64,8 +62,6 @@ def open(path: str | os.PathLike[str], **unknown: Never) -> Arrays:
     ...     mha.parameters.open(f"{folder}/weights.npz")["W"].shape
     (2, 3)
     """
-    if unknown:
-        raise unknown_keyword(open, unknown)
     return opened(path)
 
 

@@ -6,14 +6,14 @@ there and back; varlen.py has ragged batches; steps.py shows the intermediates o
 functions have the names, arguments and meanings of those of `mha`, which do the same work in C.
 """
 
-from mha.reference.backward import (
+from mha.reference._backward import (
     additive_attention_vjp,
     linear_vjp,
     multi_head_attention_vjp,
     scaled_dot_product_attention_backward,
     scaled_dot_product_attention_vjp,
 )
-from mha.reference.forward import (
+from mha.reference._forward import (
     additive_attention,
     dot_product_scores,
     dropout_mask,
@@ -28,9 +28,9 @@ from mha.reference.forward import (
     unmasked_attention,
     visible_pairs,
 )
-from mha.reference.prepared_heads import rms_norm, rms_norm_vjp, rotary, rotary_vjp
-from mha.reference.steps import STEPS, steps
-from mha.reference.varlen import (
+from mha.reference._prepared_heads import rms_norm, rms_norm_vjp, rotary, rotary_vjp
+from mha.reference._steps import STEPS, steps
+from mha.reference._varlen import (
     scaled_dot_product_attention_varlen,
     scaled_dot_product_attention_varlen_vjp,
 )

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.plot_labels import texts_of
-from mha.plot_weights import check_sums, weights_of_item
-from mha.view.page import count_of, data_in, data_of, page_of
+from mha.plot._labels import texts_of
+from mha.plot._weights import check_sums, weights_of_item
+from mha.view._page import count_of, data_in, data_of, page_of
 
 __all__ = ["View", "heads", "model", "several"]
 

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "../../csrc/kernels/kernels.h"
+#include "kernels/kernels.h"
 #include "check.h"
 
 static const mha_storage HALVES[] = {MHA_FLOAT16, MHA_BFLOAT16};

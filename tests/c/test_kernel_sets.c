@@ -1,5 +1,5 @@
 /* A kernel set owns how weights are packed, and a further set may replace one operation alone. */
-#include "../../csrc/kernels/kernels.h"
+#include "kernels/kernels.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 #include <float.h>
 #include <string.h>
 
-#include "../../csrc/kernels/dropout.h"
-#include "../../csrc/kernels/kernels.h"
+#include "kernels/elementwise/dropout.h"
+#include "kernels/kernels.h"
 #include "check.h"
 
 enum { BATCH = 1 << 16 };

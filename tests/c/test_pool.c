@@ -10,8 +10,8 @@
 #include <unistd.h>
 #endif
 
-#include "../../csrc/threads/partition.h"
-#include "../../csrc/threads/pool.h"
+#include "threads/partition.h"
+#include "threads/pool.h"
 #include "check.h"
 #include "mha/runtime.h"
 

@@ -2,7 +2,7 @@
  * change what another or it itself reads. Here every job runs twice. */
 #include <string.h>
 
-#include "../../csrc/threads/pool.h"
+#include "threads/pool.h"
 #include "check.h"
 
 #ifdef SAMPLE_FLOATS
@@ -36,7 +36,7 @@ static struct numbers {
 
 static struct results {
     double output[NUMBERS], projected[3][NUMBERS], attended[NUMBERS], merged[NUMBERS];
-    double origin[BATCH * HEADS * LENGTH], denominator[BATCH * HEADS * LENGTH];
+    double maximum[BATCH * HEADS * LENGTH], denominator[BATCH * HEADS * LENGTH];
     double grad_x[3][NUMBERS], grad_W[4][DIM * DIM], grad_b[4][DIM], grad_gate[HEADS];
     double grad_bias[HEADS * LENGTH * LENGTH];
     double grad_alibi[HEADS], grad_relative_bias[HEADS * DISTANCES], grad_sinks[HEADS];
@@ -114,10 +114,10 @@ static void run_figure(struct results *r, bool key_is_query, bool prepares, int 
         .rotary = prepares ? &ROTARY : NULL,
         .options = &options,
         .output = r->output,
-        .origin = r->origin,
+        .maximum = r->maximum,
         .denominator = r->denominator,
-        .kept = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged,
-                 prepares ? r->unprepared[0] : NULL, prepares ? r->unprepared[1] : NULL}};
+        .saved = {r->projected[0], r->projected[1], r->projected[2], r->attended, r->merged,
+                  prepares ? r->unprepared[0] : NULL, prepares ? r->unprepared[1] : NULL}};
     const mha_multi_head_attention_gradients gradients = {
         .layer = &layer,
         .grad_output = in.grad_output,
@@ -217,7 +217,7 @@ static void run_ragged(struct results *r, int num_threads) {
                 .value = rows_by_head(in.grad_output, KV_HEADS, COLUMNS),
                 .output = rows_by_head(r->output, HEADS, COLUMNS),
                 .lse = r->attended,
-                .origin = r->origin,
+                .maximum = r->maximum,
                 .denominator = r->denominator,
                 .options = &options},
         .sequences = 5,

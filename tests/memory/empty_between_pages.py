@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path.append(str(Path(__file__).parent.parent / "helpers"))
 from empty_shapes import CALLS, gradients_of, has_gradients, results_of
 
 import mha

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path.append(str(Path(__file__).parent.parent / "helpers"))
 from option_cases import SCORES
 
 import mha

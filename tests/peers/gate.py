@@ -10,7 +10,8 @@ SAME_NUMBERS = 1e-13
 
 
 def assert_agrees(ours, theirs, exact, case):
-    """ours is as exact as theirs, both float32: the gate of tests/agreement.py, with the framework
+    """ours is as exact as theirs, both float32: the gate of tests/helpers/agreement.py, with the
+    framework
     in the place of plain NumPy. exact is ours in float64."""
     assert ours.dtype == theirs.dtype == np.float32
     their_error, our_error = relative_error(theirs, exact), relative_error(ours, exact)

@@ -1,6 +1,7 @@
 """mha.compat.transformers: random small models under "mha" beside "eager" and "sdpa".
 
-Logits and gradients are held to the gate of the design (tests/agreement.py): the error against the
+Logits and gradients are held to the gate of the design (tests/helpers/agreement.py): the error
+against the
 model in float64 is at most twice that of "eager" or "sdpa" in float32, or 1e-6. (What the rest of
 the model rounds differs by as much: of 200 cases one had 2.5e-6 under "sdpa" and under "mha" and
 1.1e-6 under "eager".) In float64 it is "sdpa", where the model has it, since the "eager" of several

@@ -1,6 +1,7 @@
 """functional_attention against attention written out in PyTorch, over random configurations.
 
-Outputs and gradients are held to the gate of the design (tests/agreement.py), PyTorch's float32 in
+Outputs and gradients are held to the gate of the design (tests/helpers/agreement.py), PyTorch's
+float32 in
 NumPy's place: the error against float64 is at most twice that of the same formula in float32, or
 1e-6. Dropout is compared by its mask, which mha.dropout_mask gives.
 """
@@ -15,7 +16,10 @@ import torch
 from configurations import COUNT
 
 import mha
-from mha.compat.pytorch import functional_attention, memory, operators, tensors
+from mha.compat.pytorch import _memory as memory
+from mha.compat.pytorch import _operators as operators
+from mha.compat.pytorch import _tensors as tensors
+from mha.compat.pytorch import functional_attention
 
 FLOOR = 1e-6
 NAMES = ("query", "key", "value", "bias", "alibi", "relative_bias", "sinks")

@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 
-from mha.compat.pytorch import team
+from mha.compat.pytorch import _team as team
 
 PRELUDE = """
 import os, signal, threading, time
 import torch
 import mha
-from mha.compat.pytorch.tensors import attention
+from mha.compat.pytorch._tensors import attention
 
 torch.manual_seed(0)
 torch.set_num_threads(2)
@@ -42,7 +42,7 @@ def said(code, timeout=100):
 
 def test_no_thread_is_made():
     assert said("""
-from mha.compat.pytorch.team import runtime_of_openmp
+from mha.compat.pytorch._team import runtime_of_openmp
 assert runtime_of_openmp().startswith(os.path.dirname(torch.__file__))
 before = len(os.listdir("/proc/self/task"))
 for _ in range(3):
@@ -128,7 +128,7 @@ def test_first_used_by_a_signal_handler():
 import signal
 import numpy as np
 import mha
-from mha.compat.pytorch import team
+from mha.compat.pytorch import _team as team
 
 x = np.random.default_rng(0).standard_normal((1, 8, 3000, 64), np.float32)
 with mha.threads(1):

@@ -19,7 +19,7 @@ from test_compat_transformers import MODELS, build
 from transformers import PreTrainedModel
 
 from mha.compat import transformers as compat
-from mha.compat._own_attention import own_attention
+from mha.compat._shared.own_attention import own_attention
 
 transformers.logging.set_verbosity_error()
 compat.register()

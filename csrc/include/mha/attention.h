@@ -61,20 +61,21 @@ typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_func
  * output (batch..., heads, query_len, value_head_dim)    last axis contiguous
  * weights, if wanted: C-contiguous (batch..., heads, query_len, key_len)
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)
- * origin, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
+ * maximum, denominator, if wanted, both: the same shape; what softmax subtracted from a row's
  * scores and divided its exponentials by, for the gradients
  * w_v, of additive scores: contiguous (head_dim,)
  * head_gate,  if given: contiguous (heads,): multiplies each head's output
- * result_rows, if not 0: from a head of lse, origin and denominator to the next, instead of
+ * result_rows, if not 0: from a head of lse, maximum and denominator to the next, instead of
  * query_len; first_batch: the index of batch item 0 for dropout
- * sees_part: on the way back, output, origin and denominator count more keys than there are here */
+ * sees_part: in the backward pass, output, maximum and denominator count more keys than there are
+ * here */
 typedef struct mha_attention {
     mha_dtype dtype;
     int batch_axes;
     mha_tensor query, key, value, output;
     void *weights;
     void *lse;
-    void *origin, *denominator;
+    void *maximum, *denominator;
     mha_score_function score_function;
     const void *w_v;
     const void *head_gate;
@@ -90,7 +91,7 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
                                                     mha_execution *execution) MHA_MUST_CHECK;
 
 /* Gradients of scaled dot-product attention, by the chain rule backwards from grad_output and
- * grad_lse. `attention` is that of the forward pass, with its output, origin and denominator, and
+ * grad_lse. `attention` is that of the forward pass, with its output, maximum and denominator, and
  * without head_gate. Tensors with data == NULL are not wanted.
  * grad_output (batch..., heads, query_len, value_head_dim), last axis contiguous
  * grad_lse    C-contiguous (batch..., heads, query_len), or NULL: zeros
@@ -115,21 +116,21 @@ mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradien
                                                      mha_execution *execution) MHA_MUST_CHECK;
 
 /* What a forward pass leaves for the gradients, from the log-sum-exp of its rows alone, where that
- * pass was another, over more keys: origin and denominator, (rows,) as lse is, under this scale and
- * softcap. A row of -inf sees no key. */
+ * pass was another, over more keys: maximum and denominator, (rows,) as lse is, under this scale
+ * and softcap. A row of -inf sees no key. */
 typedef struct mha_attention_statistics {
-    mha_dtype dtype; /* of origin and denominator */
+    mha_dtype dtype; /* of maximum and denominator */
     int64_t rows;
     const double *lse;
     double scale, softcap;
-    void *origin, *denominator;
+    void *maximum, *denominator;
 } mha_attention_statistics;
 
 mha_status mha_attention_statistics_forward(const mha_attention_statistics *statistics,
                                             mha_execution *execution) MHA_MUST_CHECK;
 
 /* The other way round: lse (batch..., heads, query_len) in double precision, of an attention after
- * its forward pass with origin and denominator, which know it better than its element type can say
+ * its forward pass with maximum and denominator, which know it better than its element type can say
  * where scores are large. */
 typedef struct mha_exact_lse {
     const mha_attention *attention;
@@ -141,7 +142,7 @@ mha_status mha_exact_lse_forward(const mha_exact_lse *exact,
 
 /* A ragged batch: the rows of all sequences stand one behind the other, and each sequence is a
  * problem of its own, batch item s for dropout. `all` has no batch axes: query (heads,
- * total_query_len, head_dim), key and value (kv_heads, total_key_len, ...), lse, origin and
+ * total_query_len, head_dim), key and value (kv_heads, total_key_len, ...), lse, maximum and
  * denominator (heads, total_query_len), no weights, and options without mask, bias, key_lengths and
  * query_offset. Sequence s has the rows starts[s]..starts[s + 1]; starts (sequences + 1,) begin
  * with 0, never fall and end with the total. query_offset (sequences,). */
@@ -306,7 +307,7 @@ mha_status mha_head_preparation_workspace(const mha_head_preparation *preparatio
 mha_status mha_head_preparation_forward(const mha_head_preparation *preparation,
                                         mha_execution *execution) MHA_MUST_CHECK;
 
-/* The way back: `forward` as it was, without its output, and x only where there is a norm. The
+/* The backward pass: `forward` as it was, without its output, and x only where there is a norm. The
  * gradients lie as x does; that of the norm is (columns,). */
 typedef struct mha_head_preparation_gradients {
     mha_head_preparation forward;
@@ -320,18 +321,18 @@ mha_status mha_head_preparation_backward_workspace(const mha_head_preparation_gr
 mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
                                          mha_execution *execution) MHA_MUST_CHECK;
 
-/* The intermediate results, C-contiguous (batch..., len, heads * d), kept for the gradients; NULL
+/* The intermediate results, C-contiguous (batch..., len, heads * d), saved for the gradients; NULL
  * for none. The projected ones are as attention reads them; with a norm, the unprepared ones are as
  * they were before it, else NULL. `attended` and `merged` are before and after head_gate, the same
  * array without. */
-typedef struct mha_kept_steps {
+typedef struct mha_saved_steps {
     void *projected_query, *projected_key, *projected_value, *attended, *merged;
     void *unprepared_query, *unprepared_key;
-} mha_kept_steps;
+} mha_saved_steps;
 
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
- * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, origin and denominator as
+ * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, maximum and denominator as
  * in mha_attention. */
 typedef struct mha_multi_head_attention {
     mha_dtype dtype;
@@ -350,8 +351,8 @@ typedef struct mha_multi_head_attention {
     const mha_tensor *positions, *key_positions;
     const mha_attention_options *options;
     void *output;
-    void *weights, *lse, *origin, *denominator;
-    mha_kept_steps kept;
+    void *weights, *lse, *maximum, *denominator;
+    mha_saved_steps saved;
 } mha_multi_head_attention;
 
 mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,
@@ -361,7 +362,7 @@ mha_status mha_multi_head_attention_forward(const mha_multi_head_attention *laye
 
 /* Gradients of the whole figure, backwards from grad_output (batch..., query_len, output_dim) and
  * grad_lse (batch..., heads, query_len) or NULL: zeros. All are C-contiguous; what is NULL is not
- * wanted. `layer` is that of the forward pass, with its kept steps, origin and denominator, its
+ * wanted. `layer` is that of the forward pass, with its saved steps, maximum and denominator, its
  * weights not packed. Each gradient is shaped as the argument; grad_bias (batch..., heads,
  * query_len, key_len) has strides 0 where the bias is repeated. Where key was query itself, or
  * value key, their gradients are added to query's or key's. */
@@ -386,7 +387,7 @@ mha_status mha_multi_head_attention_backward(const mha_multi_head_attention_grad
 
 /* w_v . tanh(query W_q + key W_k). query (batch..., heads, query_len, query_dim) and key (batch...,
  * kv_heads, key_len, key_dim) are C-contiguous; `attention` is as above, of its query
- * and key only axes and shape are read: (batch..., heads, len, any). kept_query and kept_key, if
+ * and key only axes and shape are read: (batch..., heads, len, any). saved_query and saved_key, if
  * given, receive the projected rows: C-contiguous (batch..., heads, len, hidden). */
 typedef struct mha_additive_attention {
     mha_attention attention;
@@ -395,7 +396,7 @@ typedef struct mha_additive_attention {
     mha_weight W_q, W_k;
     const void *w_v; /* real (hidden,) */
     int64_t query_rows, key_rows;
-    void *kept_query, *kept_key;
+    void *saved_query, *saved_key;
 } mha_additive_attention;
 
 mha_status mha_additive_attention_workspace(const mha_additive_attention *additive, int num_threads,
@@ -405,7 +406,7 @@ mha_status mha_additive_attention_forward(const mha_additive_attention *additive
 
 /* Gradients of additive attention, backwards from grad_output (batch..., heads, query_len,
  * value_head_dim), its last axis contiguous, and grad_lse, C-contiguous, or NULL. `additive` is
- * that of the forward pass, with its kept rows, output, origin and denominator, its weights not
+ * that of the forward pass, with its saved rows, output, maximum and denominator, its weights not
  * packed. What is NULL is not wanted: grad_query, grad_key, grad_W_q, grad_W_k and grad_w_v are
  * contiguous and shaped as the arguments, grad_value is shaped as value with its last axis
  * contiguous. */

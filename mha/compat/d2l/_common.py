@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import mha
-from mha.arguments import as_size
-from mha.compat._flags import as_dropout, split_dropout
-from mha.compat._layers import Linear, as_numbers, checked_heads
+from mha._base.arguments import as_size
+from mha._functions.additive_attention import additive_attention
+from mha._functions.heads import merge_heads, split_heads
+from mha._functions.options import AdditiveKeywords, RandomSource
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.flags import as_dropout, split_dropout
+from mha.compat._shared.layers import Linear, as_numbers, checked_heads
 from mha.compat.d2l._helpers import check_three_axes, key_lengths
-from mha.options import AdditiveKeywords, RandomSource
 
 HeadsAndLengths = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
 
@@ -62,7 +64,7 @@ class DotProductAttention(ScoredAttention):
         arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
                   as_numbers(values, "values"))
         options = self._options(*arrays, valid_lens, training)
-        return self._remember(mha.scaled_dot_product_attention(
+        return self._remember(scaled_dot_product_attention(
             *arrays, return_weights=True, **options), training)
 
 
@@ -90,7 +92,7 @@ class AdditiveAttention(ScoredAttention):
         options = self._options(*arrays, valid_lens, training)
         W_q, W_k = self.W_q.sized_for(arrays[0]), self.W_k.sized_for(arrays[1])
         w_v = self.w_v.sized_for(W_k)[:, 0]
-        return self._remember(mha.additive_attention(
+        return self._remember(additive_attention(
             *arrays, W_q, W_k, w_v, return_weights=True, **options), training)
 
 
@@ -122,7 +124,7 @@ class MultiHeadAttention:
         """(batch, length, num_hiddens) -> (batch * num_heads, length, num_hiddens / num_heads)."""
         X = as_numbers(X, "X")
         check_three_axes(X, "X")
-        heads = mha.split_heads(X, self.num_heads)  # (batch, num_heads, length, d)
+        heads = split_heads(X, self.num_heads)  # (batch, num_heads, length, d)
         return heads.reshape(X.shape[0] * self.num_heads, *heads.shape[2:])
 
     def transpose_output(self, X: ArrayLike) -> NDArray[Any]:
@@ -133,7 +135,7 @@ class MultiHeadAttention:
             raise ValueError(f"X: got shape {X.shape}, wanted a multiple of num_heads"
                              f" ({self.num_heads}) items")
         heads = X.reshape(X.shape[0] // self.num_heads, self.num_heads, *X.shape[1:])
-        return mha.merge_heads(heads)
+        return merge_heads(heads)
 
     def _split(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                valid_lens: ArrayLike | None) -> HeadsAndLengths:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-import mha
-from mha import plot_layout
-from mha.arguments import check_kind
-from mha.compat._layers import as_numbers
+from mha._base.arguments import check_kind
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.layers import as_numbers
+from mha.plot import _layout as plot_layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:  # for typing.get_type_hints, which shall not import it
+    Figure = Any
 
 __all__ = ["add_to_class", "check_shape", "masked_softmax", "normal", "ones", "reshape",
            "show_heatmaps", "tensor"]
@@ -94,7 +96,7 @@ def masked_softmax(X: ArrayLike, valid_lens: ArrayLike | None) -> NDArray[Any]:
     # Queries and keys of no features score 0, which leaves X, as the bias, to be the scores.
     queries = np.zeros((batch, num_queries, 0), X.dtype)
     keys = np.zeros((batch, num_keys, 0), X.dtype)
-    _, weights = mha.scaled_dot_product_attention(
+    _, weights = scaled_dot_product_attention(
         queries, keys, keys, bias=X, empty_rows="uniform", return_weights=True,
         key_lengths=key_lengths(valid_lens, batch, num_queries, num_keys))
     return weights

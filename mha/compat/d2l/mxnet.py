@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.compat._layers import Linear
+from mha._functions.options import RandomSource
+from mha.compat._shared.layers import Linear
 from mha.compat.d2l import _common
 from mha.compat.d2l._helpers import (
     add_to_class,
@@ -27,7 +28,6 @@ from mha.compat.d2l._helpers import (
     show_heatmaps,
     tensor,
 )
-from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
            "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "np", "npx", "ones",

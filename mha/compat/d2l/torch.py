@@ -18,10 +18,10 @@ from typing import Any, ParamSpec, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha.compat._layers import Linear, as_numbers
+from mha._functions.options import RandomSource
+from mha.compat._shared.layers import Linear, as_numbers
 from mha.compat.d2l import _common, _helpers
 from mha.compat.d2l._helpers import add_to_class, check_shape, show_heatmaps
-from mha.options import RandomSource
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "Tensor",
            "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "ones",

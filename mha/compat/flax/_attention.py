@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-import mha
-from mha.arguments import as_real_dtype, check_kind, detached_array
-from mha.compat._projections import (
+from mha._base.arguments import as_real_dtype, check_kind, detached_array
+from mha._base.dtypes import widened
+from mha._base.pieces import converted, copied, pieces
+from mha._functions.heads import merge_heads
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.projections import (
     Projection,
     as_visible,
     over_scores,
     project_and_attend,
 )
-from mha.half_precision import widened
-from mha.pieces import converted, copied, pieces
 
 Array = NDArray[Any]
 Initializer = Callable[..., Any]
@@ -251,10 +252,10 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
 def _attend_apart(of_output: Projection, apart: list[Array], shared_dropout: bool,
                   options: dict[str, Any]) -> Any:
     """The figure from the heads on: query, key and value (batch, len, heads, head_dim)."""
-    function = _with_shared_dropout if shared_dropout else mha.scaled_dot_product_attention
+    function = _with_shared_dropout if shared_dropout else scaled_dot_product_attention
     found = function(*(array.swapaxes(1, 2) for array in apart), **options)
     attended, *weights = found if options["return_weights"] else (found,)
-    output = of_output(mha.merge_heads(attended))
+    output = of_output(merge_heads(attended))
     return (output, *weights) if weights else output
 
 
@@ -292,7 +293,7 @@ def _with_shared_dropout(query: Array, key: Array, value: Array, *, mask: Array 
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     scores = (*query.shape[:3], key.shape[2])
     masks = None if mask is None else np.broadcast_to(mask, scores)
-    found = [mha.scaled_dot_product_attention(
+    found = [scaled_dot_product_attention(
         query[item, head], key[item, head // groups], value[item, head // groups],
         mask=None if masks is None else masks[item, head],
         key_lengths=None if key_lengths is None else key_lengths[item], return_weights=True,

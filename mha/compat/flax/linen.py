@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Never, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha.arguments import as_real_dtype, as_size, detached_array
-from mha.compat._flags import as_flag
-from mha.compat._layers import checked_dropout, described
+from mha._base.arguments import as_real_dtype, as_size, detached_array
+from mha._base.keywords import checks_keywords, other_names
+from mha.compat._shared.flags import as_flag
+from mha.compat._shared.layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
-from mha.keywords import names_its_keywords, other_names, unknown_keyword
 
 __all__ = ["MultiHeadAttention", "MultiHeadDotProductAttention", "SelfAttention", "combine_masks",
            "make_attention_mask", "make_causal_mask"]
@@ -121,7 +121,7 @@ class MultiHeadDotProductAttention:
 
     _scope: Scope | None = None
 
-    @names_its_keywords
+    @checks_keywords
     def __init__(self, num_heads: int, dtype: DTypeLike | None = None,
                  param_dtype: DTypeLike = np.float32, qkv_features: int | None = None,
                  out_features: int | None = None, broadcast_dropout: bool = True,
@@ -131,9 +131,7 @@ class MultiHeadDotProductAttention:
                  bias_init: Initializer | None = None, out_bias_init: Initializer | None = None,
                  use_bias: bool = True, attention_fn: object = None, decode: bool = False,
                  normalize_qk: bool = False, force_fp32_for_softmax: bool = False, *,
-                 name: str | None = None, **unknown: Never) -> None:
-        if unknown:
-            raise unknown_keyword(MultiHeadDotProductAttention.__init__, unknown)
+                 name: str | None = None) -> None:
         arguments = {name: value for name, value in locals().items()
                      if name not in ("self", "unknown")}
         if attention_fn is not None:
@@ -221,11 +219,11 @@ class MultiHeadDotProductAttention:
             scope.made["params"] = variables["params"]
         return output, {name: made for name, made in scope.made.items() if scope.may_change(name)}
 
-    @names_its_keywords
+    @checks_keywords
     def __call__(self, inputs_q: ArrayLike, inputs_k: ArrayLike | None = None,
                  inputs_v: ArrayLike | None = None, *, inputs_kv: ArrayLike | None = None,
                  mask: ArrayLike | None = None, deterministic: bool | None = None,
-                 dropout_rng: Any = None, sow_weights: bool = False, **unknown: Never) -> Array:
+                 dropout_rng: Any = None, sow_weights: bool = False) -> Array:
         """Attend: of a layer with its variables, as `init`, `apply` and `bind` make it.
 
         Parameters
@@ -255,8 +253,6 @@ class MultiHeadDotProductAttention:
         ValueError: shapes that do not fit, no variables, no key for dropout. TypeError: arrays
         that hold no numbers.
         """
-        if unknown:
-            raise unknown_keyword(MultiHeadDotProductAttention.__call__, unknown)
         scope = self._scope
         if scope is None:
             raise ValueError(f"{type(self).__name__}: got a call of a layer without parameters,"
@@ -343,13 +339,11 @@ class MultiHeadAttention(MultiHeadDotProductAttention):
 class SelfAttention(MultiHeadDotProductAttention):
     """flax.linen.SelfAttention: calls take inputs_q, then the mask."""
 
-    @names_its_keywords
+    @checks_keywords
     def __call__(self, inputs_q: ArrayLike, mask: ArrayLike | None = None,  # type: ignore[override]
                  deterministic: bool | None = None, dropout_rng: Any = None,
-                 sow_weights: bool = False, **unknown: Never) -> Array:
+                 sow_weights: bool = False) -> Array:
         """Attend: as `MultiHeadDotProductAttention`, to inputs_q itself."""
-        if unknown:
-            raise unknown_keyword(SelfAttention.__call__, unknown)
         return super().__call__(inputs_q, mask=mask, deterministic=deterministic,
                                 dropout_rng=dropout_rng, sow_weights=sow_weights)
 

@@ -8,19 +8,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha.arguments import as_real_dtype, as_size
-from mha.compat._flags import as_flag
-from mha.compat._layers import checked_dropout, described
+from mha._base.arguments import as_real_dtype, as_size
+from mha._base.keywords import checks_keywords
+from mha._base.pieces import copied
+from mha.compat._shared.flags import as_flag
+from mha.compat._shared.layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
 from mha.compat.flax.linen import combine_masks, make_attention_mask, make_causal_mask
-from mha.keywords import names_its_keywords, unknown_keyword
-from mha.pieces import copied
 
 __all__ = ["MultiHeadAttention", "combine_masks", "make_attention_mask", "make_causal_mask",
            "pop", "state", "update"]
@@ -87,7 +87,7 @@ class MultiHeadAttention:
     key_ln: Part | None
     attention_weights: tuple[Array, ...]
 
-    @names_its_keywords
+    @checks_keywords
     def __init__(self, num_heads: int, in_features: int, qkv_features: int | None = None,
                  out_features: int | None = None, num_kv_heads: int | None = None,
                  in_kv_features: int | None = None, *, dtype: DTypeLike | None = None,
@@ -97,10 +97,7 @@ class MultiHeadAttention:
                  out_kernel_init: Initializer | None = None, bias_init: Initializer | None = None,
                  out_bias_init: Initializer | None = None, use_bias: bool = True,
                  attention_fn: object = None, decode: bool | None = None,
-                 normalize_qk: bool = False, rngs: Any, keep_rngs: bool = True,
-                 **unknown: Never) -> None:
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.__init__, unknown)
+                 normalize_qk: bool = False, rngs: Any, keep_rngs: bool = True) -> None:
         if attention_fn is not None:
             raise ValueError(f"attention_fn: got {attention_fn!r}, wanted None: the attention is"
                              " mha's")
@@ -154,11 +151,11 @@ class MultiHeadAttention:
                   "dropout_rate": 0.0, "use_bias": True, "decode": None, "normalize_qk": False}
         return described(self, ("num_heads", "in_features"), others)
 
-    @names_its_keywords
+    @checks_keywords
     def __call__(self, inputs_q: ArrayLike, inputs_k: ArrayLike | None = None,
                  inputs_v: ArrayLike | None = None, *, mask: ArrayLike | None = None,
                  deterministic: bool | None = None, rngs: Any = None, sow_weights: bool = False,
-                 decode: bool | None = None, is_causal: bool = False, **unknown: Never) -> Array:
+                 decode: bool | None = None, is_causal: bool = False) -> Array:
         """Attend.
 
         Parameters
@@ -188,8 +185,6 @@ class MultiHeadAttention:
         ValueError: shapes that do not fit, decode without a cache, or a full one; deterministic or
         decode that nobody says. TypeError: arrays that hold no numbers.
         """
-        if unknown:
-            raise unknown_keyword(MultiHeadAttention.__call__, unknown)
         sow_weights, is_causal = (as_flag(flag, name) for flag, name in (
             (sow_weights, "sow_weights"), (is_causal, "is_causal")))
         inputs = _attention.checked_inputs(inputs_q, inputs_k, inputs_v)

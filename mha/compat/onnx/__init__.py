@@ -15,7 +15,7 @@ output; errors are ValueError and TypeError.
 """
 
 from mha.compat.onnx import microsoft
-from mha.compat.onnx.evaluator import new_ops
-from mha.compat.onnx.standard import AttentionOutputs, attention, rotary_embedding
+from mha.compat.onnx._evaluator import new_ops
+from mha.compat.onnx._standard import AttentionOutputs, attention, rotary_embedding
 
 __all__ = ["AttentionOutputs", "attention", "microsoft", "new_ops", "rotary_embedding"]

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import mha
-from mha.arguments import as_array, check_kind
-from mha.compat._flags import as_flag
-from mha.half_precision import halves_as_float32, rounded, widened
-from mha.options import AttentionKeywords
-from mha.pieces import converted
-from mha.rotary import Layout
+from mha._base.arguments import as_array, check_kind
+from mha._base.dtypes import halves_as_float32, rounded, widened
+from mha._base.pieces import converted
+from mha._functions.heads import merge_heads, split_heads
+from mha._functions.options import AttentionKeywords
+from mha._functions.rotary import Layout
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.flags import as_flag
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
 
@@ -22,8 +23,8 @@ def attend(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], stage: i
            options: AttentionKeywords) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """The output (batch, heads, len, size), and the scores of `stage` or None for None."""
     if stage == WEIGHTS:
-        return mha.scaled_dot_product_attention(query, key, value, return_weights=True, **options)
-    output = mha.scaled_dot_product_attention(query, key, value, **options)
+        return scaled_dot_product_attention(query, key, value, return_weights=True, **options)
+    output = scaled_dot_product_attention(query, key, value, **options)
     return output, None if stage is None else _scores(query, key, stage, options)
 
 
@@ -72,7 +73,7 @@ def by_head(array: NDArray[Any], name: str, num_heads: int | None) -> NDArray[An
         if num_heads is None:
             raise ValueError(f"{name}: got None, wanted the number of heads, which inputs of 3"
                              " dimensions do not show")
-        return mha.split_heads(array, num_heads)
+        return split_heads(array, num_heads)
     if array.ndim != 4 or num_heads not in (None, array.shape[1]):
         raise ValueError(f"{name}: got {num_heads} with an input of shape {array.shape}, wanted 3"
                          " dimensions, or 4 with as many heads in axis 1")
@@ -87,7 +88,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
 
     Caches may hold any numbers, where a `mha.Rotary` knows those of angles alone.
     """
-    from mha.reference.prepared_heads import turned_pairs
+    from mha.reference._prepared_heads import turned_pairs
 
     heads = by_head(x, "num_heads", num_heads)
     batch, _, length, head_size = heads.shape
@@ -106,7 +107,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
     turned = turned_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
                           halves_as_float32(sin_cache)[:, None], layout)
     turned = in_type(turned, x.dtype)
-    return turned if x.ndim == 4 else mha.merge_heads(turned)
+    return turned if x.ndim == 4 else merge_heads(turned)
 
 
 def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],

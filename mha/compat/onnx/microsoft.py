@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import mha
-from mha.arguments import as_array, as_int_array, as_size
-from mha.compat._broadcast import check_over_scores
-from mha.compat._flags import as_flag
+from mha._base.arguments import as_array, as_int_array, as_size
+from mha._base.dtypes import halves_as_float32
+from mha._functions.heads import merge_heads
+from mha._functions.options import AttentionKeywords
+from mha.compat._shared.broadcast import check_over_scores
+from mha.compat._shared.flags import as_flag
 from mha.compat.onnx._heads import (
     MASKED,
     attend,
@@ -21,8 +23,6 @@ from mha.compat.onnx._heads import (
     joined,
     rotated,
 )
-from mha.half_precision import halves_as_float32
-from mha.options import AttentionKeywords
 
 __all__ = ["MultiHeadAttentionOutputs", "multi_head_attention", "rotary_embedding"]
 
@@ -109,7 +109,7 @@ def multi_head_attention(
         "scale": scale or None, "softcap": None}
     stage = MASKED if as_flag(return_qk, "return_qk") else None
     output, qk = attend(query, present_key, present_value, stage, options)
-    return MultiHeadAttentionOutputs(in_type(mha.merge_heads(output), dtype), present_key,
+    return MultiHeadAttentionOutputs(in_type(merge_heads(output), dtype), present_key,
                                      present_value, None if qk is None else in_type(qk, dtype))
 
 

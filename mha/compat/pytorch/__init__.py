@@ -11,9 +11,9 @@ dropout draws from `rng`, and is_causal without attn_mask is always an error
 (PyTorch's inference fast path forgets to check, and then attends to everything).
 """
 
-from mha.compat.pytorch.forward import multi_head_attention_forward
-from mha.compat.pytorch.functional import functional_attention, scaled_dot_product_attention
-from mha.compat.pytorch.layer import IncompatibleKeys, MultiheadAttention
+from mha.compat.pytorch._forward import multi_head_attention_forward
+from mha.compat.pytorch._functional import functional_attention, scaled_dot_product_attention
+from mha.compat.pytorch._layer import IncompatibleKeys, MultiheadAttention
 
 __all__ = ["IncompatibleKeys", "MultiheadAttention", "functional_attention",
            "multi_head_attention_forward", "scaled_dot_product_attention"]

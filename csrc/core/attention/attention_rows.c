@@ -1,0 +1,108 @@
+#include "core/attention/attention_rows.h"
+
+#include <string.h>
+
+char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
+                 int64_t row) {
+    return (char *)tensor->data + mha_leading_offset(tensor, batch_axes, batch) +
+           head * mha_stride(tensor, 3) + row * mha_stride(tensor, 2);
+}
+
+int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t head, int64_t row) {
+    const int64_t query_len = mha_extent(&attention->query, 2);
+    const int64_t apart = attention->result_rows > 0 ? attention->result_rows : query_len;
+    return (batch * mha_extent(&attention->query, 3) + head) * apart + row;
+}
+
+mha_status mha_check_columns(const mha_attention *attention) {
+    return mha_extent(&attention->query, 1) > MHA_MOST_COLUMNS ||
+                   mha_extent(&attention->value, 1) > MHA_MOST_COLUMNS
+               ? MHA_SIZE_OVERFLOW
+               : MHA_OK;
+}
+
+bool mha_has_no_rows(const mha_tensor *tensor) {
+    return mha_is_empty(tensor->shape, tensor->axes - 1);
+}
+
+static int64_t item_size(const mha_tensor *tensor, mha_dtype dtype) {
+    return (int64_t)mha_storage_size(dtype, tensor->storage);
+}
+
+int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype) {
+    return mha_stride(tensor, 2) / item_size(tensor, dtype);
+}
+
+bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
+    return tensor->storage != MHA_AS_COMPUTED ||
+           mha_stride(tensor, 2) != mha_extent(tensor, 1) * item_size(tensor, dtype);
+}
+
+mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
+                                   int64_t batch, int64_t head, int64_t first, int64_t end) {
+    return (mha_prefetch_rows){
+        .first = mha_at_row(tensor, attention->batch_axes, batch, head, first),
+        .count = end - first,
+        .stride = mha_stride(tensor, 2),
+        .width = mha_extent(tensor, 1) * item_size(tensor, attention->dtype),
+    };
+}
+
+bool mha_comes_from_afar(const mha_attention *a, int64_t batch_heads) {
+    enum { NEAR_BYTES = 2 << 20 };
+    const double rows = (double)mha_extent(&a->query, 2) + (double)mha_extent(&a->key, 2);
+    const double columns = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1);
+    return (double)batch_heads * rows * columns * (double)mha_dtype_size(a->dtype) > NEAR_BYTES;
+}
+
+void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
+                     int64_t head, int64_t first, int64_t end, char *own) {
+    const int64_t columns = mha_extent(tensor, 1);
+    const size_t width = (size_t)columns * mha_dtype_size(attention->dtype);
+    mha_read_row *read_row = mha_kernels_for(attention->dtype)->elementwise->read_row;
+    for (int64_t row = first; row < end; row++, own += width) {
+        read_row(mha_at_row(tensor, attention->batch_axes, batch, head, row), tensor->storage, own,
+                 columns);
+    }
+}
+
+void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, int64_t first,
+                          int64_t count, mha_key_ranges *visible, mha_attention_block *block) {
+    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
+    const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
+    const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
+    const int64_t row = mha_result_row(a, batch, head, first);
+    *block = (mha_attention_block){
+        .query_len = count,
+        .key_len = key_len,
+        .head_dim = mha_extent(&a->query, 1),
+        .value_head_dim = mha_extent(&a->value, 1),
+        .first_query = first,
+        .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
+        .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
+        .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
+        .query_stride = mha_row_stride(&a->query, a->dtype),
+        .key_stride = mha_row_stride(&a->key, a->dtype),
+        .value_stride = mha_row_stride(&a->value, a->dtype),
+        .query_storage = a->query.storage,
+        .key_storage = a->key.storage,
+        .value_storage = a->value.storage,
+        .output_storage = a->output.storage,
+        .key_begin = visible->begin,
+        .key_end = visible->end,
+        .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
+        .output_stride = mha_row_stride(&a->output, a->dtype),
+        .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
+        .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
+        .maximum = a->maximum == NULL ? NULL : (char *)a->maximum + row * item,
+        .denominator = a->maximum == NULL ? NULL : (char *)a->denominator + row * item,
+    };
+    mha_fill_scores(a, batch, head, &block->scores);
+    block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
+}
+
+double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {
+    const double widths = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1) + 16;
+    return (double)batch_heads * (double)mha_extent(&a->query, 2) * (double)mha_extent(&a->key, 2) *
+           widths;
+}

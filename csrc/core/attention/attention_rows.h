@@ -1,0 +1,53 @@
+/* Where the rows of an attention problem lie, and which keys they may see. */
+#ifndef MHA_ATTENTION_ROWS_H
+#define MHA_ATTENTION_ROWS_H
+
+#include "core/attention/scores.h"
+#include "kernels/kernels.h"
+#include "mha/attention.h"
+
+/* Whether the columns of query, key and value are so few that no scratch size overflows. */
+mha_status mha_check_columns(const mha_attention *attention) MHA_MUST_CHECK;
+
+/* Whether a tensor (batch..., heads, rows, columns) has no rows at all. */
+bool mha_has_no_rows(const mha_tensor *tensor);
+
+/* The address of (batch, head, row) in a tensor (batch..., heads, rows, columns). */
+char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_t head,
+                 int64_t row);
+
+/* The place of (batch, head, row) in lse, maximum and denominator. */
+int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t head, int64_t row);
+
+/* The queries first..first+count of a head, with everything that the problem says of them. Fills
+ * `visible`, which the block points to. In place: a block is 350 bytes, and a small task's work
+ * little more than copying it. */
+void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t head,
+                          int64_t first, int64_t count, mha_key_ranges *visible,
+                          mha_attention_block *block);
+
+/* The rows first..end of (batch, head), to be prefetched. */
+mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
+                                   int64_t batch, int64_t head, int64_t first, int64_t end);
+
+/* Whether what so many heads read and write is more than a processor's own caches hold, so that
+ * prefetching it is worth the effort. */
+bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
+
+/* Elements between two rows. */
+int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
+
+/* Whether rows are better copied where they are read often: something else lies between two, as
+ * where all heads lie side by side: then the rows of one head are pages apart, and reading them
+ * again and again is slow. */
+bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype);
+
+/* Copies the rows first..end of (batch, head) to `own`, side by side, as the arithmetic has them.
+ */
+void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,
+                     int64_t head, int64_t first, int64_t end, char *own);
+
+/* Multiply-adds of the forward pass over so many heads of all batch items. */
+double mha_attention_operations(const mha_attention *attention, int64_t batch_heads);
+
+#endif

@@ -1,0 +1,332 @@
+/* Step 3 of the figure when queries are few: decoding, classification tokens. What counts is to
+ * read key and value once, so a task is a key head with all queries of the heads that share it.
+ * Where that makes too few tasks for all threads, the keys are cut too (Dao et al. 2023,
+ * Flash-Decoding): in rounds of three passes, scores; weights and weighted sums; what these add up
+ * to. The bits do not depend on it: every block of keys has its sums, and they join in order. */
+#include "core/attention/few_queries.h"
+
+#include "core/attention/attention_rows.h"
+#include "core/base/run.h"
+#include "threads/partition.h"
+
+typedef struct few_job {
+    const mha_attention *attention;
+    const mha_kernels *kernels;
+    int64_t query_len, key_len, group; /* group: heads on one key head */
+    int64_t rows, row_blocks;          /* of one key head: group * query_len, and blocks of them */
+    int64_t row_tasks;                 /* row blocks of all key heads of all batch items */
+    bool from_memory;                  /* keys and values are more than caches hold */
+    int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
+    int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
+    int64_t round;                     /* at hand */
+    mha_pieces blocks, state;          /* what tasks and rounds leave, for each row block */
+    mha_pieces scratch, block_scratch; /* for each worker, the second for the kernel of blocks */
+    size_t blocks_size, state_size, scratch_size, block_scratch_size;
+} few_job;
+
+/* Where measured to be the faster kernel: docs/journal.md. */
+static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) {
+    return (query_len == 1 && key_len >= 12) ||
+           (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
+           (query_len <= 8 && key_len >= 1024 && head_dim >= 32);
+}
+
+bool mha_has_few_queries(const mha_attention *attention) {
+    return mha_extent(&attention->query, 2) > 0 &&
+           few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
+                         mha_extent(&attention->query, 1)) &&
+           attention->score_function == MHA_DOT_PRODUCT && !attention->options->uniform_empty_rows;
+}
+
+/* Multiply-adds of a job: reading a key counts like multiplying it three times. */
+static double operations_of(const few_job *job) {
+    const double widths = (double)mha_extent(&job->attention->query, 1) +
+                          (double)mha_extent(&job->attention->value, 1) + 16;
+    return (double)job->row_tasks * (double)job->key_len *
+           ((double)job->rows / (double)job->row_blocks + 3) * widths;
+}
+
+/* All keys and values of a job; and about as many as the last cache keeps for one program. */
+enum { BYTES_IN_CACHES = 16 << 20 };
+
+static double bytes_of(const few_job *job) {
+    const mha_attention *a = job->attention;
+    const double key_size = (double)mha_storage_size(a->dtype, a->key.storage),
+                 value_size = (double)mha_storage_size(a->dtype, a->value.storage);
+    const double bytes_of_key =
+        (double)mha_extent(&a->key, 1) * key_size + (double)mha_extent(&a->value, 1) * value_size;
+    return (double)job->row_tasks / (double)job->row_blocks * (double)job->key_len * bytes_of_key;
+}
+
+/* In how many tasks the keys of a row block are taken: enough for all threads, none of them with
+ * fewer than FEWEST_BLOCKS blocks. */
+static int64_t cuts_of(const few_job *job, int threads) {
+    enum { FEWEST_BLOCKS = 4, TASKS_A_THREAD = 4 };
+    const int64_t blocks = mha_divide_up(job->key_len, MHA_KEY_BLOCK);
+    if (threads == 1 || job->row_tasks >= TASKS_A_THREAD * threads ||
+        job->row_tasks % threads == 0) {
+        return 1;
+    }
+    const int64_t wanted = mha_divide_up(TASKS_A_THREAD * threads, job->row_tasks);
+    return mha_larger(mha_smaller(wanted, blocks / FEWEST_BLOCKS), 1);
+}
+
+/* Rounds of so many blocks of keys that what is left of them stays in a cache. */
+static void plan_rounds(few_job *job) {
+    enum { MOST_BYTES = 4 << 20 };
+    const mha_few_queries_kernels *kernels = job->kernels->few_queries;
+    const int64_t rows = mha_smaller(job->rows, MHA_MAX_FEW_ROWS);
+    const int64_t value_head_dim = mha_extent(&job->attention->value, 1);
+    const int64_t blocks = mha_divide_up(job->key_len, MHA_KEY_BLOCK);
+    const int64_t wanted = MOST_BYTES / (int64_t)kernels->blocks_size(rows, 1, value_head_dim);
+    job->round_blocks = mha_smaller(mha_larger(wanted, job->cuts), blocks);
+    job->rounds = mha_divide_up(blocks, job->round_blocks);
+    job->blocks_size = kernels->blocks_size(rows, job->round_blocks, value_head_dim);
+    job->state_size = kernels->state_size(rows, value_head_dim);
+}
+
+/* The rows of a problem, and the scratch of their kernels. */
+static void describe(const mha_attention *attention, few_job *job) {
+    const int64_t head_dim = mha_extent(&attention->query, 1);
+    const int64_t value_head_dim = mha_extent(&attention->value, 1);
+    const int64_t kv_heads = mha_extent(&attention->key, 3);
+    job->attention = attention;
+    job->kernels = mha_kernels_for(attention->dtype);
+    job->query_len = mha_extent(&attention->query, 2);
+    job->key_len = mha_extent(&attention->key, 2);
+    job->group = kv_heads == 0 ? 0 : mha_extent(&attention->query, 3) / kv_heads;
+    job->rows = job->group * job->query_len;
+    job->row_blocks = mha_divide_up(job->rows, MHA_MAX_FEW_ROWS);
+    job->scratch_size = job->kernels->few_queries->scratch_size(head_dim, value_head_dim);
+    job->block_scratch_size = job->kernels->attention->scratch_size(head_dim, value_head_dim, 1);
+}
+
+static mha_status count_row_tasks(few_job *job) {
+    const mha_attention *attention = job->attention;
+    int64_t batch;
+    MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
+    const int64_t shape[] = {batch, mha_extent(&attention->key, 3), job->row_blocks};
+    return mha_count_elements(shape, 3, &job->row_tasks);
+}
+
+static mha_status plan(const mha_attention *attention, int num_threads, few_job *job,
+                       int *threads) {
+    MHA_TRY(mha_check_columns(attention));
+    describe(attention, job);
+    MHA_TRY(count_row_tasks(job));
+    job->from_memory = bytes_of(job) > BYTES_IN_CACHES;
+    const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
+    job->cuts = cuts_of(job, all_threads);
+    *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
+    if (job->cuts > 1) {
+        plan_rounds(job);
+    }
+    return MHA_OK;
+}
+
+/* A row's `count` numbers of a result (batch..., heads, query_len, count), or NULL. */
+static void *result_of(const few_job *job, int64_t batch, int64_t head, int64_t query, void *result,
+                       int64_t count) {
+    const int64_t at = mha_result_row(job->attention, batch, head, query);
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
+    return result == NULL ? NULL : (char *)result + at * count * item;
+}
+
+static void fill_row(const few_job *job, int64_t batch, int64_t head, int64_t query,
+                     mha_few_queries_row *row) {
+    const mha_attention *a = job->attention;
+    *row = (mha_few_queries_row){
+        .query = mha_at_row(&a->query, a->batch_axes, batch, head, query),
+        .query_index = query,
+        .output = mha_at_row(&a->output, a->batch_axes, batch, head, query),
+        .weights = result_of(job, batch, head, query, a->weights, job->key_len),
+        .lse = result_of(job, batch, head, query, a->lse, 1),
+        .maximum = result_of(job, batch, head, query, a->maximum, 1),
+        .denominator = result_of(job, batch, head, query, a->denominator, 1),
+    };
+    mha_fill_scores(a, batch, head, &row->scores);
+    mha_visible_ranges(a, batch, query, 1, &row->key_begin, &row->key_end);
+}
+
+/* Where row number `row` of a row block comes from. */
+typedef struct row_place {
+    int64_t batch, kv_head, head, query;
+} row_place;
+
+static row_place place_of(const few_job *job, int64_t row_task, int64_t row) {
+    const int64_t kv_heads = mha_extent(&job->attention->key, 3);
+    const int64_t key_head = row_task / job->row_blocks;
+    const int64_t of_head = row_task % job->row_blocks * MHA_MAX_FEW_ROWS + row;
+    row_place place = {.batch = key_head / kv_heads, .kv_head = key_head % kv_heads};
+    place.head = place.kv_head * job->group + of_head / job->query_len;
+    place.query = of_head % job->query_len;
+    return place;
+}
+
+/* A row block, and the keys that one of its rows may see: whole blocks from first_key on. */
+static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
+                       mha_few_queries_block *block) {
+    const mha_attention *a = job->attention;
+    const row_place first = place_of(job, row_task, 0);
+    block->checkpoint = &worker->checkpoint;
+    block->rows =
+        mha_smaller(job->rows - row_task % job->row_blocks * MHA_MAX_FEW_ROWS, MHA_MAX_FEW_ROWS);
+    block->head_dim = mha_extent(&a->query, 1);
+    block->value_head_dim = mha_extent(&a->value, 1);
+    block->key_len = job->key_len;
+    block->from_memory = job->from_memory;
+    block->first_key = job->key_len;
+    block->end_key = 0;
+    block->key = mha_at_row(&a->key, a->batch_axes, first.batch, first.kv_head, 0);
+    block->value = mha_at_row(&a->value, a->batch_axes, first.batch, first.kv_head, 0);
+    block->key_stride = mha_row_stride(&a->key, a->dtype);
+    block->value_stride = mha_row_stride(&a->value, a->dtype);
+    block->query_storage = a->query.storage;
+    block->key_storage = a->key.storage;
+    block->value_storage = a->value.storage;
+    block->output_storage = a->output.storage;
+    for (int64_t row = 0; row < block->rows; row++) {
+        const row_place place = place_of(job, row_task, row);
+        mha_few_queries_row *r = &block->row[row];
+        fill_row(job, place.batch, place.head, place.query, r);
+        if (r->key_begin < r->key_end) {
+            const int64_t begin = r->key_begin - r->key_begin % MHA_KEY_BLOCK;
+            block->first_key = mha_smaller(block->first_key, begin);
+            block->end_key = mha_larger(block->end_key, r->key_end);
+        }
+    }
+    if (block->end_key == 0) {
+        block->first_key = 0;
+    }
+}
+
+/* The same for the round at hand. */
+static void fill_round(const few_job *job, int64_t row_task, mha_worker *worker,
+                       mha_few_queries_block *block) {
+    fill_block(job, row_task, worker, block);
+    const int64_t first = block->first_key / MHA_KEY_BLOCK;
+    const int64_t end = mha_divide_up(block->end_key, MHA_KEY_BLOCK);
+    block->first_block = mha_smaller(first + job->round * job->round_blocks, end);
+    block->end_block = mha_smaller(block->first_block + job->round_blocks, end);
+    block->blocks = mha_piece(&job->blocks, row_task);
+    block->state = mha_piece(&job->state, row_task);
+}
+
+/* Outputs that passed the largest number on their way, again by the kernel that knows better. */
+static void average_again(const few_job *job, int64_t row_task, const mha_few_queries_block *done,
+                          mha_worker *worker) {
+    for (int64_t row = 0; row < done->rows; row++) {
+        const row_place place = place_of(job, row_task, row);
+        mha_key_ranges visible;
+        mha_attention_block block;
+        if (!done->row[row].is_finite) {
+            mha_fill_query_block(job->attention, place.batch, place.head, place.query, 1, &visible,
+                                 &block);
+            block.checkpoint = &worker->checkpoint;
+            block.weights = block.lse = block.maximum = NULL;
+            job->kernels->attention->forward(&block, 1,
+                                             mha_piece(&job->block_scratch, worker->number));
+        }
+    }
+}
+
+/* Task: a row block over all keys. */
+static void attend(void *context, int64_t task, mha_worker *worker) {
+    const few_job *job = context;
+    mha_few_queries_block block;
+    fill_block(job, task, worker, &block);
+    job->kernels->few_queries->forward(&block, mha_piece(&job->scratch, worker->number));
+    average_again(job, task, &block, worker);
+}
+
+typedef void few_pass(const mha_few_queries_block *block, int64_t first, int64_t end,
+                      void *scratch);
+
+/* A cut of the keys of a round. */
+static void take_cut(const few_job *job, int64_t task, mha_worker *worker, few_pass *pass) {
+    const int64_t cut = task % job->cuts;
+    mha_few_queries_block block;
+    fill_round(job, task / job->cuts, worker, &block);
+    const int64_t blocks = block.end_block - block.first_block;
+    const int64_t first = blocks * cut / job->cuts, end = blocks * (cut + 1) / job->cuts;
+    if (first < end) {
+        pass(&block, block.first_block + first, block.first_block + end,
+             mha_piece(&job->scratch, worker->number));
+    }
+}
+
+/* Task of pass 1: scores. */
+static void score_cut(void *context, int64_t task, mha_worker *worker) {
+    const few_job *job = context;
+    take_cut(job, task, worker, job->kernels->few_queries->score);
+}
+
+/* Task of pass 2: weights, and the weighted sums of blocks of values. */
+static void weigh_cut(void *context, int64_t task, mha_worker *worker) {
+    const few_job *job = context;
+    take_cut(job, task, worker, job->kernels->few_queries->weigh);
+}
+
+/* Task of pass 3: what a row block's sums add up to. */
+static void join_cuts(void *context, int64_t task, mha_worker *worker) {
+    const few_job *job = context;
+    mha_few_queries_block block;
+    const bool is_last = job->round == job->rounds - 1;
+    fill_round(job, task, worker, &block);
+    job->kernels->few_queries->join(&block, is_last, mha_piece(&job->scratch, worker->number));
+    if (is_last) {
+        average_again(job, task, &block, worker);
+    }
+}
+
+static mha_status run_tasks(few_job *job, mha_execution *execution) {
+    mha_workspace *workspace = &execution->workspace;
+    int threads;
+    int64_t tasks;
+    MHA_TRY(plan(job->attention, execution->num_threads, job, &threads));
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
+    MHA_TRY(mha_workspace_take_pieces(workspace, job->block_scratch_size, (size_t)threads,
+                                      &job->block_scratch));
+    if (job->cuts == 1) {
+        return mha_run_tasks(execution, job->row_tasks, threads, attend, job);
+    }
+    if (__builtin_mul_overflow(job->row_tasks, job->cuts, &tasks)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    MHA_TRY(mha_workspace_take_pieces(workspace, job->blocks_size, (size_t)job->row_tasks,
+                                      &job->blocks));
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job->state_size, (size_t)job->row_tasks, &job->state));
+    for (job->round = 0; job->round < job->rounds; job->round++) {
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, job));
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, job));
+        MHA_TRY(mha_run_tasks(execution, job->row_tasks, threads, join_cuts, job));
+    }
+    return MHA_OK;
+}
+
+mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    few_job job = {.attention = attention};
+    const mha_status status = run_tasks(&job, execution);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}
+
+mha_status mha_plan_few_tasks(const mha_attention *attention, mha_few_tasks *tasks) {
+    few_job job = {.attention = attention};
+    MHA_TRY(mha_check_columns(attention));
+    describe(attention, &job);
+    MHA_TRY(count_row_tasks(&job));
+    *tasks = (mha_few_tasks){job.row_tasks, operations_of(&job), job.scratch_size,
+                             job.block_scratch_size};
+    return MHA_OK;
+}
+
+void mha_run_few_task(const mha_attention *attention, int64_t task, const mha_pieces *scratch,
+                      const mha_pieces *block_scratch, mha_worker *worker) {
+    few_job job = {.scratch = *scratch, .block_scratch = *block_scratch};
+    describe(attention, &job);
+    attend(&job, task, worker);
+}

@@ -1,0 +1,23 @@
+/* Running the core: workspace, threads, the GIL, Ctrl-C, and errors back to Python. */
+#ifndef MHA_CALL_H
+#define MHA_CALL_H
+
+#include "python/base/binding.h"
+
+/* To be called once, when the module is imported; -1 with an exception. */
+int mha_start_calls(void);
+
+/* Threads of this call: those of `mha.threads(n)` in this context, else the process's; 0 with an
+ * exception. */
+int mha_call_threads(void);
+
+/* The two functions of a step, over a pointer to its struct. */
+typedef mha_status core_workspace(const void *problem, int num_threads, size_t *bytes);
+typedef mha_status core_forward(const void *problem, mha_execution *execution);
+
+/* Runs a step with the GIL released, in a workspace of the size it asks for (NULL: it needs none);
+ * Ctrl-C stops it. 0, or -1 with the exception: MemoryError, or what a signal handler raised. */
+int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
+                 int num_threads);
+
+#endif

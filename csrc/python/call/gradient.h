@@ -1,0 +1,76 @@
+/* What the backward passes have in common: their arguments, the gradients of results that come in,
+ * and those of arguments that go out by name. */
+#ifndef MHA_GRADIENT_H
+#define MHA_GRADIENT_H
+
+#include "python/call/function.h"
+
+/* Every backward pass takes what the forward pass saved, the gradients of the output and of lse (or
+ * None), and the set of the names that are wanted. */
+enum { MHA_KEPT, MHA_GRAD_OUTPUT, MHA_GRAD_LSE, MHA_WANTED, MHA_NUM_BACKWARD_ARGUMENTS };
+extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
+#define MHA_BACKWARD_ARGUMENTS                                                                     \
+    .forms = MHA_BACKWARD_FORMS, .count = MHA_NUM_BACKWARD_ARGUMENTS,                              \
+    .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS
+
+/* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
+ * its last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
+PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
+                                    const npy_intp *shape, int axes, const char *name);
+
+/* A new array for the gradient of `like`. */
+typedef PyArrayObject *new_gradient(PyArrayObject *like, const char *name);
+
+/* C-contiguous. */
+new_gradient mha_new_contiguous_like;
+
+/* In the memory order of `like`, so that heads that are a view of merged columns give such a view;
+ * in plain order where another axis would come last. */
+new_gradient mha_new_dense_like;
+
+/* The type that the gradient of an argument has: that of its halves where float32 was made of them.
+ */
+int mha_given_typenum(PyObject *given, PyArrayObject *converted);
+
+/* What every call of a backward pass begins with: the module's functions cast to it. */
+enum { MHA_MOST_GRADIENTS = 24 };
+typedef struct backward_call {
+    PyObject *saved; /* owns what the copy of the forward call refers to */
+    PyArrayObject *grad_output, *grad_lse;
+    const char *const *names; /* of the arguments that have gradients */
+    int count;
+    PyArrayObject *gradients[MHA_MOST_GRADIENTS]; /* NULL where not wanted or not given */
+    int typenums[MHA_MOST_GRADIENTS];             /* in which they go out, rounded if need be */
+} backward_call;
+
+/* Lets a gradient go out in this type, where it is wanted. */
+void mha_round_gradient(backward_call *back, int gradient, int typenum);
+
+/* Copies what the forward pass named `name` saved to `forward`, so that pointers may be taken
+ * there. 0, or -1 with the exception. */
+int mha_begin_backward(PyObject *saved, const char *name, void *forward, size_t size,
+                       backward_call *back);
+
+/* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
+ * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
+ */
+int mha_convert_grad_lse(PyObject *object, int typenum, const npy_intp *shape, int axes,
+                         backward_call *back);
+int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObject *output,
+                             backward_call *back);
+
+/* Makes the array of each gradient whose name is wanted and whose like[i] is there. 0, or -1 with
+ * the exception. */
+int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject *const *like,
+                      int count, new_gradient *make, backward_call *back);
+
+/* Such calls' `results`, a dict from names to gradients, None for those that are not there; and
+ * their `clear`. */
+PyObject *mha_pack_gradients(void *call);
+void mha_clear_backward(void *call);
+
+/* Zeros in the gradients (or NULL) of what is added to scores, where there are none, and so nothing
+ * may write them. */
+void mha_clear_unwritten(const score_shape *scores, PyArrayObject *const *gradients, int count);
+
+#endif

@@ -1,0 +1,129 @@
+#include "python/convert/pieces.h"
+
+#include "python/convert/convert.h"
+
+/* What the slowest cast does in a few milliseconds. */
+enum { PIECE_BYTES = 1 << 20 };
+
+static npy_intp largest_item(PyArrayObject *one, PyArrayObject *other) {
+    return PyArray_ITEMSIZE(one) > PyArray_ITEMSIZE(other) ? PyArray_ITEMSIZE(one)
+                                                           : PyArray_ITEMSIZE(other);
+}
+
+/* The longest axis but those of one, by stride. */
+static int outermost_axis(PyArrayObject *array) {
+    int outermost = -1;
+    npy_intp longest = -1;
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        const npy_intp stride = PyArray_STRIDE(array, axis);
+        const npy_intp length = stride < 0 ? -stride : stride;
+        if (PyArray_DIM(array, axis) > 1 && length > longest) {
+            outermost = axis;
+            longest = length;
+        }
+    }
+    return outermost;
+}
+
+/* array[..., begin:begin + count, ...], of that axis. */
+static PyArrayObject *part_of(PyArrayObject *array, int axis, npy_intp begin, npy_intp count) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(array);
+    memcpy(shape, PyArray_DIMS(array), (size_t)axes * sizeof *shape);
+    shape[axis] = count;
+    return mha_new_view_at(array, PyArray_BYTES(array) + begin * PyArray_STRIDE(array, axis), axes,
+                           shape, PyArray_STRIDES(array),
+                           PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE);
+}
+
+static int copy_part(PyArrayObject *to, PyArrayObject *from, int axis, npy_intp begin,
+                     npy_intp count) {
+    PyArrayObject *to_part = part_of(to, axis, begin, count);
+    PyArrayObject *from_part = to_part == NULL ? NULL : part_of(from, axis, begin, count);
+    const int failed = from_part == NULL ? -1 : mha_copy_numbers(to_part, from_part);
+    Py_XDECREF(to_part);
+    Py_XDECREF(from_part);
+    return failed;
+}
+
+int mha_copy_numbers(PyArrayObject *to, PyArrayObject *from) {
+    const npy_intp bytes = PyArray_SIZE(to) * largest_item(to, from);
+    const int axis = bytes <= PIECE_BYTES ? -1 : outermost_axis(to);
+    if (axis < 0) {
+        return PyArray_CopyInto(to, from);
+    }
+    const npy_intp length = PyArray_DIM(to, axis), row = bytes / length;
+    const npy_intp step = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
+    for (npy_intp begin = 0; begin < length; begin += step) {
+        const npy_intp count = length - begin < step ? length - begin : step;
+        if (PyErr_CheckSignals() < 0 || copy_part(to, from, axis, begin, count) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A new array like this one, with its numbers; `type` is taken over. */
+static PyArrayObject *copy_of(PyArrayObject *array, PyArray_Descr *type, NPY_ORDER order,
+                              const char *name) {
+    PyArrayObject *copy = (PyArrayObject *)PyArray_NewLikeArray(array, order, type, 0);
+    if (copy == NULL) {
+        mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+    } else if (mha_copy_numbers(copy, array) < 0) {
+        Py_CLEAR(copy);
+    }
+    return copy;
+}
+
+PyArrayObject *mha_cast(PyArrayObject *array, PyArray_Descr *type, int flags, const char *name) {
+    const npy_intp item = PyDataType_ELSIZE(type) > PyArray_ITEMSIZE(array)
+                              ? PyDataType_ELSIZE(type)
+                              : PyArray_ITEMSIZE(array);
+    const bool is_as_wanted = PyArray_EquivTypes(PyArray_DESCR(array), type) &&
+                              PyArray_CHKFLAGS(array, flags & NPY_ARRAY_CARRAY) &&
+                              (flags & NPY_ARRAY_ENSURECOPY) == 0;
+    if (is_as_wanted || PyArray_SIZE(array) <= PIECE_BYTES / item) {
+        PyArrayObject *cast =
+            (PyArrayObject *)PyArray_FromArray(array, type, flags | NPY_ARRAY_FORCECAST);
+        if (cast == NULL) {
+            mha_name_missing_memory(PyArray_DIMS(array), PyArray_NDIM(array), name);
+        }
+        return cast;
+    }
+    return copy_of(array, type, (flags & NPY_ARRAY_C_CONTIGUOUS) != 0 ? NPY_CORDER : NPY_KEEPORDER,
+                   name);
+}
+
+PyArrayObject *mha_contiguous_copy(PyArrayObject *array, const char *name) {
+    Py_INCREF(PyArray_DESCR(array));
+    return copy_of(array, PyArray_DESCR(array), NPY_CORDER, name);
+}
+
+PyArrayObject *mha_contiguous(PyArrayObject *array, const char *name) {
+    return PyArray_IS_C_CONTIGUOUS(array) ? (PyArrayObject *)Py_NewRef((PyObject *)array)
+                                          : mha_contiguous_copy(array, name);
+}
+
+int mha_round_in_pieces(const float *from, void *to, mha_storage storage, npy_intp count) {
+    enum { NUMBERS = PIECE_BYTES / sizeof(float) };
+    for (npy_intp i = 0; i < count; i += NUMBERS) {
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+        mha_round_numbers(from + i, (uint16_t *)to + i, storage,
+                          count - i < NUMBERS ? count - i : NUMBERS);
+    }
+    return 0;
+}
+
+int mha_widen_in_pieces(const void *from, mha_storage storage, float *to, npy_intp count) {
+    enum { NUMBERS = PIECE_BYTES / sizeof(float) };
+    for (npy_intp i = 0; i < count; i += NUMBERS) {
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+        mha_widen_numbers((const uint16_t *)from + i, storage, to + i,
+                          count - i < NUMBERS ? count - i : NUMBERS);
+    }
+    return 0;
+}

@@ -1,0 +1,246 @@
+/* additive_attention and its backward pass: scores w_v . tanh(query W_q + key W_k). */
+#include <stddef.h>
+
+#include "python/call/gradient.h"
+#include "python/call/inputs.h"
+#include "python/call/weight.h"
+
+enum argument {
+    QUERY,
+    KEY,
+    VALUE,
+    WEIGHT_OF_QUERY,
+    WEIGHT_OF_KEY,
+    VECTOR_OF_SCORES,
+    OPTIONS, /* NUM_OPTIONS arguments */
+    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
+    SAVE,
+    NUM_ARGUMENTS
+};
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [WEIGHT_OF_QUERY] = {"W_q", AS_REAL},
+    [WEIGHT_OF_KEY] = {"W_k", AS_REAL},
+    [VECTOR_OF_SCORES] = {"w_v", AS_REAL},
+    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
+    [SAVE] = {"save", AS_FLAG},
+};
+
+static const char KEPT[] = "additive_attention";
+
+typedef struct additive_call {
+    attention_inputs inputs;
+    converted_weight W_q, W_k;
+    PyArrayObject *w_v;
+    int w_v_typenum; /* as it was given */
+    converted_options options;
+    attention_results results;
+    /* For the backward pass, or NULL: (..., len, hidden). */
+    PyArrayObject *projected_query, *projected_key;
+    mha_additive_attention additive; /* the problem */
+} additive_call;
+
+static void clear(void *given) {
+    additive_call *call = given;
+    mha_clear_inputs(&call->inputs);
+    mha_clear_options(&call->options);
+    mha_clear_results(&call->results);
+    Py_CLEAR(call->W_q.owner);
+    Py_CLEAR(call->W_k.owner);
+    Py_CLEAR(call->w_v);
+    Py_CLEAR(call->projected_query);
+    Py_CLEAR(call->projected_key);
+}
+
+static int convert_weights(PyObject *const *arguments, additive_call *call) {
+    const attention_inputs *inputs = &call->inputs;
+    const int axes = PyArray_NDIM(inputs->query);
+    if (mha_convert_weight(arguments[WEIGHT_OF_QUERY], inputs->dtype,
+                           PyArray_DIM(inputs->query, axes - 1), "the last axis of query", "W_q",
+                           &call->W_q) < 0 ||
+        mha_convert_weight(arguments[WEIGHT_OF_KEY], inputs->dtype,
+                           PyArray_DIM(inputs->key, axes - 1), "the last axis of key", "W_k",
+                           &call->W_k) < 0) {
+        return -1;
+    }
+    if (call->W_k.out != call->W_q.out) {
+        PyErr_Format(PyExc_ValueError, "W_k: got %lld columns, wanted %lld as W_q has",
+                     (long long)call->W_k.out, (long long)call->W_q.out);
+        return -1;
+    }
+    if (arguments[VECTOR_OF_SCORES] == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
+        return -1;
+    }
+    if (mha_optional_vector(arguments[VECTOR_OF_SCORES], inputs->dtype, call->W_q.out, "w_v",
+                            &call->w_v) < 0) {
+        return -1;
+    }
+    call->w_v_typenum = mha_given_typenum(arguments[VECTOR_OF_SCORES], call->w_v);
+    return 0;
+}
+
+static int make_contiguous(PyArrayObject **array, mha_dtype dtype, const char *name) {
+    PyArrayObject *contiguous = mha_as_contiguous_stored(*array, dtype, name);
+    if (contiguous == NULL) {
+        return -1;
+    }
+    Py_SETREF(*array, contiguous);
+    return 0;
+}
+
+static PyArrayObject *new_projected(PyArrayObject *rows, int64_t hidden, mha_dtype dtype,
+                                    const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(rows);
+    memcpy(shape, PyArray_DIMS(rows), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = (npy_intp)hidden;
+    return mha_new_array(axes, shape, mha_typenum(dtype), name);
+}
+
+static int new_saved_steps(additive_call *call) {
+    const attention_inputs *inputs = &call->inputs;
+    if (mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0) {
+        return -1;
+    }
+    call->projected_query =
+        new_projected(inputs->query, call->W_q.out, inputs->dtype, "projected query");
+    if (call->projected_query == NULL) {
+        return -1;
+    }
+    call->projected_key = new_projected(inputs->key, call->W_k.out, inputs->dtype, "projected key");
+    if (call->projected_key == NULL) {
+        return -1;
+    }
+    call->results.saved_output = mha_new_contiguous_like(call->results.output, "output");
+    if (call->results.saved_output == NULL) {
+        return -1;
+    }
+    call->results.statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
+    return call->results.statistics == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    additive_call *call = given;
+    attention_inputs *inputs = &call->inputs;
+    attention_results *results = &call->results;
+    npy_intp shape[NPY_MAXDIMS];
+    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], true, inputs) < 0 ||
+        convert_weights(arguments, call) < 0 ||
+        make_contiguous(&inputs->query, inputs->dtype, "query") < 0 ||
+        make_contiguous(&inputs->key, inputs->dtype, "key") < 0 ||
+        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
+            0) {
+        return -1;
+    }
+    const int axes = mha_output_shape(inputs, shape);
+    results->output = mha_new_array(axes, shape, inputs->result_typenum, "output");
+    if (results->output == NULL ||
+        mha_new_extras(arguments[RETURN_WEIGHTS], Py_False, inputs->dtype, &inputs->scores,
+                       &results->weights, &results->lse) < 0) {
+        return -1;
+    }
+    return arguments[SAVE] == Py_True ? new_saved_steps(call) : 0;
+}
+
+static bool fill_pointers(void *given) {
+    additive_call *call = given;
+    PyArrayObject *query = call->inputs.query, *key = call->inputs.key;
+    const int axes = PyArray_NDIM(query);
+    const mha_attention_options *options = mha_fill_options(&call->options, &call->inputs.scores);
+    call->additive = (mha_additive_attention){
+        .attention = mha_fill_attention(&call->inputs, &call->results, options),
+        .query = PyArray_DATA(query),
+        .key = PyArray_DATA(key),
+        .query_storage = mha_storage_of(query),
+        .key_storage = mha_storage_of(key),
+        .W_q = mha_fill_weight(&call->W_q),
+        .W_k = mha_fill_weight(&call->W_k),
+        .w_v = PyArray_DATA(call->w_v),
+        .query_rows = PyArray_MultiplyList(PyArray_DIMS(query), axes - 1),
+        .key_rows = PyArray_MultiplyList(PyArray_DIMS(key), axes - 1),
+        .saved_query = mha_data_or_null(call->projected_query),
+        .saved_key = mha_data_or_null(call->projected_key),
+    };
+    return true;
+}
+
+static PyObject *results(void *given) {
+    additive_call *call = given;
+    return mha_pack_or_keep(&call->results, KEPT, call, sizeof *call, clear);
+}
+
+MHA_CORE_WORKSPACE(additive_attention_workspace, mha_additive_attention)
+MHA_CORE_RUN(additive_attention_forward, mha_additive_attention)
+
+MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
+                    .fill_pointers = fill_pointers, .workspace = core_additive_attention_workspace,
+                    .forward = core_additive_attention_forward,
+                    .problem = offsetof(additive_call, additive), .results = results,
+                    .clear = clear)
+
+enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_W_Q, GRAD_W_K, GRAD_W_V, NUM_GRADIENTS };
+static const char *const GRADIENTS[NUM_GRADIENTS] = {"query", "key", "value", "W_q", "W_k", "w_v"};
+
+typedef struct additive_backward_call {
+    backward_call back;
+    additive_call forward;
+    mha_additive_attention_gradients problem;
+} additive_backward_call;
+
+static int convert_backward(void *given, PyObject **arguments) {
+    additive_backward_call *call = given;
+    const additive_call *saved = &call->forward;
+    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
+        return -1;
+    }
+    PyArrayObject *const like[NUM_GRADIENTS] = {
+        [GRAD_QUERY] = saved->inputs.query,
+        [GRAD_KEY] = saved->inputs.key,
+        [GRAD_VALUE] = saved->inputs.value,
+        [GRAD_W_Q] = (PyArrayObject *)saved->W_q.owner,
+        [GRAD_W_K] = (PyArrayObject *)saved->W_k.owner,
+        [GRAD_W_V] = saved->w_v,
+    };
+    if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
+                                 saved->results.saved_output, &call->back) < 0 ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, GRAD_W_V, saved->w_v_typenum);
+    return 0;
+}
+
+static bool fill_backward(void *given) {
+    additive_backward_call *call = given;
+    PyArrayObject *const *gradients = call->back.gradients;
+    fill_pointers(&call->forward);
+    call->problem = (mha_additive_attention_gradients){
+        .additive = &call->forward.additive,
+        .grad_output = mha_tensor_with_heads(call->back.grad_output),
+        .grad_lse = mha_data_or_null(call->back.grad_lse),
+        .grad_query = mha_data_or_null(gradients[GRAD_QUERY]),
+        .grad_key = mha_data_or_null(gradients[GRAD_KEY]),
+        .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
+        .grad_W_q = mha_data_or_null(gradients[GRAD_W_Q]),
+        .grad_W_k = mha_data_or_null(gradients[GRAD_W_K]),
+        .grad_w_v = mha_data_or_null(gradients[GRAD_W_V]),
+    };
+    return true;
+}
+
+MHA_CORE_WORKSPACE(additive_attention_backward_workspace, mha_additive_attention_gradients)
+MHA_CORE_RUN(additive_attention_backward, mha_additive_attention_gradients)
+
+MHA_MODULE_FUNCTION(additive_attention_backward, additive_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .fill_pointers = fill_backward,
+                    .workspace = core_additive_attention_backward_workspace,
+                    .forward = core_additive_attention_backward,
+                    .problem = offsetof(additive_backward_call, problem),
+                    .results = mha_pack_gradients, .clear = mha_clear_backward)

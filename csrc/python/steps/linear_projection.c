@@ -1,0 +1,195 @@
+/* linear and its backward pass: steps 1 and 5 of the figure. */
+#include <stddef.h>
+
+#include "python/call/function.h"
+#include "python/call/gradient.h"
+#include "python/call/weight.h"
+
+enum { X, WEIGHT, BIAS, SAVE, NUM_ARGUMENTS };
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
+                                                   [WEIGHT] = {"weight", AS_REAL},
+                                                   [BIAS] = {"bias", AS_REAL},
+                                                   [SAVE] = {"save", AS_FLAG}};
+
+static const char KEPT[] = "linear";
+
+typedef struct linear_call {
+    PyArrayObject *x; /* in the element type, or halves */
+    PyArrayObject *bias, *output;
+    converted_weight weight;
+    mha_dtype dtype;
+    int result_typenum; /* halves where x is */
+    int bias_typenum;   /* as it was given */
+    bool x_transposed, keeps;
+    int axes; /* of the output, and its shape: the caller may give the array another one */
+    npy_intp shape[NPY_MAXDIMS];
+    mha_linear_projection projection;
+} linear_call;
+
+static void clear(void *given) {
+    linear_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->bias);
+    Py_CLEAR(call->weight.owner);
+    Py_CLEAR(call->output);
+}
+
+/* Whether a matrix that can be read as it is is the transpose of one with a contiguous last axis.
+ */
+static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
+    const bool is_read = PyArray_TYPE(x) == mha_typenum(dtype) ||
+                         (dtype == MHA_FLOAT32 && mha_storage_of(x) != MHA_AS_COMPUTED);
+    return PyArray_NDIM(x) == 2 && is_read && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) &&
+           !mha_last_axis_is_contiguous(x) && PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
+}
+
+static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
+    static const char *const names[] = {"x"};
+    char text[MHA_SHAPE_TEXT];
+    const int axes = PyArray_NDIM(x);
+    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
+        return -1;
+    }
+    if (axes < 1) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., in)",
+                     mha_array_shape_text(x, text));
+        return -1;
+    }
+    if (mha_convert_weight(arguments[WEIGHT], call->dtype, PyArray_DIM(x, axes - 1),
+                           "the last axis of x", "weight", &call->weight) < 0 ||
+        mha_optional_vector(arguments[BIAS], call->dtype, call->weight.out, "bias", &call->bias) <
+            0) {
+        return -1;
+    }
+    call->bias_typenum = call->bias == NULL ? 0 : mha_given_typenum(arguments[BIAS], call->bias);
+    call->x_transposed = is_transposed(x, call->dtype);
+    call->x = call->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
+              : axes == 2        ? mha_as_stored(x, call->dtype, "x")
+                                 : mha_as_contiguous_stored(x, call->dtype, "x");
+    if (call->x == NULL) {
+        return -1;
+    }
+    call->axes = axes;
+    memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
+    call->shape[axes - 1] = (npy_intp)call->weight.out;
+    call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
+    return call->output == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    linear_call *call = given;
+    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
+    Py_XDECREF(x);
+    call->keeps = arguments[SAVE] == Py_True;
+    return !failed && call->keeps ? mha_refuse_packed(&call->weight, "weight") : failed;
+}
+
+static mha_linear_projection projection_of(const linear_call *call) {
+    const int axes = PyArray_NDIM(call->x);
+    const mha_storage x_storage = mha_storage_of(call->x);
+    const mha_storage output_storage =
+        call->output == NULL ? MHA_AS_COMPUTED : mha_storage_of(call->output);
+    const mha_linear_projection projection = {
+        .dtype = call->dtype,
+        .rows = PyArray_MultiplyList(PyArray_DIMS(call->x), axes - 1),
+        .x = PyArray_DATA(call->x),
+        .x_stride = axes == 2 ? PyArray_STRIDE(call->x, call->x_transposed ? 1 : 0)
+                              : call->weight.in * PyArray_ITEMSIZE(call->x),
+        .x_storage = x_storage,
+        .x_transposed = call->x_transposed,
+        .weight = mha_fill_weight(&call->weight),
+        .bias = mha_data_or_null(call->bias),
+        .output = mha_data_or_null(call->output),
+        .output_stride = call->weight.out * (int64_t)mha_storage_size(call->dtype, output_storage),
+        .output_storage = output_storage,
+    };
+    return projection;
+}
+
+static bool fill_pointers(void *given) {
+    linear_call *call = given;
+    call->projection = projection_of(call);
+    return PyArray_SIZE(call->output) > 0;
+}
+
+/* output, or (output, saved). */
+static PyObject *results(void *given) {
+    linear_call *call = given;
+    PyObject *output = (PyObject *)call->output;
+    call->output = NULL;
+    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
+                       : output;
+}
+
+static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
+    return mha_linear_projection_workspace(projection, 1, num_threads, bytes);
+}
+
+static mha_status forward(const void *projection, mha_execution *execution) {
+    return mha_linear_projection_forward(projection, 1, execution);
+}
+
+MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .fill_pointers = fill_pointers, .workspace = workspace_of, .forward = forward,
+                    .problem = offsetof(linear_call, projection), .results = results,
+                    .clear = clear)
+
+enum { GRAD_X, GRAD_WEIGHT, GRAD_BIAS, NUM_GRADIENTS };
+static const char *const GRADIENTS[NUM_GRADIENTS] = {"x", "weight", "bias"};
+
+typedef struct linear_backward_call {
+    backward_call back;
+    linear_call forward;
+    mha_linear_projection_gradients problem;
+} linear_backward_call;
+
+static int convert_backward(void *given, PyObject **arguments) {
+    linear_backward_call *call = given;
+    const linear_call *saved = &call->forward;
+    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
+        return -1;
+    }
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, saved->result_typenum, saved->shape,
+                             saved->axes, "grad_output");
+    PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, (PyArrayObject *)saved->weight.owner,
+                                                saved->bias};
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, GRAD_BIAS, saved->bias_typenum);
+    return 0;
+}
+
+static bool fill_backward(void *given) {
+    linear_backward_call *call = given;
+    linear_call *forward_call = &call->forward;
+    PyArrayObject *const *gradients = call->back.gradients;
+    forward_call->projection = projection_of(forward_call);
+    call->problem = (mha_linear_projection_gradients){
+        .projection = &forward_call->projection,
+        .grad_output = PyArray_DATA(call->back.grad_output),
+        .grad_output_stride =
+            forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
+        .grad_x = mha_data_or_null(gradients[GRAD_X]),
+        .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
+        .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),
+    };
+    return true;
+}
+
+MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
+MHA_CORE_RUN(linear_projection_backward, mha_linear_projection_gradients)
+
+MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .fill_pointers = fill_backward,
+                    .workspace = core_linear_projection_backward_workspace,
+                    .forward = core_linear_projection_backward,
+                    .problem = offsetof(linear_backward_call, problem),
+                    .results = mha_pack_gradients, .clear = mha_clear_backward)

@@ -1,0 +1,486 @@
+/* multi_head_attention: the whole figure. */
+#include "python/steps/multi_head_attention.h"
+
+#include <stddef.h>
+
+enum argument {
+    QUERY,
+    KEY,
+    VALUE,
+    W_Q,
+    W_K,
+    W_V,
+    W_O,
+    B_Q,
+    B_K,
+    B_V,
+    B_O,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    HEAD_GATE,
+    OPTIONS, /* NUM_OPTIONS arguments */
+    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
+    RETURN_LSE,
+    DTYPE, /* a layer's */
+    KEY_IS_QUERY,
+    VALUE_IS_KEY,
+    SAVE,
+    PREPARATION, /* NUM_PREPARATION arguments */
+    NUM_ARGUMENTS = PREPARATION + NUM_PREPARATION
+};
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {
+    [QUERY] = {"query", AS_REAL},
+    [KEY] = {"key", AS_REAL},
+    [VALUE] = {"value", AS_REAL},
+    [W_Q] = {"W_q", AS_REAL},
+    [W_K] = {"W_k", AS_REAL},
+    [W_V] = {"W_v", AS_REAL},
+    [W_O] = {"W_o", AS_REAL},
+    [B_Q] = {"b_q", AS_REAL},
+    [B_K] = {"b_k", AS_REAL},
+    [B_V] = {"b_v", AS_REAL},
+    [B_O] = {"b_o", AS_REAL},
+    [NUM_HEADS] = {"num_heads", AS_INT},
+    [NUM_KV_HEADS] = {"num_kv_heads", AS_INT},
+    [HEAD_GATE] = {"head_gate", AS_REAL},
+    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
+    [RETURN_LSE] = {"return_lse", AS_FLAG},
+    [DTYPE] = {"dtype", AS_IT_IS},
+    [KEY_IS_QUERY] = {"key_is_query", AS_FLAG},
+    [VALUE_IS_KEY] = {"value_is_key", AS_FLAG},
+    [SAVE] = {"save", AS_FLAG},
+    MHA_PREPARATION_FORMS};
+
+static void clear(void *given) {
+    layer_call *call = given;
+    PyArrayObject **const arrays[] = {&call->query,
+                                      &call->key,
+                                      &call->value,
+                                      &call->b_q,
+                                      &call->b_k,
+                                      &call->b_v,
+                                      &call->b_o,
+                                      &call->head_gate,
+                                      &call->projected_query,
+                                      &call->projected_key,
+                                      &call->projected_value,
+                                      &call->attended,
+                                      &call->merged,
+                                      &call->unprepared_query,
+                                      &call->unprepared_key};
+    converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        Py_CLEAR(*arrays[i]);
+    }
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        Py_CLEAR(weights[i]->owner);
+    }
+    mha_clear_preparation(&call->preparation);
+    mha_clear_options(&call->options);
+    mha_clear_results(&call->results);
+}
+
+static const char *const SEQUENCE_NAMES[] = {"query", "key", "value"};
+
+/* (batch..., len, dim) with equal batch axes, and as many values as keys. */
+static int check_sequences(PyArrayObject *const arrays[3]) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    const int axes = PyArray_NDIM(arrays[0]);
+    for (int i = 0; i < 3; i++) {
+        if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > MHA_MOST_INPUT_AXES - 1 ||
+            PyArray_NDIM(arrays[i]) != axes) {
+            PyErr_Format(
+                PyExc_ValueError,
+                "%s: got shape %s, wanted (batch, len, dim) or (len, dim), the same number of "
+                "axes for query, key and value",
+                SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got));
+            return -1;
+        }
+        if (!PyArray_CompareLists(PyArray_DIMS(arrays[i]), PyArray_DIMS(arrays[0]), axes - 2)) {
+            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted the batch axes %s of query",
+                         SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got),
+                         mha_shape_text(PyArray_DIMS(arrays[0]), axes - 2, wanted));
+            return -1;
+        }
+    }
+    if (PyArray_DIM(arrays[1], axes - 2) != PyArray_DIM(arrays[2], axes - 2)) {
+        PyErr_Format(PyExc_ValueError, "value: got length %zd, wanted %zd as key has",
+                     (Py_ssize_t)PyArray_DIM(arrays[2], axes - 2),
+                     (Py_ssize_t)PyArray_DIM(arrays[1], axes - 2));
+        return -1;
+    }
+    return 0;
+}
+
+/* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
+static int convert_sequences(PyObject *const *arguments, layer_call *call) {
+    PyObject *dtype_object = arguments[DTYPE];
+    PyArrayObject *arrays[3] = {NULL}, **const to[] = {&call->query, &call->key, &call->value};
+    int failed = mha_as_three_arrays(arguments[QUERY], arguments[KEY], arguments[VALUE], arrays);
+    if (!failed) {
+        failed = check_sequences(arrays);
+    }
+    if (!failed) {
+        failed = mha_result_types(arrays, SEQUENCE_NAMES, 3, &call->dtype, &call->result_typenum);
+    }
+    if (!failed && PyArray_DescrCheck(dtype_object)) {
+        call->result_typenum = ((PyArray_Descr *)dtype_object)->type_num;
+        call->dtype = mha_computing_dtype(call->result_typenum);
+    }
+    for (int i = 0; i < 3 && !failed; i++) {
+        *to[i] = mha_as_contiguous_stored(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
+        failed = *to[i] == NULL ? -1 : 0;
+    }
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(arrays[i]);
+    }
+    return failed;
+}
+
+static int convert_heads(PyObject *const *arguments, layer_call *call) {
+    if (mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
+        return -1;
+    }
+    call->num_kv_heads = call->num_heads;
+    if (arguments[NUM_KV_HEADS] != Py_None &&
+        mha_convert_size(arguments[NUM_KV_HEADS], "num_kv_heads", 1, &call->num_kv_heads) < 0) {
+        return -1;
+    }
+    if (call->num_heads % call->num_kv_heads != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "num_kv_heads: got %lld, wanted a divisor of num_heads (%lld)",
+                     (long long)call->num_kv_heads, (long long)call->num_heads);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_columns(const converted_weight *weight, int64_t heads, const char *heads_name,
+                         const char *name) {
+    if (weight->out % heads != 0) {
+        PyErr_Format(PyExc_ValueError, "%s: got %lld columns, wanted a multiple of %s (%lld)", name,
+                     (long long)weight->out, heads_name, (long long)heads);
+        return -1;
+    }
+    return 0;
+}
+
+static int64_t width_of(PyArrayObject *sequence) {
+    return PyArray_DIM(sequence, PyArray_NDIM(sequence) - 1);
+}
+
+/* Whoever calls a layer did not give the weight: the error is about what was given. */
+static int check_width_of_layer(PyArrayObject *sequence, const char *name, PyObject *weight) {
+    const int64_t wanted = mha_rows_of_weight(weight), got = width_of(sequence);
+    if (wanted < 0 || got == wanted) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "%s: got a last axis of %lld, wanted %lld, the layer's %s_dim",
+                 name, (long long)got, (long long)wanted, name);
+    return -1;
+}
+
+static int check_widths_of_layer(PyObject *const *arguments, const layer_call *call) {
+    return check_width_of_layer(call->query, "query", arguments[W_Q]) < 0 ||
+                   check_width_of_layer(call->key, "key", arguments[W_K]) < 0 ||
+                   check_width_of_layer(call->value, "value", arguments[W_V]) < 0
+               ? -1
+               : 0;
+}
+
+static int convert_weights(PyObject *const *arguments, layer_call *call) {
+    const char *kv_name = arguments[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
+    const mha_dtype dtype = call->dtype;
+    if (PyArray_DescrCheck(arguments[DTYPE]) && check_widths_of_layer(arguments, call) < 0) {
+        return -1;
+    }
+    if (mha_convert_weight(arguments[W_Q], dtype, width_of(call->query), "the last axis of query",
+                           "W_q", &call->W_q) < 0 ||
+        mha_convert_weight(arguments[W_K], dtype, width_of(call->key), "the last axis of key",
+                           "W_k", &call->W_k) < 0 ||
+        mha_convert_weight(arguments[W_V], dtype, width_of(call->value), "the last axis of value",
+                           "W_v", &call->W_v) < 0 ||
+        check_columns(&call->W_q, call->num_heads, "num_heads", "W_q") < 0 ||
+        check_columns(&call->W_k, call->num_kv_heads, kv_name, "W_k") < 0 ||
+        check_columns(&call->W_v, call->num_kv_heads, kv_name, "W_v") < 0) {
+        return -1;
+    }
+    const int64_t head_dim = call->W_q.out / call->num_heads;
+    const int64_t head_dim_of_key = call->W_k.out / call->num_kv_heads;
+    if (head_dim_of_key != head_dim) {
+        PyErr_Format(PyExc_ValueError, "W_k: got head_dim %lld, wanted %lld as W_q gives",
+                     (long long)head_dim_of_key, (long long)head_dim);
+        return -1;
+    }
+    const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
+    int64_t merged;
+    if (__builtin_mul_overflow(value_head_dim, call->num_heads, &merged)) {
+        PyErr_Format(PyExc_ValueError,
+                     "num_heads: got %lld, wanted at most %lld with a value_head_dim of %lld",
+                     (long long)call->num_heads, (long long)(INT64_MAX / value_head_dim),
+                     (long long)value_head_dim);
+        return -1;
+    }
+    return mha_convert_weight(arguments[W_O], dtype, merged, "num_heads * value_head_dim", "W_o",
+                              &call->W_o);
+}
+
+/* The types of what convert_vectors made float32 of. */
+static void note_vectors(PyObject *const *arguments, layer_call *call) {
+    PyArrayObject *const converted[] = {call->b_q, call->b_k, call->b_v, call->b_o,
+                                        call->head_gate};
+    PyObject *const given[] = {arguments[B_Q], arguments[B_K], arguments[B_V], arguments[B_O],
+                               arguments[HEAD_GATE]};
+    for (int i = 0; i < 5; i++) {
+        call->typenums[i] = converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
+    }
+}
+
+static int convert_vectors(PyObject *const *arguments, layer_call *call) {
+    const mha_dtype dtype = call->dtype;
+    return mha_optional_vector(arguments[B_Q], dtype, call->W_q.out, "b_q", &call->b_q) < 0 ||
+                   mha_optional_vector(arguments[B_K], dtype, call->W_k.out, "b_k", &call->b_k) <
+                       0 ||
+                   mha_optional_vector(arguments[B_V], dtype, call->W_v.out, "b_v", &call->b_v) <
+                       0 ||
+                   mha_optional_vector(arguments[B_O], dtype, call->W_o.out, "b_o", &call->b_o) <
+                       0 ||
+                   mha_optional_vector(arguments[HEAD_GATE], dtype, call->num_heads, "head_gate",
+                                       &call->head_gate) < 0
+               ? -1
+               : 0;
+}
+
+static void set_scores(layer_call *call) {
+    score_shape *scores = &call->scores;
+    const int axes = PyArray_NDIM(call->query);
+    scores->batch_axes = axes - 2;
+    memcpy(scores->batch, PyArray_DIMS(call->query), (size_t)(axes - 2) * sizeof(npy_intp));
+    scores->has_heads = true;
+    scores->heads = call->num_heads;
+    scores->query_len = PyArray_DIM(call->query, axes - 2);
+    scores->key_len = PyArray_DIM(call->key, axes - 2);
+    scores->head_dim = call->W_q.out / call->num_heads;
+}
+
+/* A mask or bias of 3 dimensions could mean one a head or one a batch item: it is refused. Where a
+ * single sequence's has a batch axis of 1, it loses it, as the scores have none. */
+static int normalise_score_axes(PyObject **object, const char *name, bool of_layer,
+                                int batch_axes) {
+    if (*object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array =
+        (PyArrayObject *)*object; /* or an int or bool, which normalises as it is */
+    const int axes = PyArray_Check(*object) ? PyArray_NDIM(array) : 0;
+    if (axes == 3 || (of_layer && axes != 2 && axes != 4)) {
+        const char *wanted =
+            axes == 3 ? "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
+                        "query_len, key_len); for one per batch item write %s[:, None], for one "
+                        "per head %s[None]"
+                      : "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
+                        "query_len, key_len); for one per key write %s[None], for documents "
+                        "%s[:, None] == %s";
+        PyErr_Format(PyExc_ValueError, wanted, name, axes, name, name, name);
+        return -1;
+    }
+    if (axes == 4 && batch_axes == 0 && PyArray_DIM(array, 0) == 1) {
+        PyArrayObject *of_sequence =
+            mha_new_view(array, 3, PyArray_DIMS(array) + 1, PyArray_STRIDES(array) + 1, 0);
+        if (of_sequence == NULL) {
+            return -1;
+        }
+        Py_SETREF(*object, (PyObject *)of_sequence);
+    }
+    return 0;
+}
+
+/* (batch..., length, width), uninitialised. */
+static PyArrayObject *new_rows(const layer_call *call, int64_t length, int64_t width, int typenum,
+                               const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = call->scores.batch_axes;
+    memcpy(shape, call->scores.batch, (size_t)axes * sizeof *shape);
+    shape[axes] = (npy_intp)length;
+    shape[axes + 1] = (npy_intp)width;
+    return mha_new_array(axes + 2, shape, typenum, name);
+}
+
+static PyArrayObject *new_step(const layer_call *call, int64_t length, int64_t width,
+                               const char *name) {
+    return new_rows(call, length, width, mha_typenum(call->dtype), name);
+}
+
+/* What the backward pass needs of the forward pass. Without gates the merged heads are what
+ * attention wrote: one array for both. */
+static int new_saved_steps(layer_call *call) {
+    const int64_t query_len = call->scores.query_len, key_len = call->scores.key_len;
+    call->projected_query = new_step(call, query_len, call->W_q.out, "projected query");
+    if (call->projected_query == NULL) {
+        return -1;
+    }
+    call->projected_key = new_step(call, key_len, call->W_k.out, "projected key");
+    if (call->projected_key == NULL) {
+        return -1;
+    }
+    call->projected_value = new_step(call, key_len, call->W_v.out, "projected value");
+    if (call->projected_value == NULL) {
+        return -1;
+    }
+    call->attended = new_step(call, query_len, call->W_o.in, "attended values");
+    if (call->attended == NULL) {
+        return -1;
+    }
+    call->merged = call->head_gate == NULL
+                       ? (PyArrayObject *)Py_NewRef((PyObject *)call->attended)
+                       : new_step(call, query_len, call->W_o.in, "merged heads");
+    if (call->merged == NULL) {
+        return -1;
+    }
+    if (call->preparation.q_norm != NULL) {
+        call->unprepared_query = new_step(call, query_len, call->W_q.out, "unprepared query");
+        if (call->unprepared_query == NULL) {
+            return -1;
+        }
+    }
+    if (call->preparation.k_norm != NULL) {
+        call->unprepared_key = new_step(call, key_len, call->W_k.out, "unprepared key");
+        if (call->unprepared_key == NULL) {
+            return -1;
+        }
+    }
+    call->results.statistics = mha_new_statistics(call->dtype, &call->scores);
+    return call->results.statistics == NULL ? -1 : 0;
+}
+
+static int refuse_packed(const layer_call *call) {
+    return mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0 ||
+                   mha_refuse_packed(&call->W_v, "W_v") < 0 ||
+                   mha_refuse_packed(&call->W_o, "W_o") < 0
+               ? -1
+               : 0;
+}
+
+/* Whether two arrays are one for the gradients. Another thread may have changed a shape meanwhile.
+ */
+static int check_same(bool is_same, PyArrayObject *array, const char *name, PyArrayObject *other) {
+    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    if (!is_same || PyArray_SAMESHAPE(array, other)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "%s: got shape %s, wanted %s, that of the array it is said to be", name,
+                 mha_array_shape_text(array, got), mha_array_shape_text(other, wanted));
+    return -1;
+}
+
+static int convert_sameness(PyObject *const *arguments, layer_call *call) {
+    call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
+    call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
+    return check_same(call->key_is_query, call->key, "key", call->query) < 0 ||
+                   check_same(call->value_is_key, call->value, "value", call->key) < 0
+               ? -1
+               : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    layer_call *call = given;
+    attention_results *results = &call->results;
+    if (convert_sequences(arguments, call) < 0 || convert_sameness(arguments, call) < 0 ||
+        convert_heads(arguments, call) < 0 || convert_weights(arguments, call) < 0 ||
+        convert_vectors(arguments, call) < 0) {
+        return -1;
+    }
+    note_vectors(arguments, call);
+    set_scores(call);
+    if (mha_convert_preparation(arguments + PREPARATION, call->dtype, &call->scores,
+                                call->num_kv_heads, &call->preparation) < 0) {
+        return -1;
+    }
+    const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
+    const bool of_layer = PyArray_DescrCheck(arguments[DTYPE]);
+    const int batch_axes = call->scores.batch_axes;
+    if (normalise_score_axes(&arguments[OPTIONS + OPTION_mask], "mask", of_layer, batch_axes) < 0 ||
+        normalise_score_axes(&arguments[OPTIONS + OPTION_bias], "bias", of_layer, batch_axes) < 0 ||
+        mha_convert_options(arguments + OPTIONS, call->dtype, &call->scores, &call->options) < 0) {
+        return -1;
+    }
+    call->bias_has_batch_of_one = arguments[OPTIONS + OPTION_bias] != given_bias;
+    results->output =
+        new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
+    if (results->output == NULL ||
+        mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], call->dtype, &call->scores,
+                       &results->weights, &results->lse) < 0) {
+        return -1;
+    }
+    call->keeps = arguments[SAVE] == Py_True;
+    return call->keeps && (refuse_packed(call) < 0 || new_saved_steps(call) < 0) ? -1 : 0;
+}
+
+bool mha_fill_layer(void *given) {
+    layer_call *call = given;
+    const attention_results *results = &call->results;
+    call->layer = (mha_multi_head_attention){
+        .dtype = call->dtype,
+        .batch_axes = call->scores.batch_axes,
+        .query_len = call->scores.query_len,
+        .key_len = call->scores.key_len,
+        .num_heads = call->num_heads,
+        .num_kv_heads = call->num_kv_heads,
+        .query = PyArray_DATA(call->query),
+        .key = PyArray_DATA(call->key),
+        .value = PyArray_DATA(call->value),
+        .query_storage = mha_storage_of(call->query),
+        .key_storage = mha_storage_of(call->key),
+        .value_storage = mha_storage_of(call->value),
+        .output_storage =
+            results->output == NULL ? MHA_AS_COMPUTED : mha_storage_of(results->output),
+        .W_q = mha_fill_weight(&call->W_q),
+        .W_k = mha_fill_weight(&call->W_k),
+        .W_v = mha_fill_weight(&call->W_v),
+        .W_o = mha_fill_weight(&call->W_o),
+        .b_q = mha_data_or_null(call->b_q),
+        .b_k = mha_data_or_null(call->b_k),
+        .b_v = mha_data_or_null(call->b_v),
+        .b_o = mha_data_or_null(call->b_o),
+        .head_gate = mha_data_or_null(call->head_gate),
+        .options = mha_fill_options(&call->options, &call->scores),
+        .output = mha_data_or_null(results->output),
+        .weights = mha_data_or_null(results->weights),
+        .lse = mha_data_or_null(results->lse),
+        .maximum = mha_maximum_of(results->statistics),
+        .denominator = mha_denominator_of(results->statistics),
+        .saved = {.projected_query = mha_data_or_null(call->projected_query),
+                  .projected_key = mha_data_or_null(call->projected_key),
+                  .projected_value = mha_data_or_null(call->projected_value),
+                  .attended = mha_data_or_null(call->attended),
+                  .merged = mha_data_or_null(call->merged),
+                  .unprepared_query = mha_data_or_null(call->unprepared_query),
+                  .unprepared_key = mha_data_or_null(call->unprepared_key)},
+    };
+    mha_fill_preparation(&call->preparation, &call->scores, &call->layer);
+    for (int axis = 0; axis < call->scores.batch_axes; axis++) {
+        call->layer.batch_shape[axis] = call->scores.batch[axis];
+    }
+    return true;
+}
+
+/* The results, or (results, saved). */
+static PyObject *results(void *given) {
+    layer_call *call = given;
+    PyObject *packed = mha_pack_results(&call->results);
+    return call->keeps
+               ? mha_with_saved(packed, mha_keep_call(MHA_KEPT_LAYER, call, sizeof *call, clear))
+               : packed;
+}
+
+MHA_CORE_WORKSPACE(multi_head_attention_workspace, mha_multi_head_attention)
+MHA_CORE_RUN(multi_head_attention_forward, mha_multi_head_attention)
+
+MHA_MODULE_FUNCTION(multi_head_attention, layer_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
+                    .fill_pointers = mha_fill_layer,
+                    .workspace = core_multi_head_attention_workspace,
+                    .forward = core_multi_head_attention_forward,
+                    .problem = offsetof(layer_call, layer), .results = results, .clear = clear)

@@ -1,0 +1,166 @@
+/* multi_head_attention_backward: the gradients of the whole figure. */
+#include <stddef.h>
+
+#include "python/steps/multi_head_attention.h"
+
+enum gradient {
+    GRAD_QUERY,
+    GRAD_KEY,
+    GRAD_VALUE,
+    GRAD_W_Q,
+    GRAD_W_K,
+    GRAD_W_V,
+    GRAD_W_O,
+    GRAD_B_Q,
+    GRAD_B_K,
+    GRAD_B_V,
+    GRAD_B_O,
+    GRAD_Q_NORM,
+    GRAD_K_NORM,
+    GRAD_HEAD_GATE,
+    GRAD_BIAS,
+    GRAD_ALIBI,
+    GRAD_RELATIVE_BIAS,
+    GRAD_SINKS,
+    NUM_GRADIENTS
+};
+static const char *const GRADIENTS[NUM_GRADIENTS] = {
+    "query", "key", "value",  "W_q",    "W_k",       "W_v",  "W_o",   "b_q",           "b_k",
+    "b_v",   "b_o", "q_norm", "k_norm", "head_gate", "bias", "alibi", "relative_bias", "sinks",
+};
+
+typedef struct layer_backward_call {
+    backward_call back;
+    layer_call forward;
+    mha_multi_head_attention_gradients problem;
+} layer_backward_call;
+
+static int convert_results(PyObject *const *arguments, layer_backward_call *call) {
+    const layer_call *forward = &call->forward;
+    npy_intp shape[NPY_MAXDIMS];
+    const int axes = forward->scores.batch_axes;
+    memcpy(shape, forward->scores.batch, (size_t)axes * sizeof *shape);
+    shape[axes] = (npy_intp)forward->scores.query_len;
+    shape[axes + 1] = (npy_intp)forward->W_o.out;
+    call->back.grad_output = mha_convert_gradient(
+        arguments[MHA_GRAD_OUTPUT], true, forward->result_typenum, shape, axes + 2, "grad_output");
+    shape[axes] = (npy_intp)forward->scores.heads;
+    shape[axes + 1] = (npy_intp)forward->scores.query_len;
+    return call->back.grad_output == NULL
+               ? -1
+               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->result_typenum, shape,
+                                      axes + 2, &call->back);
+}
+
+static int convert(void *given, PyObject **arguments) {
+    layer_backward_call *call = given;
+    const layer_call *saved = &call->forward;
+    if (mha_begin_backward(arguments[MHA_KEPT], MHA_KEPT_LAYER, &call->forward,
+                           sizeof call->forward, &call->back) < 0) {
+        return -1;
+    }
+    PyArrayObject *const like[NUM_GRADIENTS] = {
+        [GRAD_QUERY] = saved->query,
+        [GRAD_KEY] = saved->key_is_query ? NULL : saved->key,
+        [GRAD_VALUE] = saved->value_is_key ? NULL : saved->value,
+        [GRAD_W_Q] = (PyArrayObject *)saved->W_q.owner,
+        [GRAD_W_K] = (PyArrayObject *)saved->W_k.owner,
+        [GRAD_W_V] = (PyArrayObject *)saved->W_v.owner,
+        [GRAD_W_O] = (PyArrayObject *)saved->W_o.owner,
+        [GRAD_B_Q] = saved->b_q,
+        [GRAD_B_K] = saved->b_k,
+        [GRAD_B_V] = saved->b_v,
+        [GRAD_B_O] = saved->b_o,
+        [GRAD_Q_NORM] = saved->preparation.q_norm,
+        [GRAD_K_NORM] = saved->preparation.k_norm,
+        [GRAD_HEAD_GATE] = saved->head_gate,
+        [GRAD_BIAS] = saved->options.bias,
+        [GRAD_ALIBI] = saved->options.alibi,
+        [GRAD_RELATIVE_BIAS] = saved->options.relative_bias,
+        [GRAD_SINKS] = saved->options.sinks,
+    };
+    if (convert_results(arguments, call) < 0 ||
+        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    static const enum gradient sources[] = {GRAD_B_Q, GRAD_B_K, GRAD_B_V, GRAD_B_O, GRAD_HEAD_GATE};
+    for (int i = 0; i < 5; i++) {
+        mha_round_gradient(&call->back, sources[i], saved->typenums[i]);
+    }
+    mha_clear_unwritten(&saved->scores, call->back.gradients + GRAD_BIAS,
+                        NUM_GRADIENTS - GRAD_BIAS);
+    return 0;
+}
+
+static void *data_of(const layer_backward_call *call, enum gradient gradient) {
+    return mha_data_or_null(call->back.gradients[gradient]);
+}
+
+static mha_head_numbers by_head(const layer_backward_call *call, enum gradient gradient) {
+    return mha_by_head(call->back.gradients[gradient]);
+}
+
+static bool fill_pointers(void *given) {
+    layer_backward_call *call = given;
+    mha_fill_layer(&call->forward);
+    call->problem = (mha_multi_head_attention_gradients){
+        .layer = &call->forward.layer,
+        .grad_output = PyArray_DATA(call->back.grad_output),
+        .grad_lse = mha_data_or_null(call->back.grad_lse),
+        .grad_query = data_of(call, GRAD_QUERY),
+        .grad_key = data_of(call, GRAD_KEY),
+        .grad_value = data_of(call, GRAD_VALUE),
+        .grad_W_q = data_of(call, GRAD_W_Q),
+        .grad_W_k = data_of(call, GRAD_W_K),
+        .grad_W_v = data_of(call, GRAD_W_V),
+        .grad_W_o = data_of(call, GRAD_W_O),
+        .grad_b_q = data_of(call, GRAD_B_Q),
+        .grad_b_k = data_of(call, GRAD_B_K),
+        .grad_b_v = data_of(call, GRAD_B_V),
+        .grad_b_o = data_of(call, GRAD_B_O),
+        .grad_q_norm = data_of(call, GRAD_Q_NORM),
+        .grad_k_norm = data_of(call, GRAD_K_NORM),
+        .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
+        .grad_bias =
+            mha_broadcast_to_scores(call->back.gradients[GRAD_BIAS], &call->forward.scores),
+        .grad_alibi = by_head(call, GRAD_ALIBI),
+        .grad_relative_bias = by_head(call, GRAD_RELATIVE_BIAS),
+        .grad_sinks = by_head(call, GRAD_SINKS),
+        .key_is_query = call->forward.key_is_query,
+        .value_is_key = call->forward.value_is_key,
+    };
+    return true;
+}
+
+/* The gradient of a bias that came with a batch axis of 1, shaped as it was. */
+static int add_batch_axis(PyArrayObject **bias) {
+    npy_intp shape[NPY_MAXDIMS] = {1};
+    PyArray_Dims dims = {shape, PyArray_NDIM(*bias) + 1};
+    memcpy(shape + 1, PyArray_DIMS(*bias), (size_t)PyArray_NDIM(*bias) * sizeof *shape);
+    PyObject *shaped = PyArray_Newshape(*bias, &dims, NPY_CORDER);
+    if (shaped == NULL) {
+        return -1;
+    }
+    Py_SETREF(*bias, (PyArrayObject *)shaped);
+    return 0;
+}
+
+static PyObject *results(void *given) {
+    layer_backward_call *call = given;
+    PyArrayObject **bias = &call->back.gradients[GRAD_BIAS];
+    if (call->forward.bias_has_batch_of_one && *bias != NULL && add_batch_axis(bias) < 0) {
+        return NULL;
+    }
+    return mha_pack_gradients(call);
+}
+
+MHA_CORE_WORKSPACE(multi_head_attention_backward_workspace, mha_multi_head_attention_gradients)
+MHA_CORE_RUN(multi_head_attention_backward, mha_multi_head_attention_gradients)
+
+MHA_MODULE_FUNCTION(multi_head_attention_backward, layer_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert, .fill_pointers = fill_pointers,
+                    .workspace = core_multi_head_attention_backward_workspace,
+                    .forward = core_multi_head_attention_backward,
+                    .problem = offsetof(layer_backward_call, problem), .results = results,
+                    .clear = mha_clear_backward)

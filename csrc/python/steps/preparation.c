@@ -1,0 +1,115 @@
+#include "python/steps/preparation.h"
+
+#include <math.h>
+
+void mha_clear_preparation(converted_preparation *converted) {
+    PyArrayObject **const arrays[] = {&converted->q_norm, &converted->k_norm, &converted->positions,
+                                      &converted->key_positions};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        Py_CLEAR(*arrays[i]);
+    }
+    Py_CLEAR(converted->rotary.frequencies);
+}
+
+int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
+                     mha_dtype dtype, PyArrayObject **norm) {
+    char text[MHA_SHAPE_TEXT];
+    if (object == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return -1;
+    }
+    const int64_t length = PyArray_NDIM(array) == 1 ? PyArray_DIM(array, 0) : -1;
+    if (length != head_dim && length != heads * head_dim) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got shape %s, wanted (%lld,), that is head_dim, or (%lld,), all heads",
+                     name, mha_array_shape_text(array, text), (long long)head_dim,
+                     (long long)(heads * head_dim));
+    } else {
+        *norm = mha_as_contiguous_real(array, dtype, name);
+    }
+    Py_DECREF(array);
+    return *norm == NULL ? -1 : 0;
+}
+
+int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
+                             double *norm_offset) {
+    if (eps != Py_None && mha_convert_number(eps, "norm_eps", norm_eps) < 0) {
+        return -1;
+    }
+    if (offset != Py_None && mha_convert_number(offset, "norm_offset", norm_offset) < 0) {
+        return -1;
+    }
+    if (!(*norm_eps >= 0) || !isfinite(*norm_eps)) {
+        PyErr_Format(PyExc_ValueError, "norm_eps: got %S, wanted a finite number of at least 0",
+                     eps);
+        return -1;
+    }
+    if (!isfinite(*norm_offset)) {
+        PyErr_Format(PyExc_ValueError, "norm_offset: got %S, wanted a finite number", offset);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const score_shape *scores,
+                         int64_t kv_heads, converted_preparation *converted) {
+    return mha_convert_norm(arguments[PREPARE_Q_NORM], "q_norm", scores->heads, scores->head_dim,
+                            dtype, &converted->q_norm) < 0 ||
+                   mha_convert_norm(arguments[PREPARE_K_NORM], "k_norm", kv_heads, scores->head_dim,
+                                    dtype, &converted->k_norm) < 0
+               ? -1
+               : mha_convert_norm_numbers(arguments[PREPARE_NORM_EPS],
+                                          arguments[PREPARE_NORM_OFFSET], &converted->norm_eps,
+                                          &converted->norm_offset);
+}
+
+static int convert_positions(PyObject *object, const score_shape *scores, int64_t length,
+                             const char *name, PyArrayObject **positions) {
+    if (object == Py_None) {
+        return 0;
+    }
+    *positions = mha_convert_positions(object, scores->batch, scores->batch_axes, length, name);
+    return *positions == NULL ? -1 : 0;
+}
+
+int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtype dtype,
+                            const score_shape *scores, int64_t kv_heads,
+                            converted_preparation *converted) {
+    return convert_norms(arguments, dtype, scores, kv_heads, converted) < 0 ||
+                   mha_convert_rotary(arguments[PREPARE_ROTARY], scores->head_dim,
+                                      &converted->rotary) < 0 ||
+                   convert_positions(arguments[PREPARE_POSITIONS], scores, scores->query_len,
+                                     "positions", &converted->positions) < 0 ||
+                   convert_positions(arguments[PREPARE_KEY_POSITIONS], scores, scores->key_len,
+                                     "key_positions", &converted->key_positions) < 0
+               ? -1
+               : 0;
+}
+
+mha_head_norm mha_fill_norm(PyArrayObject *weight, double norm_eps, double norm_offset) {
+    const mha_head_norm norm = {.weight = mha_data_or_null(weight),
+                                .columns = weight == NULL ? 0 : PyArray_DIM(weight, 0),
+                                .eps = norm_eps,
+                                .offset = norm_offset};
+    return norm;
+}
+
+void mha_fill_preparation(converted_preparation *converted, const score_shape *scores,
+                          mha_multi_head_attention *layer) {
+    layer->q_norm = mha_fill_norm(converted->q_norm, converted->norm_eps, converted->norm_offset);
+    layer->k_norm = mha_fill_norm(converted->k_norm, converted->norm_eps, converted->norm_offset);
+    layer->rotary = mha_fill_rotary(&converted->rotary);
+    if (converted->positions != NULL) {
+        converted->rows =
+            mha_fill_positions(converted->positions, scores->batch, scores->batch_axes);
+        layer->positions = &converted->rows;
+    }
+    if (converted->key_positions != NULL) {
+        converted->key_rows =
+            mha_fill_positions(converted->key_positions, scores->batch, scores->batch_axes);
+        layer->key_positions = &converted->key_rows;
+    }
+}

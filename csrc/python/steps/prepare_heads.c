@@ -1,0 +1,179 @@
+/* prepare_heads and its backward pass: what a layer does to projected queries or keys before
+ * attention, as a step alone, for rows that a cache takes in between and for those of a ragged
+ * batch. */
+#include <stddef.h>
+
+#include "python/base/results.h"
+#include "python/call/gradient.h"
+#include "python/steps/preparation.h"
+
+enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, SAVE, NUM_ARGUMENTS };
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
+                                                   [NUM_HEADS] = {"num_heads", AS_INT},
+                                                   [ROTARY] = {"rotary", AS_IT_IS},
+                                                   [POSITIONS] = {"positions", AS_ARRAY},
+                                                   [NORM] = {"norm", AS_REAL},
+                                                   [NORM_EPS] = {"norm_eps", AS_NUMBER},
+                                                   [NORM_OFFSET] = {"norm_offset", AS_NUMBER},
+                                                   [SAVE] = {"save", AS_FLAG}};
+
+static const char KEPT[] = "prepare_heads";
+
+typedef struct prepare_call {
+    PyArrayObject *x, *norm, *positions, *output;
+    converted_rotary rotary;
+    mha_tensor rows; /* of the positions, once pointers are taken */
+    mha_dtype dtype;
+    int64_t num_heads, head_dim;
+    double norm_eps, norm_offset;
+    bool keeps;
+    mha_head_preparation preparation;
+} prepare_call;
+
+static void clear(void *given) {
+    prepare_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->norm);
+    Py_CLEAR(call->positions);
+    Py_CLEAR(call->output);
+    Py_CLEAR(call->rotary.frequencies);
+}
+
+static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call) {
+    static const char *const names[] = {"x"};
+    char text[MHA_SHAPE_TEXT];
+    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
+        mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
+        return -1;
+    }
+    if (PyArray_NDIM(x) != 3 || PyArray_DIM(x, 2) % call->num_heads != 0) {
+        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (batch, len, %lld * head_dim)",
+                     mha_array_shape_text(x, text), (long long)call->num_heads);
+        return -1;
+    }
+    call->head_dim = PyArray_DIM(x, 2) / call->num_heads;
+    call->x = mha_as_contiguous_real(x, call->dtype, "x");
+    return call->x == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    prepare_call *call = given;
+    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
+    Py_XDECREF(x);
+    call->keeps = arguments[SAVE] == Py_True;
+    if (failed ||
+        mha_convert_norm(arguments[NORM], "norm", call->num_heads, call->head_dim, call->dtype,
+                         &call->norm) < 0 ||
+        mha_convert_norm_numbers(arguments[NORM_EPS], arguments[NORM_OFFSET], &call->norm_eps,
+                                 &call->norm_offset) < 0 ||
+        mha_convert_rotary(arguments[ROTARY], call->head_dim, &call->rotary) < 0) {
+        return -1;
+    }
+    const npy_intp *shape = PyArray_DIMS(call->x);
+    if (arguments[POSITIONS] != Py_None) {
+        call->positions =
+            mha_convert_positions(arguments[POSITIONS], shape, 1, shape[1], "positions");
+        if (call->positions == NULL) {
+            return -1;
+        }
+    }
+    call->output = mha_new_array(3, shape, mha_typenum(call->dtype), "output");
+    return call->output == NULL ? -1 : 0;
+}
+
+static mha_head_preparation see_preparation(prepare_call *call) {
+    const npy_intp *shape = PyArray_DIMS(call->x);
+    call->rows = mha_fill_positions(call->positions, shape, 1);
+    return (mha_head_preparation){
+        .dtype = call->dtype,
+        .batch = shape[0],
+        .length = shape[1],
+        .num_heads = call->num_heads,
+        .head_dim = call->head_dim,
+        .x = PyArray_DATA(call->x),
+        .norm = mha_fill_norm(call->norm, call->norm_eps, call->norm_offset),
+        .rotary = mha_fill_rotary(&call->rotary),
+        .positions = call->positions == NULL ? NULL : &call->rows,
+        .output = mha_data_or_null(call->output),
+    };
+}
+
+static bool fill_pointers(void *given) {
+    prepare_call *call = given;
+    call->preparation = see_preparation(call);
+    return PyArray_SIZE(call->output) > 0;
+}
+
+/* output, or (output, saved). */
+static PyObject *results(void *given) {
+    prepare_call *call = given;
+    PyObject *output = (PyObject *)call->output;
+    call->output = NULL;
+    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
+                       : output;
+}
+
+MHA_CORE_WORKSPACE(head_preparation_workspace, mha_head_preparation)
+MHA_CORE_RUN(head_preparation_forward, mha_head_preparation)
+
+MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .fill_pointers = fill_pointers, .workspace = core_head_preparation_workspace,
+                    .forward = core_head_preparation_forward,
+                    .problem = offsetof(prepare_call, preparation), .results = results,
+                    .clear = clear)
+
+enum { GRAD_X, GRAD_NORM, NUM_GRADIENTS };
+
+typedef struct prepare_backward_call {
+    backward_call back;
+    prepare_call forward;
+    mha_head_preparation_gradients gradients;
+} prepare_backward_call;
+
+static int convert_backward(void *given, PyObject **arguments) {
+    static const char *const names[NUM_GRADIENTS] = {"x", "norm"};
+    prepare_backward_call *call = given;
+    const prepare_call *saved = &call->forward;
+    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
+        return -1;
+    }
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype),
+                             PyArray_DIMS(saved->x), 3, "grad_output");
+    PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, saved->norm};
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], names, like, NUM_GRADIENTS,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    if (call->back.gradients[GRAD_X] == NULL) { /* through which that of the norm is computed */
+        PyErr_SetString(PyExc_ValueError, "wanted: got none for x, wanted it among them");
+        return -1;
+    }
+    return 0;
+}
+
+static bool fill_backward(void *given) {
+    prepare_backward_call *call = given;
+    call->gradients = (mha_head_preparation_gradients){
+        .forward = see_preparation(&call->forward),
+        .grad_output = PyArray_DATA(call->back.grad_output),
+        .grad_x = mha_data_or_null(call->back.gradients[GRAD_X]),
+        .grad_norm = mha_data_or_null(call->back.gradients[GRAD_NORM]),
+    };
+    return call->gradients.grad_x != NULL;
+}
+
+MHA_CORE_WORKSPACE(head_preparation_backward_workspace, mha_head_preparation_gradients)
+MHA_CORE_RUN(head_preparation_backward, mha_head_preparation_gradients)
+
+MHA_MODULE_FUNCTION(prepare_heads_backward, prepare_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .fill_pointers = fill_backward,
+                    .workspace = core_head_preparation_backward_workspace,
+                    .forward = core_head_preparation_backward,
+                    .problem = offsetof(prepare_backward_call, gradients),
+                    .results = mha_pack_gradients, .clear = mha_clear_backward)

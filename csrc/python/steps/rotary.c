@@ -1,0 +1,274 @@
+/* rotary and its backward pass, and what the layer shares with them: the record of mha.Rotary, and
+ * positions. */
+#include "python/steps/rotary.h"
+
+#include <stddef.h>
+
+#include "python/base/results.h"
+#include "python/call/gradient.h"
+#include "python/convert/pieces.h"
+
+int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *converted) {
+    PyObject *frequencies;
+    int interleaved;
+    mha_rotary *rotary = &converted->rotary;
+    if (record == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(record)) {
+        PyErr_Format(PyExc_TypeError, "rotary: got %s, wanted an mha.Rotary",
+                     Py_TYPE(record)->tp_name);
+        return -1;
+    }
+    if (!PyArg_ParseTuple(record, "Spd;rotary: wanted (frequencies, interleaved, magnitude)",
+                          &frequencies, &interleaved, &rotary->magnitude)) {
+        return -1;
+    }
+    rotary->dims = 2 * (PyBytes_GET_SIZE(frequencies) / (Py_ssize_t)sizeof(double));
+    rotary->interleaved = interleaved != 0;
+    if (rotary->dims > head_dim) {
+        PyErr_Format(PyExc_ValueError, "rotary: got %lld dims, wanted at most head_dim (%lld)",
+                     (long long)rotary->dims, (long long)head_dim);
+        return -1;
+    }
+    converted->frequencies = Py_NewRef(frequencies);
+    return 0;
+}
+
+const mha_rotary *mha_fill_rotary(converted_rotary *converted) {
+    if (converted->frequencies == NULL) {
+        return NULL;
+    }
+    converted->rotary.frequencies = (const void *)PyBytes_AS_STRING(converted->frequencies);
+    return &converted->rotary;
+}
+
+/* Refuses numbers of uint64 that int64 does not have. */
+static int check_range(PyArrayObject *positions, PyArrayObject *int64_positions, const char *name) {
+    const bool may_wrap =
+        PyArray_TYPE(positions) == NPY_UINT64 || PyArray_TYPE(positions) == NPY_ULONGLONG;
+    if (!may_wrap) {
+        return 0;
+    }
+    const int64_t *values = PyArray_DATA(int64_positions);
+    for (npy_intp i = 0; i < PyArray_SIZE(int64_positions); i++) {
+        if (values[i] < 0) {
+            PyErr_Format(PyExc_ValueError, "%s: got %llu, wanted at most %lld", name,
+                         (unsigned long long)values[i], (long long)INT64_MAX);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyArrayObject *as_int64(PyArrayObject *array, const char *name) {
+    if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
+        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
+                     (PyObject *)PyArray_DESCR(array));
+        return NULL;
+    }
+    PyArrayObject *integers =
+        mha_cast(array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY_RO, name);
+    if (integers != NULL && check_range(array, integers, name) < 0) {
+        Py_CLEAR(integers);
+    }
+    return integers;
+}
+
+PyArrayObject *mha_convert_positions(PyObject *object, const npy_intp *batch, int batch_axes,
+                                     int64_t length, const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    char got[MHA_SHAPE_TEXT], alone[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
+    PyArrayObject *array = mha_as_array(object, name), *positions = NULL;
+    if (array == NULL) {
+        return NULL;
+    }
+    memcpy(shape, batch, (size_t)batch_axes * sizeof *shape);
+    shape[batch_axes] = (npy_intp)length;
+    const int axes = PyArray_NDIM(array), first = batch_axes + 1 - axes;
+    if ((axes != 1 && axes != batch_axes + 1) ||
+        !PyArray_CompareLists(PyArray_DIMS(array), shape + first, axes)) {
+        mha_shape_text(shape, batch_axes + 1, whole);
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s%s%s", name,
+                     mha_array_shape_text(array, got), mha_shape_text(shape + batch_axes, 1, alone),
+                     batch_axes > 0 ? " or " : "", batch_axes > 0 ? whole : "");
+    } else {
+        positions = as_int64(array, name);
+    }
+    Py_DECREF(array);
+    return positions;
+}
+
+mha_tensor mha_fill_positions(PyArrayObject *positions, const npy_intp *batch, int batch_axes) {
+    mha_tensor tensor = {.data = NULL};
+    if (positions == NULL) {
+        return tensor;
+    }
+    const int last = PyArray_NDIM(positions) - 1;
+    tensor.data = PyArray_DATA(positions);
+    tensor.axes = batch_axes + 1;
+    for (int axis = 0; axis < batch_axes; axis++) {
+        tensor.shape[axis] = batch[axis];
+        tensor.strides[axis] = last == 0 ? 0 : PyArray_STRIDE(positions, axis);
+    }
+    tensor.shape[batch_axes] = PyArray_DIM(positions, last);
+    tensor.strides[batch_axes] = PyArray_STRIDE(positions, last);
+    return tensor;
+}
+
+enum { X, ROTARY, POSITIONS, SAVE, NUM_ARGUMENTS };
+
+static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
+                                                   [ROTARY] = {"rotary", AS_IT_IS},
+                                                   [POSITIONS] = {"positions", AS_ARRAY},
+                                                   [SAVE] = {"save", AS_FLAG}};
+
+static const char KEPT[] = "rotary";
+
+/* What comes in is only referred to for its shape once the call is saved. */
+typedef struct rotary_call {
+    PyArrayObject *x, *positions, *output;
+    converted_rotary rotary;
+    mha_dtype dtype;
+    int result_typenum; /* halves where x is */
+    bool keeps;
+    int axes, batch_axes;
+    npy_intp shape[NPY_MAXDIMS]; /* of x; its first axes are those of the batch */
+    mha_rotation rotation;
+} rotary_call;
+
+static void clear(void *given) {
+    rotary_call *call = given;
+    Py_CLEAR(call->x);
+    Py_CLEAR(call->positions);
+    Py_CLEAR(call->output);
+    Py_CLEAR(call->rotary.frequencies);
+}
+
+static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) {
+    static const char *const names[] = {"x"};
+    char text[MHA_SHAPE_TEXT];
+    const int axes = PyArray_NDIM(x);
+    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
+        return -1;
+    }
+    if (axes < 2 || axes > MHA_MOST_INPUT_AXES) {
+        PyErr_Format(PyExc_ValueError,
+                     "x: got shape %s, wanted 2-D (len, dim), 3-D (batch, len, dim) or "
+                     "(..., heads, len, dim)",
+                     mha_array_shape_text(x, text));
+        return -1;
+    }
+    call->axes = axes;
+    call->batch_axes = axes >= 4 ? axes - 3 : axes - 2;
+    memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
+    if (mha_convert_rotary(arguments[ROTARY], call->shape[axes - 1], &call->rotary) < 0) {
+        return -1;
+    }
+    if (call->rotary.frequencies == NULL) {
+        PyErr_SetString(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
+        return -1;
+    }
+    if (arguments[POSITIONS] != Py_None) {
+        call->positions = mha_convert_positions(arguments[POSITIONS], call->shape, call->batch_axes,
+                                                call->shape[axes - 2], "positions");
+        if (call->positions == NULL) {
+            return -1;
+        }
+    }
+    call->x = mha_as_stored(x, call->dtype, "x");
+    if (call->x == NULL) {
+        return -1;
+    }
+    call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
+    return call->output == NULL ? -1 : 0;
+}
+
+static int convert(void *given, PyObject **arguments) {
+    rotary_call *call = given;
+    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
+    Py_XDECREF(x);
+    call->keeps = arguments[SAVE] == Py_True;
+    return failed;
+}
+
+static void fill_rotation(rotary_call *call, PyArrayObject *x, PyArrayObject *output) {
+    call->rotation = (mha_rotation){
+        .dtype = call->dtype,
+        .rotary = mha_fill_rotary(&call->rotary),
+        .x = mha_tensor_with_heads(x),
+        .positions = mha_fill_positions(call->positions, call->shape, call->batch_axes),
+        .output = PyArray_DATA(output),
+        .output_storage = mha_storage_of(output),
+    };
+}
+
+static bool fill_pointers(void *given) {
+    rotary_call *call = given;
+    fill_rotation(call, call->x, call->output);
+    return PyArray_SIZE(call->output) > 0;
+}
+
+/* output, or (output, saved): the gradient does not depend on x. */
+static PyObject *results(void *given) {
+    rotary_call *call = given;
+    PyObject *output = (PyObject *)call->output;
+    call->output = NULL;
+    Py_CLEAR(call->x);
+    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
+                       : output;
+}
+
+MHA_CORE_WORKSPACE(rotary_workspace, mha_rotation)
+MHA_CORE_RUN(rotary_forward, mha_rotation)
+
+MHA_MODULE_FUNCTION(rotary, rotary_call, .forms = FORMS, .count = NUM_ARGUMENTS,
+                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .fill_pointers = fill_pointers, .workspace = core_rotary_workspace,
+                    .forward = core_rotary_forward, .problem = offsetof(rotary_call, rotation),
+                    .results = results, .clear = clear)
+
+typedef struct rotary_backward_call {
+    backward_call back;
+    rotary_call forward;
+} rotary_backward_call;
+
+static int convert_backward(void *given, PyObject **arguments) {
+    static const char *const names[] = {"x"};
+    rotary_backward_call *call = given;
+    const rotary_call *saved = &call->forward;
+    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
+                           &call->back) < 0) {
+        return -1;
+    }
+    call->back.grad_output =
+        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, saved->result_typenum, saved->shape,
+                             saved->axes, "grad_output");
+    if (call->back.grad_output == NULL ||
+        mha_new_gradients(arguments[MHA_WANTED], names, &call->back.grad_output, 1,
+                          mha_new_contiguous_like, &call->back) < 0) {
+        return -1;
+    }
+    mha_round_gradient(&call->back, 0, saved->result_typenum);
+    return 0;
+}
+
+static bool fill_backward(void *given) {
+    rotary_backward_call *call = given;
+    PyArrayObject *grad_x = call->back.gradients[0];
+    if (grad_x == NULL || PyArray_SIZE(grad_x) == 0) {
+        return false;
+    }
+    fill_rotation(&call->forward, call->back.grad_output, grad_x);
+    return true;
+}
+
+MHA_CORE_WORKSPACE(rotary_backward_workspace, mha_rotation)
+MHA_CORE_RUN(rotary_backward, mha_rotation)
+
+MHA_MODULE_FUNCTION(rotary_backward, rotary_backward_call, MHA_BACKWARD_ARGUMENTS,
+                    .convert = convert_backward, .fill_pointers = fill_backward,
+                    .workspace = core_rotary_backward_workspace, .forward = core_rotary_backward,
+                    .problem = offsetof(rotary_backward_call, forward.rotation),
+                    .results = mha_pack_gradients, .clear = mha_clear_backward)

@@ -1,0 +1,2 @@
+"""What all of the package uses: arguments and their errors, types, changes that a signal cannot
+halve, progress, the machine."""

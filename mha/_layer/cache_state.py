@@ -1,0 +1,158 @@
+"""What a KVCache holds at one moment, and how it is copied and written behind its end."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha._base.atomic import Step
+from mha._base.dtypes import rounded
+from mha._base.pieces import FEW, PIECE, copied, copy_into, pieces
+
+Array = NDArray[Any]
+
+# The kernels sum in blocks of so many keys, aligned to key 0: whoever drops whole blocks keeps the
+# order of every sum, and with it the bits.
+BLOCK = 128
+
+
+class CacheState(NamedTuple):
+    """The position p of every sequence stands in column first + p - start of both arrays."""
+
+    key: Array      # (batch, kv_heads, columns, head_dim)
+    value: Array    # (batch, kv_heads, columns, value_head_dim)
+    lengths: Array  # (batch,) int64, read-only: positions so far, dropped ones too
+    shortest: int   # of lengths
+    longest: int
+    start: int      # the first position that is held
+    first: int      # its column
+
+    def held(self) -> tuple[Array, Array]:
+        """Views of key and value from position start to the longest sequence's last."""
+        columns = slice(self.first, self.first + self.longest - self.start)
+        return self.key[:, :, columns], self.value[:, :, columns]
+
+
+def most_columns(window: int) -> int:
+    """What a cache with a window grows to while all sequences are equally long, one by one."""
+    return 2 * max(window, BLOCK) - 1
+
+
+def first_needed(length: int, window: int | None) -> int:
+    """The first position that the next query of a sequence of this length may see."""
+    return 0 if window is None else max(0, length - window + 1)
+
+
+def least_length(state: CacheState, window: int | None) -> int:
+    """The shortest that a sequence may become: the window of its next query begins at start."""
+    return 0 if window is None or state.start == 0 else state.start + window - 1
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros: what was in that memory before must not show."""
+    try:
+        return np.zeros(shape, dtype)
+    except (ValueError, OverflowError, MemoryError):
+        raise MemoryError(f"capacity: got {shape[2]} positions, {dtype} of shape {shape}, wanted"
+                          " what fits in memory") from None
+
+
+def read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def resized(state: CacheState, sequences: list[int] | None, columns: int) -> CacheState:
+    """These sequences, or all, in new arrays of so many columns."""
+    lengths = state.lengths if sequences is None else read_only(state.lengths[sequences])
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    arrays = []
+    for array in (state.key, state.value):
+        seen = array[:, :, state.first:]
+        new = zeros((len(lengths), array.shape[1], columns, array.shape[3]), array.dtype)
+        if sequences is None and shortest == longest:
+            rows = slice(longest - state.start)
+            copy_into(new[:, :, rows], seen[:, :, rows])
+        else:  # each up to its end: behind it may stand what a call in progress has written
+            for to, (of, length) in enumerate(zip(sequences or range(len(lengths)), lengths)):
+                rows = slice(length - state.start)
+                copy_into(new[to, :, rows], seen[of, :, rows])
+        arrays.append(new)
+    return CacheState(arrays[0], arrays[1], lengths, shortest, longest, state.start, 0)
+
+
+# (array, where, numbers): what array[where] becomes.
+Write = tuple[Any, Any, Array]
+
+
+def writing(state: CacheState, key: Array, value: Array, counts: Array | None,
+            left: bool) -> Iterator[Write]:
+    """What puts each sequence's rows behind its own length: all n, or the first or, where left, the
+    last counts (batch,) of them. Rounded as they are stored, a piece at a time."""
+    pairs, n = ((state.key, key), (state.value, value)), key.shape[2]
+    is_one_piece = key.size + value.size <= FEW
+    if counts is None and state.shortest == state.longest:
+        begin = state.first + state.longest - state.start
+        behind = slice(None), slice(None), slice(begin, begin + n)
+        for array, numbers in pairs:
+            if is_one_piece:
+                yield array, behind, rounded(numbers, array.dtype)
+            else:
+                yield from _in_pieces(array[behind], numbers)
+    elif counts is None and is_one_piece:
+        of = np.arange(len(state.lengths))[:, None]
+        column = (state.lengths + (state.first - state.start))[:, None] + np.arange(n)
+        for array, numbers in pairs:
+            yield array, (of, slice(None), column), rounded(numbers, array.dtype).swapaxes(1, 2)
+    else:
+        of, row, column = _places(state, n, counts, left)
+        for array, numbers in pairs:
+            yield from _rows_in_pieces(array, numbers, of, row, column)
+
+
+def _in_pieces(rows: Array, numbers: Array) -> Iterator[Write]:
+    numbers = _apart(numbers, rows)
+    for piece in pieces(rows, numbers.itemsize):
+        yield rows, piece, rounded(numbers[piece], rows.dtype)
+
+
+def _places(state: CacheState, n: int, counts: Array | None,
+            left: bool) -> tuple[Array, Array, Array]:
+    """Of which sequence each real row is, which of its n rows, and the column that it goes to."""
+    lengths = np.full(len(state.lengths), n) if counts is None else counts
+    padding = n - lengths if left else np.zeros_like(lengths)
+    behind = np.arange(n) - padding[:, None]  # (batch, n): which of the sequence's real rows
+    of, row = np.nonzero((behind >= 0) & (behind < lengths[:, None]))
+    return of, row, (state.lengths + (state.first - state.start) - padding)[of] + row
+
+
+def _rows_in_pieces(array: Array, numbers: Array, of: Array, row: Array,
+                    column: Array) -> Iterator[Write]:
+    _, heads, _, width = array.shape
+    numbers = _apart(numbers, array)
+    step = max(1, PIECE // (heads * width * max(array.itemsize, numbers.itemsize)))
+    for i in range(0, len(of), step):
+        some = slice(i, i + step)
+        yield (array, (of[some], slice(None), column[some]),
+               rounded(numbers[of[some], :, row[some]], array.dtype))
+
+
+def _apart(numbers: Array, array: Array) -> Array:
+    """The numbers, or a copy where a write into the array might change those of a later piece."""
+    return copied(numbers) if np.may_share_memory(numbers, array) else numbers
+
+
+def clearing(state: CacheState, after: CacheState) -> list[Step]:
+    """Zeros behind the rows of after, up to those of state: views up to longer sequences' ends
+    would show them. None where after has other arrays."""
+    if after.key is not state.key:
+        return []
+    ends, old_ends = ((of.lengths + (of.first - of.start)).tolist() for of in (after, state))
+    columns = [*map(slice, ends, old_ends)]
+    return [(operator.setitem, array, (sequence, slice(None), behind), 0)
+            for array in (state.key, state.value) for sequence, behind in enumerate(columns)
+            if behind.start < behind.stop]

@@ -1,0 +1,339 @@
+"""A layer's call with a cache: project, append, attend to all positions so far, merge, project.
+
+Row i of sequence b stands at position lengths[b] + i, with the cache's lengths before the call. The
+cache changes by one assignment, after everything else has succeeded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha import _core
+from mha._base.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
+from mha._base.dtypes import as_computed, returned, shown_dtype, stored_dtype, widened
+from mha._base.pieces import copy_into
+from mha._functions.dropout import drawn
+from mha._functions.options import DEFAULTS, AttentionOptions, Window
+from mha._functions.rotary import as_record
+from mha._layer.cache_state import CacheState
+from mha._layer.kv_cache import KVCache, Memory
+from mha._layer.settings import LayerSettings, as_window
+from mha._layer.state import LayerState
+
+Array = NDArray[Any]
+Maybe = ArrayLike | None
+
+# Options that ask where the queries stand among the keys: among a memory's they stand nowhere.
+OF_POSITIONS = ("causal", "window", "alibi", "relative_bias")
+
+
+def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: KVCache | None,
+         lengths: Maybe, padding: str, positions: Maybe, key_positions: Maybe, training: Any,
+         options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+         return_lse: bool) -> Any:
+    """A layer's call where cache, lengths or padding is given: query (batch, n, query_dim), or
+    (n, query_dim), in; the output, and weights and lse where asked for, out."""
+    if not isinstance(padding, str):
+        raise TypeError(f'padding: got {type(padding).__name__}, wanted "right" or "left"')
+    if padding not in ("right", "left"):
+        raise ValueError(f'padding: got {padding!r}, wanted "right" or "left"')
+    cache = _checked_cache(state.settings, cache, lengths)
+    if key is not None or value is not None:
+        raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
+                         " the rows of query are the next positions")
+    if key_positions is not None:
+        raise ValueError("key_positions: got some with a cache, wanted none: keys were turned as"
+                         " they came in")
+    if training is not False and as_bool(training, "training"):
+        raise ValueError("training: got True with a cache, wanted False")
+    head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
+    undrawn = drawn(_checked_options(options, cache)).options  # without training nothing is drawn
+    return _call(state, query, cache, lengths, padding == "left", positions, undrawn, head_gate,
+                 return_weights, return_lse)
+
+
+def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
+          positions: Maybe, options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+          return_lse: bool) -> Any:
+    given, x = _rows(query, "query", state.settings.query_dim, state.settings)
+    batch, n, _ = x.shape
+    if batch != cache.batch:
+        raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has")
+    counts = checked_lengths(lengths, batch, n)
+    real = None if counts is None else _real_rows(counts, n, left)
+    if positions is not None:
+        positions = as_positions(positions, "positions", batch, n)
+    is_memory = isinstance(cache, Memory)
+    before, after = cache._state, None
+    first = _first_positions(before, counts, n, left, is_memory)
+    if positions is None and state.settings.rotary is not None:
+        positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
+    query_heads = by_head(state, "q", _core.linear(x, W_q, b_q), positions)
+    try:
+        if not is_memory:
+            key_heads = by_head(state, "k", _core.linear(x, W_k, b_k), positions)
+            value_heads = by_head(state, "v", _core.linear(x, W_v, b_v))
+            after = cache._appended(before, key_heads, value_heads, counts, left)
+        seen = before if after is None else after
+        placed = _placed(options, seen, first, real, is_memory)
+        results = _attended(state, query_heads, seen, placed, head_gate, return_weights,
+                            return_lse)
+        if real is not None:
+            results[0][~real] = 0
+        if given.ndim == 2:
+            results = [result[0] for result in results]
+        result = tuple(results) if len(results) > 1 else results[0]
+        cache._put(seen, before)  # Ctrl-C comes before this, or behind the call
+    except BaseException:
+        cache._take_back(after)
+        raise
+    return result
+
+
+def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: Maybe,
+               key_positions: Maybe) -> KVCache:
+    """key (batch, key_len, key_dim) and value projected, in a cache that refuses more."""
+    settings = state.settings
+    _, keys = _rows(key, "key", settings.key_dim, settings)
+    _, values = _rows(key if value is None else value, "value", settings.value_dim, settings)
+    batch, key_len, _ = keys.shape
+    if values.shape[:2] != (batch, key_len):
+        raise ValueError(f"value: got {values.shape[0]} sequences of {values.shape[1]} rows, wanted"
+                         f" {batch} of {key_len} as key has")
+    counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
+    if key_positions is not None:
+        key_positions = as_positions(key_positions, "key_positions", batch, key_len)
+    memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
+                    capacity=key_len, dtype=settings.dtype)
+    _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
+    key_heads = by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
+    value_heads = by_head(state, "v", _core.linear(values, W_v, b_v))
+    memory._state = memory._appended(memory._state, key_heads, value_heads, counts)
+    return memory
+
+
+def heads_of(settings: LayerSettings, which: str) -> int:
+    """How many there are of "q", "k" or "v"."""
+    return settings.num_heads if which == "q" else settings.num_kv_heads
+
+
+def prepared(state: LayerState, which: str, projected: Array, positions: Maybe = None, *,
+             save: bool = False) -> tuple[Array, object]:
+    """What is projected (batch, n, heads * d) to "q", "k" or "v", shaped as it is: queries and keys
+    normed, and turned by positions (n,) or (batch, n), by default 0, 1, ...; and with keep what
+    `_core.prepare_heads_backward` takes, None where nothing was done."""
+    settings = state.settings
+    if which == "v" or (settings.rotary is None and settings.qk_norm is None):
+        return projected, None
+    record = as_record(settings.rotary)
+    result = _core.prepare_heads(projected, heads_of(settings, which), record,
+                                 None if record is None else positions,
+                                 state.parameters.get(which + "_norm"), settings.norm_eps,
+                                 settings.norm_offset, save=save)
+    return result if save else (result, None)
+
+
+def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:
+    """`prepared`, split: (batch, heads, n, d)."""
+    heads, _ = prepared(state, which, projected, positions)
+    return _core.split_heads(heads, heads_of(state.settings, which))
+
+
+def _attended(state: LayerState, query: Array, after: CacheState, options: AttentionOptions,
+              head_gate: Maybe, return_weights: bool, return_lse: bool) -> list[Array]:
+    """The layer's output (batch, n, output_dim), and weights and lse where asked for."""
+    key, value = after.held()
+    if query.dtype == np.float64:
+        key, value = widened(key), widened(value)
+    attended = _core.scaled_dot_product_attention(
+        query, key, value, options, return_weights=return_weights, return_lse=return_lse,
+        head_gate=head_gate)
+    results = list(attended) if isinstance(attended, tuple) else [attended]
+    batch, heads, n, columns = results[0].shape
+    # Of one row each, heads lie side by side as they are.
+    merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
+              else _core.merge_heads(results[0]))
+    results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
+                          state.settings.dtype)
+    if return_weights and after.start:
+        weights = np.zeros((batch, heads, n, after.longest), results[1].dtype)
+        copy_into(weights[..., after.start:], results[1])
+        results[1] = weights
+    return results
+
+
+def _placed(options: AttentionOptions, after: CacheState, first: int | Array, real: Array | None,
+            is_memory: bool) -> AttentionOptions:
+    """The options with queries and keys in their places: column 0 of the keys is at start."""
+    start = after.start
+    if real is not None:  # rows of padding see no key
+        key_lengths = np.where(real, (after.lengths - start)[:, None], 0)
+    elif after.shortest != after.longest:
+        key_lengths = after.lengths - start
+    else:
+        key_lengths = None
+    mask, bias = options.mask, options.bias
+    if mask is not None or bias is not None:
+        mask, bias = _columns(mask, "mask", after), _columns(bias, "bias", after)
+    return options._replace(
+        mask=mask, bias=bias, key_lengths=key_lengths, causal=not is_memory,
+        query_offset=None if is_memory else first - start)
+
+
+def _columns(scores: Any, name: str, after: CacheState) -> Array | None:
+    """A mask or bias without its columns of dropped positions."""
+    if scores is None:
+        return None
+    if scores.shape[-1] not in (1, after.longest):
+        raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {after.longest}: one for"
+                         " every position so far, those of this call too")
+    return scores[..., after.start:] if scores.shape[-1] == after.longest else scores
+
+
+def _real_rows(counts: Array, n: int, left: bool) -> Array:
+    """(batch, n): which rows are no padding."""
+    rows = np.arange(n)
+    return rows >= n - counts[:, None] if left else rows < counts[:, None]
+
+
+def _first_positions(before: CacheState, counts: Array | None, n: int, left: bool,
+                     is_memory: bool) -> int | Array:
+    """Where row 0 stands: an int where it does so in all sequences, else ints (batch,). In front
+    of rows padded left that is before the first real one."""
+    if counts is not None and left:
+        return (0 if is_memory else before.lengths) + counts - n
+    if is_memory:
+        return 0
+    return before.shortest if before.shortest == before.longest else before.lengths
+
+
+def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
+    """Positions (n,) or (batch, n) as integers."""
+    given = as_array(positions, name)
+    most = np.iinfo(np.int64).max
+    if given.dtype.kind == "u" and given.size and given.max() > most:
+        raise ValueError(f"{name}: got {given.max()}, wanted at most {most}")
+    given = as_int_array(given, name)
+    if given.shape not in ((n,), (batch, n)):
+        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
+    return given
+
+
+def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
+    """What was given, and it as (batch, n, width) in the layer's type."""
+    given = as_array(array, name)
+    rows = as_computed(given, name, settings.dtype)
+    check_rows(given.shape, name, width)
+    return given, rows if rows.ndim == 3 else rows[None]
+
+
+def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:
+    if len(shape) not in (2, 3):
+        raise ValueError(f"{name}: got shape {shape}, wanted (batch, len, dim) or (len, dim)")
+    if shape[-1] != width:
+        raise ValueError(f"{name}: got shape {shape}, wanted a last axis of {width}")
+
+
+def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
+    """The cache, if it fits the layer."""
+    if cache is None:
+        raise ValueError(
+            'padding: got one without a cache, wanted cache= too' if lengths is None else
+            "lengths: got some without a cache, wanted cache= too, or key_lengths=, how many keys"
+            " of each sequence are real")
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache()")
+    wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim
+    got = cache.kv_heads, cache.head_dim, cache.value_head_dim
+    if got != wanted:
+        raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
+                         " as the layer has: one of its new_cache()")
+    check_cache_dtype(settings, cache, "cache")
+    widths = settings.query_dim, settings.key_dim, settings.value_dim
+    if not isinstance(cache, Memory) and len(set(widths)) > 1:
+        raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
+                         " wanted equal ones, or what new_memory() gives")
+    return cache
+
+
+def check_cache_dtype(settings: LayerSettings, cache: KVCache, name: str) -> None:
+    stored = cache._state.key.dtype
+    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
+        raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
+                        " layer has, or a narrower one")
+
+
+def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOptions:
+    """Without what the cache decides; the window no wider than the cache's."""
+    is_memory = isinstance(cache, Memory)
+    if options is not DEFAULTS:
+        for name in ("key_lengths", "query_offset"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{name}: got one with a cache, wanted none: the cache knows what"
+                                 " stands where")
+        if isinstance(options.empty_rows, str) and options.empty_rows == "uniform":
+            raise ValueError('empty_rows: got "uniform" with a cache, wanted "zeros": a mean of all'
+                             " values would change as others join")
+        options = _settled(options)
+        for name in OF_POSITIONS if is_memory else ():
+            if _is_in_force(name, getattr(options, name)):
+                raise ValueError(f"{name}: got one with a memory, the layer's own or the call's,"
+                                 " wanted none: rows have no place among its keys")
+        if is_memory:
+            return options._replace(window=None, alibi=None)
+    if cache.window is None or is_memory:
+        return options
+    return options._replace(window=_within(options.window, cache.window))
+
+
+def _settled(options: AttentionOptions) -> AttentionOptions:
+    """With arrays, before anything changes: their conversion may run any code."""
+    by_head: dict[str, Any] = {
+        name: as_array(given, name) for name in ("alibi", "relative_bias", "sinks")
+        if (given := getattr(options, name)) is not None}
+    return options._replace(mask=_of_scores(options.mask, "mask"),
+                            bias=_of_scores(options.bias, "bias"),
+                            causal=as_bool(options.causal, "causal"), **by_head)
+
+
+def _is_in_force(name: str, given: Any) -> bool:
+    """Whether an option of positions is more than what switches a layer's own off."""
+    if name == "alibi":
+        return given is not None and bool(given.any())
+    if name == "window":
+        return as_window(given) is not None
+    return given is not None and given is not False
+
+
+def _of_scores(array: Maybe, name: str) -> Array | None:
+    if array is None:
+        return None
+    scores = as_array(array, name)
+    check_score_axes(scores.ndim, name)
+    return scores
+
+
+def check_score_axes(ndim: int, name: str) -> None:
+    """Of a mask or bias."""
+    if ndim not in (2, 4):
+        hint = (f"for one per batch item write {name}[:, None], for one per head {name}[None]"
+                if ndim == 3 else
+                f"for one per key write {name}[None], for documents {name}[:, None] == {name}")
+        raise ValueError(f"{name}: got {ndim} dimensions, wanted 2 (query_len, key_len) or 4"
+                         f" (batch, heads, query_len, key_len); {hint}")
+
+
+def _within(window: Window | None, kept: int) -> Window:
+    """The call's window, by default the cache's own; a ValueError where it needs dropped keys."""
+    if window is None:
+        return kept - 1, 0
+    if isinstance(window, (tuple, list)) and len(window) == 2:  # else attention says what is wrong
+        left = None if window[0] is None else as_int(window[0], "window")
+        if left is None or left >= kept:
+            raise ValueError(f"window: got {window} with a cache of window {kept}, wanted at most"
+                             f" {kept - 1} positions to the left")
+    return window

@@ -1,0 +1,461 @@
+"""KVCache: the keys and values of the positions so far, for decoding a token or a piece at a time.
+
+What a cache holds at one moment is one value (`CacheState`), put in place by one assignment. Rows
+are first written behind the lengths of that value, where nothing is read, so that whatever fails,
+or is interrupted, before the assignment leaves the cache as it was. A signal handler may call a
+method in the middle of another one. Then the first to finish has changed the cache, and the other
+one raises: before each write it looks whether the value is still the one that it began with.
+"""
+
+from __future__ import annotations
+
+from operator import setitem
+from typing import TYPE_CHECKING, Any, Never, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mha._base.arguments import (
+    as_array,
+    as_int_array,
+    as_lengths,
+    as_size,
+    checked_lengths,
+)
+from mha._base.atomic import Step, assign, one_go, take
+from mha._base.dtypes import (
+    RAW_BFLOAT16,
+    check_beside,
+    is_bfloat16,
+    shown,
+    shown_dtype,
+    stored_dtype,
+)
+from mha._base.keywords import (
+    checks_keywords,
+    names_its_keywords,
+    no_such_attribute,
+    unknown_keyword,
+)
+from mha._base.pieces import converted
+from mha._layer.cache_state import (
+    BLOCK,
+    CacheState,
+    clearing,
+    first_needed,
+    least_length,
+    most_columns,
+    read_only,
+    resized,
+    writing,
+    zeros,
+)
+
+__all__ = ["KVCache"]
+
+Array = NDArray[Any]
+
+
+class KVCache:
+    """Keys and values of the positions so far, for attention that goes on behind them.
+
+    Parameters
+    ----------
+    batch : int
+        Sequences; each has a length of its own.
+    kv_heads, head_dim : int
+    value_head_dim : int, by default head_dim
+    capacity : int
+        Positions to reserve; beyond them the cache grows by doubling.
+    dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16"
+        In which keys and values are stored; what is appended is rounded once. "bfloat16" needs
+        ml_dtypes only where key and value are looked at.
+    window : int, optional
+        Keeps what attention with window=(window - 1, 0) needs, also after `truncate` back to the
+        lengths before the last append or layer's call. The next one first drops whole blocks of
+        128 positions that no sequence needs any more. Holds fewer than 2 * max(window, 128)
+        positions, plus the spread of the lengths and what one call appends.
+
+    Attributes
+    ----------
+    lengths (batch,): positions so far, dropped ones too; start: the position of column 0 of key
+    (batch, kv_heads, longest - start, head_dim) and value, read-only views that hold until the
+    cache changes, with zeros behind shorter sequences; capacity, nbytes, and the parameters above.
+
+    Calls
+    -----
+    `layer(x, cache=cache)` appends the rows of x and attends to all positions so far.
+    `mha.scaled_dot_product_attention` takes key and value as they are, with
+    key_lengths=cache.lengths - cache.start where lengths differ. One thread at a time.
+
+    Raises
+    ------
+    ValueError: a size out of range. TypeError: a size that is not an int, another dtype.
+    MemoryError: a capacity that cannot be had. ImportError: key or value of a bfloat16 cache where
+    ml_dtypes has not been imported.
+
+    Source: Shazeer 2019, "Fast Transformer Decoding"; the window as in Beltagy et al. 2020.
+
+    >>> cache = mha.KVCache(batch=2, kv_heads=8, head_dim=64)
+    >>> cache.append(np.ones((2, 8, 5, 64)), np.ones((2, 8, 5, 64)), lengths=[5, 3])
+    >>> cache.lengths, cache.key.shape
+    (array([5, 3]), (2, 8, 5, 64))
+    """
+
+    __module__ = "mha"  # where users import it from, and so do pickles
+    __slots__ = ("__weakref__", "_state", "_window")
+
+    @checks_keywords
+    def __init__(self, batch: int, kv_heads: int, head_dim: int,
+                 value_head_dim: int | None = None, *, capacity: int = 0,
+                 dtype: DTypeLike = np.float32, window: int | None = None) -> None:
+        batch, kv_heads = as_size(batch, "batch"), as_size(kv_heads, "kv_heads")
+        head_dim = as_size(head_dim, "head_dim")
+        value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
+        columns = as_size(capacity, "capacity", least=0)
+        known_dtype = stored_dtype(dtype)
+        self._window = None if window is None else as_size(window, "window")
+        if self._window is not None:
+            columns = min(columns, most_columns(self._window))
+        heads = batch, kv_heads
+        self._state = CacheState(
+            zeros((*heads, columns, head_dim), known_dtype),
+            zeros((*heads, columns, value_head_dim), known_dtype),
+            read_only(np.zeros(batch, np.int64)), 0, 0, 0, 0)
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        return self._state.key.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self._state.key.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head's keys."""
+        return self._state.key.shape[3]
+
+    @property
+    def value_head_dim(self) -> int:
+        """Columns of a head's values."""
+        return self._state.value.shape[3]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which keys and values are stored; "bfloat16", the name, where ml_dtypes has
+        not been imported."""
+        return shown_dtype(self._state.key.dtype)
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query needs, its own among them; None: all."""
+        return self._window
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is memory for."""
+        return self._state.key.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of that memory."""
+        return self._state.key.nbytes + self._state.value.nbytes
+
+    @property
+    def lengths(self) -> Array:
+        """Positions so far (batch,), dropped ones too; read-only."""
+        return self._state.lengths
+
+    @property
+    def start(self) -> int:
+        """The position of column 0 of key and value: a multiple of 128, 0 without a window."""
+        return self._state.start
+
+    @property
+    def key(self) -> Array:
+        """(batch, kv_heads, longest - start, head_dim), read-only, until the cache changes."""
+        return read_only(shown(self._state.held()[0]))
+
+    @property
+    def value(self) -> Array:
+        """(batch, kv_heads, longest - start, value_head_dim), read-only, until the cache changes.
+        """
+        return read_only(shown(self._state.held()[1]))
+
+    @names_its_keywords
+    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
+               **unknown: Never) -> None:
+        """Put key (batch, kv_heads, n, head_dim) and value behind what is there.
+
+        lengths (batch,), or one int for all, says how many of the n positions are real, the first
+        ones; the others are not stored. A cache with a window first drops what these positions
+        do not need; what they need stays until the next ones come, so that `truncate` may take
+        them back.
+
+        Raises
+        ------
+        ValueError: shapes that do not fit, lengths outside [0, n]. TypeError: arrays that are not
+        numbers. MemoryError: no room for more. The cache is as it was then. RuntimeError: a signal
+        handler changed the cache meanwhile, which is as the handler left it.
+
+        Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4.
+
+        >>> cache = mha.KVCache(1, 8, 64)
+        >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
+        >>> cache.key.shape
+        (1, 8, 5, 64)
+        """
+        if unknown:
+            raise unknown_keyword(KVCache.append, unknown)
+        keys, values = as_array(key, "key"), as_array(value, "value")
+        before, after = self._state, None
+        of_bfloat16 = is_bfloat16(keys.dtype) or is_bfloat16(values.dtype)
+        n = keys.shape[2] if keys.ndim == 4 else -1
+        for array, like, name in ((keys, before.key, "key"), (values, before.value, "value")):
+            check_beside(array, like.dtype, name)
+            if of_bfloat16:
+                check_beside(array, RAW_BFLOAT16, name)
+            heads, columns = like.shape[:2], like.shape[3]
+            if array.shape != (*heads, n, columns):
+                length = "n" if name == "key" else n
+                raise ValueError(f"{name}: got shape {array.shape}, wanted"
+                                 f" ({heads[0]}, {heads[1]}, {length}, {columns})")
+        counts = checked_lengths(lengths, before.key.shape[0], n)
+        try:
+            after = self._appended(before, keys, values, counts)
+            self._put(after, before)
+        except BaseException:
+            self._take_back(after)
+            raise
+
+    @checks_keywords
+    def truncate(self, lengths: ArrayLike) -> None:
+        """Forget all positions from lengths (batch,), or one int for all, on.
+
+        Raises
+        ------
+        ValueError: lengths beyond those that are there, or, with a window, so short that dropped
+        positions would be needed. TypeError: no ints. The cache is as it was then.
+
+        Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
+
+        >>> cache = mha.KVCache(1, 8, 64)
+        >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
+        >>> cache.truncate([3])
+        >>> cache.lengths
+        array([3])
+        """
+        before = self._state
+        new = as_lengths(lengths, before.lengths.size)
+        if (new < 0).any() or (new > before.lengths).any():
+            raise ValueError(f"lengths: got {new.tolist()}, wanted lengths from 0 to those that are"
+                             f" there, {before.lengths.tolist()}")
+        shortest, longest = int(new.min()), int(new.max())
+        if before.start > first_needed(shortest, self._window):
+            least = least_length(before, self._window)
+            raise ValueError(f"lengths: got {new.tolist()}, wanted at least {least}: what stood"
+                             f" before {before.start} is dropped, and a window of {self._window}"
+                             " needs it. A cache goes back over its last call; to go back farther"
+                             " keep a copy.copy() of it from before")
+        after = before._replace(lengths=read_only(new), shortest=shortest, longest=longest)
+        self._put_and_clear(after, before)
+
+    @checks_keywords
+    def select(self, indices: ArrayLike) -> None:
+        """Make the sequences of these indices the batch, in their order.
+
+        key (batch, kv_heads, len, head_dim) becomes key[indices], and value likewise: indices are
+        ints in [0, batch), some several times, some not at all. Takes as much memory again while it
+        copies.
+
+        Raises
+        ------
+        ValueError: no indices, or some out of range. TypeError: no ints. MemoryError: no room for
+        the new batch. The cache is as it was then.
+
+        Source: beam search as in Sutskever et al. 2014, section 3.2.
+
+        >>> cache = mha.KVCache(2, 8, 64)
+        >>> cache.select([1, 1, 0])
+        >>> cache.batch
+        3
+        """
+        before = self._state
+        chosen, (batch, _, columns, _) = as_int_array(indices, "indices"), before.key.shape
+        if chosen.ndim != 1 or not chosen.size:
+            raise ValueError(f"indices: got shape {chosen.shape}, wanted one index or more in a"
+                             " row")
+        if (chosen < 0).any() or (chosen >= batch).any():
+            raise ValueError(f"indices: got {chosen.tolist()}, wanted indices into {batch}"
+                             " sequences")
+        self._put(resized(before, chosen.tolist(), columns), before)
+
+    def reset(self) -> None:
+        """Forget all positions; the memory stays reserved.
+
+        >>> cache = mha.KVCache(2, 8, 64, capacity=100)
+        >>> cache.reset()
+        >>> cache.lengths, cache.capacity
+        (array([0, 0]), 100)
+        """
+        before = self._state
+        after = before._replace(lengths=read_only(np.zeros_like(before.lengths)), shortest=0,
+                                longest=0, start=0, first=0)
+        self._put_and_clear(after, before)
+
+    def _appended(self, before: CacheState, key: Array, value: Array, counts: Array | None,
+                  left: bool = False) -> CacheState:
+        """The state with key (batch, kv_heads, n, head_dim) and value behind those of the one
+        before, and without what these rows do not need, for `_put` once all has succeeded, or
+        `_take_back`. counts (batch,): of sequence b the first counts[b] rows are real, or, where
+        left, the last ones; None: all n."""
+        state, n = self._without_unneeded(before), key.shape[2]
+        lengths = read_only(state.lengths + (n if counts is None else counts))
+        if counts is None:
+            shortest, longest = state.shortest + n, state.longest + n
+        else:
+            shortest, longest = int(lengths.min()), int(lengths.max())
+        state = self._with_room(state, longest, longest - shortest + n)
+        after = CacheState(state.key, state.value, lengths, shortest, longest, state.start,
+                           state.first)
+        try:
+            for array, where, numbers in writing(state, key, value, counts, left):
+                # The look and the write are one line, between whose parts no signal handler runs.
+                if not (self._state is before and setitem(array, where, numbers) is None):
+                    raise _changed_meanwhile()
+        except BaseException:
+            self._take_back(after)
+            raise
+        return after
+
+    def _put(self, after: CacheState, before: CacheState) -> None:
+        """Let this be the state that comes after the one before."""
+        if not (self._state is before and assign(self, "_state", after) is None):
+            raise _changed_meanwhile()
+
+    def _put_and_clear(self, after: CacheState, before: CacheState) -> None:
+        """The same, with zeros behind the rows of the state after, in one go."""
+        if not self._cleared(before, (assign, self, "_state", after), *clearing(before, after)):
+            raise _changed_meanwhile()
+
+    def _cleared(self, before: CacheState, *steps: Step) -> bool:
+        """Take these steps if the state is the one before; whether it was."""
+        ready = one_go(*steps)
+        return self._state is before and take(ready) is not None
+
+    def _take_back(self, after: CacheState | None) -> None:
+        """Zeros again for the rows of a call that failed, which views of longer sequences show."""
+        while after is not None:
+            now = self._state
+            after = None if self._cleared(now, *clearing(after, now)) else after
+
+    def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
+        """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
+        this call appends, which a window's cache may hold beyond its own."""
+        columns, needed = state.key.shape[2], longest - state.start
+        fits = state.first + needed <= columns
+        if self._window is None:
+            return state if fits else resized(state, None, max(needed, 2 * columns))
+        most = most_columns(self._window)
+        if fits and columns <= most + ragged:
+            return state
+        return resized(state, None, max(needed, min(2 * columns, most)))
+
+    def _without_unneeded(self, state: CacheState) -> CacheState:
+        """Without the blocks that no sequence's next row needs."""
+        if self._window is None:
+            return state
+        needed = first_needed(state.shortest, self._window) // BLOCK * BLOCK
+        dropped = max(0, needed - state.start)
+        return state._replace(start=state.start + dropped, first=state.first + dropped)
+
+    @classmethod
+    def _new_memory(cls) -> Memory:
+        """What pickle fills with a memory's state."""
+        return Memory.__new__(Memory)
+
+    def __copy__(self) -> Self:
+        other, state = self.__class__.__new__(self.__class__), self._state
+        other._state, other._window = resized(state, None, state.key.shape[2]), self._window
+        self._put(state, state)  # a RuntimeError where it was changed while it was copied
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = memo[id(self)] = self.__copy__()
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self._state
+        key, value = resized(state, None, state.longest - state.start).held()
+        self._put(state, state)
+        return {"key": key, "value": value, "lengths": state.lengths.copy(),
+                "start": state.start, "capacity": state.key.shape[2], "window": self._window}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        """Of what `__getstate__` gave; all else is a ValueError."""
+        try:
+            state, window = _unpickled(**pickled)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever strange objects raise
+            raise ValueError(f"state: got one that does not fit together ({error}), wanted what"
+                             " pickling a KVCache gives") from error
+        self._state, self._window = state, window
+
+    if not TYPE_CHECKING:  # checkers know the names
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or hasattr(type(self), name):  # a property's own error
+                return object.__getattribute__(self, name)
+            raise no_such_attribute(self, name)
+
+    def __repr__(self) -> str:
+        widths = f"{self.head_dim}"
+        if self.value_head_dim != self.head_dim:
+            widths += f", value_head_dim={self.value_head_dim}"
+        window = "" if self._window is None else f", window={self._window}"
+        return (f"{type(self).__name__}({self.batch}, {self.kv_heads}, {widths},"
+                f" capacity={self.capacity}, dtype={self.dtype}{window},"
+                f" lengths={self.lengths.tolist()})")
+
+
+class Memory(KVCache):
+    """An encoder's keys and values: `MultiHeadAttention.new_memory` fills it, once."""
+
+    __module__ = "mha"
+    __slots__ = ()
+
+    @names_its_keywords
+    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
+               **unknown: Never) -> None:
+        """Raises a ValueError: a memory is filled already."""
+        raise ValueError("cache: got an append to a memory, wanted a new_cache()")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KVCache._new_memory, (), self.__getstate__()
+
+
+def _changed_meanwhile() -> RuntimeError:
+    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
+                        " a time")
+
+
+def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: int,
+               window: int | None) -> tuple[CacheState, int | None]:
+    """The state of these, which must fit together, and the window."""
+    batch, heads, held, head_dim = key.shape
+    empty = KVCache(batch, heads, head_dim, value.shape[3], dtype=key.dtype, window=window)
+    stored = empty._state.key.dtype
+    known = as_lengths(lengths, batch)
+    shortest, longest = int(known.min()), int(known.max())
+    if value.shape[:3] != key.shape[:3] or value.dtype != key.dtype or shortest < 0:
+        raise ValueError("wanted a value for each key")
+    start, columns = as_size(start, "start", least=0), as_size(capacity, "capacity", least=held)
+    if start % BLOCK or start > first_needed(shortest, window) or longest - start != held:
+        raise ValueError("wanted lengths of the positions that are held")
+    whole = CacheState(converted(key, stored), converted(value, stored), read_only(known),
+                       shortest, longest, start, 0)
+    return resized(whole, None, columns), empty.window

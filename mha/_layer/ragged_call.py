@@ -1,0 +1,197 @@
+"""A layer's call over a ragged batch: x (total_len, embed_dim), of which sequence s is rows
+starts[s] to starts[s + 1]. Rows are projected together; every sequence attends to itself, and its
+positions begin with 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha import _core
+from mha._base.arguments import as_array, as_int_array
+from mha._base.dtypes import as_computed, is_half, returned, rounded, shown
+from mha._base.pieces import contiguous
+from mha._functions.dropout import drawn
+from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
+from mha._functions.options import AttentionOptions
+from mha._layer import state as layer_state
+from mha._layer.cached_call import heads_of, prepared
+from mha._layer.state import CallArguments, LayerState
+
+Array = NDArray[Any]
+Maybe = ArrayLike | None
+
+ITSELF = "every sequence attends to itself"
+REFUSED = {  # arguments of a call that do not go with starts, and why
+    "key": ITSELF, "value": ITSELF,
+    "cache": "a cache takes lengths=", "lengths": "starts say how long sequences are",
+    "positions": "they restart with each sequence",
+    "key_positions": "they restart with each sequence", "padding": "nothing is padded",
+    "return_weights": "weights of unequal shapes are no array"}
+# What the gradients of attention's inputs are needed for, and what all sequences share.
+BEFORE = {"query": {"query", "W_q", "b_q", "q_norm"}, "key": {"query", "W_k", "b_k", "k_norm"},
+          "value": {"query", "W_v", "b_v"}}
+SHARED = ("alibi", "relative_bias", "sinks")
+
+
+def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
+         head_gate: Maybe, return_lse: bool, **others: Any) -> Any:
+    """The output (total_len, output_dim), and lse (heads, total_len) where asked for. `others` are
+    given though they do not go with starts."""
+    _, rows, begins = _checked(state, x, starts, others)
+    query, key, value = (step.heads for step in _projected(state, state.call, rows, begins))
+    with drawn(options) as drawn_options:
+        results = _core.scaled_dot_product_attention_varlen(
+            query, key, value, begins, None, drawn_options, return_lse=return_lse,
+            head_gate=head_gate)
+    attended, *lse = results if isinstance(results, tuple) else (results,)
+    output = returned(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
+                      state.settings.dtype)
+    return (output, *lse) if lse else output
+
+
+def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
+        head_gate: Maybe, wanted: set[str], **others: Any,
+        ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
+    """The same and its gradients, as of `MultiHeadAttention.vjp`."""
+    given, rows, begins = _checked(state, x, starts, others)
+    layer_state.known_dtype(state.settings.dtype, has_gradients=True)
+    arguments = layer_state.plain_call(state)
+    gate = None if head_gate is None else _checked_gate(state, head_gate)
+    steps = _projected(state, arguments, rows, begins, save=True)
+    query, key, value = (step.heads for step in steps)
+    with drawn(options) as drawn_options:
+        attended, saved = _core.scaled_dot_product_attention_varlen(
+            query, key, value, begins, None, drawn_options, save=True)
+    gated = attended if gate is None else attended * gate
+    output, saved_output = _core.linear(_merged(gated), arguments.W_o, arguments.b_o, save=True)
+
+    def pullback(grad_output: ArrayLike, grad_lse: Maybe = None) -> MultiHeadAttentionGradients:
+        """The gradients of a loss by name, from those by the output and by lse (or None: zeros)."""
+        found: dict[str, Gradient] = dict.fromkeys(MultiHeadAttentionGradients._fields)
+        grad_merged = _linear_backward(saved_output, grad_output, "o", wanted | {"x"}, found)
+        grad_attended = grad_gated = np.asarray(grad_merged).reshape(attended.shape)
+        if gate is not None:
+            grad_attended = grad_gated * gate
+            if "head_gate" in wanted:
+                sums = (grad_gated * attended).sum(axis=(0, 2), dtype=np.float64)
+                found["head_gate"] = sums.astype(attended.dtype)
+        needed = {name for name, goals in BEFORE.items() if goals & wanted}
+        gradients = _core.scaled_dot_product_attention_varlen_backward(
+            saved, grad_attended, grad_lse, needed | (wanted & {*SHARED}))
+        found |= {name: gradients[name] for name in SHARED}
+        grad_rows = [_projected_backward(step, gradients[name], wanted, found)
+                     for name, step in zip(BEFORE, steps, strict=True) if name in needed]
+        if "query" in wanted:
+            grad_x = grad_rows[0] + grad_rows[1] + grad_rows[2]
+            found["query"] = (shown(rounded(grad_x, given.dtype)) if is_half(given.dtype)
+                              else grad_x)
+        return MultiHeadAttentionGradients(**found)
+
+    return returned(output, state.settings.dtype), pullback
+
+
+class Projected(NamedTuple):
+    """Rows of x projected to "q", "k" or "v" and prepared, and what the ways back take."""
+
+    which: str
+    heads: Array  # (total_len, heads, d)
+    linear: object
+    preparation: object  # None where nothing was done
+
+
+def _projected(state: LayerState, arguments: CallArguments, rows: Array, starts: Array,
+               save: bool = False) -> list[Projected]:
+    """Of query, key and value; positions begin with 0 in each sequence."""
+    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = arguments
+    positions = None
+    if state.settings.rotary is not None:
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+    steps = []
+    for which, W, b in (("q", W_q, b_q), ("k", W_k, b_k), ("v", W_v, b_v)):
+        result = _core.linear(rows, W, b, save=save)
+        projected, linear = result if save else (result, None)
+        merged, preparation = prepared(state, which, projected[None], positions, save=save)
+        heads = heads_of(state.settings, which)
+        width = merged.shape[2] // heads
+        steps.append(Projected(which, merged.reshape(len(rows), heads, width), linear,
+                               preparation))
+    return steps
+
+
+def _projected_backward(step: Projected, grad_heads: Gradient, wanted: set[str],
+                        found: dict[str, Gradient]) -> Any:
+    """The gradient of x, None where it is not wanted; those of parameters go to `found`."""
+    grad_projected = _merged(np.asarray(grad_heads))
+    if step.preparation is not None:
+        norm = step.which + "_norm"
+        gradients = _core.prepare_heads_backward(step.preparation, grad_projected[None], None,
+                                                 {"x"} | {"norm"} if norm in wanted else {"x"})
+        found[norm] = gradients["norm"]
+        grad_projected = np.asarray(gradients["x"])[0]
+    goals = wanted | {"x"} if "query" in wanted else wanted
+    return _linear_backward(step.linear, grad_projected, step.which, goals, found)
+
+
+def _linear_backward(saved: object, grad_output: ArrayLike, which: str, wanted: set[str],
+                     found: dict[str, Gradient]) -> Any:
+    """The gradient of "x" where it is wanted; those of W and b go to `found`."""
+    names = {"x": "x", f"W_{which}": "weight", f"b_{which}": "bias"}
+    gradients = _core.linear_backward(saved, grad_output, None, {
+        step for name, step in names.items() if name in wanted})
+    found |= {name: gradients[step] for name, step in names.items() if name != "x"}
+    return gradients["x"]
+
+
+def _merged(heads: Array) -> Array:
+    """(total_len, heads, d) -> (total_len, heads * d)."""
+    return contiguous(heads).reshape(len(heads), heads.shape[1] * heads.shape[2])
+
+
+def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,
+             others: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """What was given, it as rows (total_len, embed_dim) in the type in which the layer computes,
+    and the starts, an array of our own."""
+    settings = state.settings
+    for name, other in others.items():
+        if other is not None and other is not False:
+            raise ValueError(f"{name}: got one with starts, wanted none: {REFUSED[name]}")
+    widths = settings.query_dim, settings.key_dim, settings.value_dim
+    if len(set(widths)) > 1:
+        raise ValueError(f"starts: got some for query_dim, key_dim and value_dim {widths}, wanted"
+                         f" equal ones: {ITSELF}")
+    given = as_array(x, "query")
+    if given.ndim != 2 or given.shape[1] != settings.query_dim:
+        raise ValueError(f"query: got shape {given.shape}, wanted (total_len,"
+                         f" {settings.query_dim}) with starts")
+    rows = as_computed(given, "query", settings.dtype)
+    return given, rows, _checked_starts(starts, len(given))
+
+
+def _checked_starts(starts: ArrayLike, total_len: int) -> Array:
+    given = as_int_array(starts, "starts")
+    if given.ndim != 1 or not given.size:
+        raise ValueError(f"starts: got shape {given.shape}, wanted (sequences + 1,)")
+    if given[0] != 0:
+        raise ValueError(f"starts: got {given[0]} at first, wanted 0")
+    falls = np.flatnonzero(given[1:] < given[:-1])
+    if falls.size:
+        before, after = given[falls[0]:falls[0] + 2]
+        raise ValueError(f"starts: got {after} after {before}, wanted starts that never fall")
+    if given[-1] != total_len:
+        raise ValueError(f"starts: got {given[-1]} at last, wanted {total_len}, the number of rows"
+                         " of query")
+    return given
+
+
+def _checked_gate(state: LayerState, head_gate: ArrayLike) -> Array:
+    """(num_heads, 1) in the type in which the layer computes."""
+    gate = as_array(head_gate, "head_gate")
+    gate = gate.astype(np.float32) if gate.dtype == bool else gate
+    heads = state.settings.num_heads
+    if gate.shape != (heads,):
+        raise ValueError(f"head_gate: got shape {gate.shape}, wanted ({heads},)")
+    return as_computed(gate, "head_gate", state.settings.dtype).copy()[:, None]

@@ -1,0 +1,396 @@
+"""What a layer is at one moment: its settings and parameters as one value that never changes.
+
+What changes a layer puts another value in its place by one assignment, and a call reads it once;
+so calls in other threads see the layer as it was or as it is, never a mix.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mha import _core
+from mha._base.arguments import (
+    as_array,
+    as_bool,
+    check_kind,
+    no_memory,
+)
+from mha._base.atomic import Step
+from mha._base.dtypes import (
+    RAW_BFLOAT16,
+    computing_dtype,
+    hint_of_numpys,
+    is_bfloat16,
+    returned,
+    rounded,
+    shown_dtype,
+    stored_dtype,
+)
+from mha._base.pieces import copied, copy_into, pieces
+from mha._functions.dropout import check_rng
+from mha._functions.multi_head_attention import NORMS, prepared_core
+from mha._functions.options import AttentionOptions, RandomSource
+from mha._layer import options as layer_options
+from mha._layer.settings import LayerSettings, checked_settings
+
+WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
+BIASES = ("b_q", "b_k", "b_v", "b_o")
+
+
+class CallArguments(NamedTuple):
+    """What the core takes of a layer, in its order; matrices as they are, or packed."""
+
+    W_q: Any
+    W_k: Any
+    W_v: Any
+    W_o: Any
+    b_q: NDArray[Any] | None
+    b_k: NDArray[Any] | None
+    b_v: NDArray[Any] | None
+    b_o: NDArray[Any] | None
+    num_heads: int
+    num_kv_heads: int
+
+
+class LayerState(NamedTuple):
+    """A layer's settings and parameters, and what follows from them."""
+
+    settings: LayerSettings
+    parameters: Mapping[str, NDArray[Any]]
+    packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
+    call: CallArguments
+    options: AttentionOptions  # of a call that gives none
+    core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
+
+
+def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+              packed: tuple[object, ...] | None = None) -> LayerState:
+    """The only way to make one: `call` is what the others say."""
+    matrices = packed or tuple(parameters[name] for name in WEIGHTS)
+    return LayerState(settings, parameters, packed,
+                      call_arguments(settings, matrices, parameters),
+                      layer_options.options_of_layer(settings, parameters),
+                      core_of(settings, parameters))
+
+
+def state_of(settings: Mapping[str, Any], parameters: Mapping[str, NDArray[Any]]) -> LayerState:
+    """Of settings and parameters that are not checked yet."""
+    known = checked_settings(**settings)
+    return new_state(known, {name: checked_parameter(known, name, parameters[name])
+                             for name in known.shapes()})
+
+
+def core_of(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+            **positions: Any) -> Callable[..., Any]:
+    """`prepared_core` of these; positions as it takes them."""
+    if settings.dtype == RAW_BFLOAT16:
+        known = settings._replace(dtype=computing_dtype(settings.dtype))
+        return functools.partial(_call_of_raw, core_of(known, parameters, **positions))
+    if settings.rotary is None and settings.qk_norm is None and not positions:
+        return _core.multi_head_attention
+    norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
+    return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
+                         norm_offset=settings.norm_offset, **norms, **positions)
+
+
+def _call_of_raw(core: Callable[..., Any], *arguments: Any, dtype: np.dtype[Any],
+                 save: bool = False, **options: Any) -> Any:
+    """A call of a layer whose parameters were made without ml_dtypes. As long as nobody imports it,
+    the output is float32, with the numbers of bfloat16."""
+    results = core(*arguments, dtype=known_dtype(dtype, save), save=save, **options)
+    first, *others = results if isinstance(results, tuple) else (results,)
+    output = returned(first, dtype) if first.dtype == np.float32 else first
+    return (output, *others) if others else output
+
+
+def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
+    """The layer's type; float32 in place of bfloat16 where nobody has imported ml_dtypes."""
+    known: Any = shown_dtype(dtype)
+    if not isinstance(known, str):
+        return known
+    if has_gradients:
+        raise ImportError("vjp: got a bfloat16 layer, wanted ml_dtypes for its gradients: pip"
+                          " install ml_dtypes, and import it")
+    return computing_dtype(dtype)
+
+
+def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
+            key_is_query: bool) -> Callable[..., Any]:
+    """`state.core` at the positions of a call."""
+    return core_of(state.settings, state.parameters, positions=positions,
+                   key_positions=key_positions, key_is_query=key_is_query)
+
+
+def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
+                   parameters: Mapping[str, NDArray[Any]]) -> CallArguments:
+    return CallArguments._make([*matrices, *map(parameters.get, BIASES), settings.num_heads,
+                                settings.num_kv_heads])
+
+
+def plain_call(state: LayerState) -> CallArguments:
+    """`state.call` with the matrices as they are, which the gradients read too."""
+    matrices = tuple(state.parameters[name] for name in WEIGHTS)
+    return call_arguments(state.settings, matrices, state.parameters)
+
+
+def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDArray[Any]]:
+    """Weights uniform in +-sqrt(6 / (in + out)), norms 1 with their offset, all else zero."""
+    check_rng(rng)
+    generator = np.random.default_rng(rng)
+    dtype: Any = computing_dtype(settings.dtype)
+    start = {}
+    for name, shape in settings.shapes().items():
+        try:
+            start[name] = np.empty(shape, dtype)
+        except (ValueError, OverflowError, MemoryError):
+            raise no_memory(name, shape) from None
+        if name in NORMS:
+            start[name].fill(1 - settings.norm_offset)
+        elif name not in WEIGHTS:
+            start[name].fill(0)
+        else:
+            for piece in pieces(start[name]):  # in the order of its rows, as in one call
+                part = start[name][piece]
+                generator.random(out=part, dtype=dtype)
+                part -= dtype.type(0.5)
+                part *= dtype.type(2 * math.sqrt(6 / sum(shape)))
+        start[name] = rounded(start[name], settings.dtype)
+    return start
+
+
+def frozen(state: LayerState) -> LayerState:
+    """With read-only copies of the parameters, the matrices packed."""
+    if state.packed is not None:
+        return state
+    copies = {name: copied(parameter, order="C")
+              for name, parameter in state.parameters.items()}
+    packed = tuple(_core.pack_weight(copies[name]) for name in WEIGHTS)
+    for parameter in copies.values():
+        parameter.flags.writeable = False
+    return new_state(state.settings, copies, packed)
+
+
+def unfrozen(state: LayerState) -> LayerState:
+    if state.packed is None:
+        return state
+    return new_state(state.settings,
+                     {name: copied(parameter, order="C")
+                      for name, parameter in state.parameters.items()})
+
+
+def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
+    """Unfrozen copies of the parameters in the dtype."""
+    return new_state(state.settings._replace(dtype=dtype),
+                     {name: in_type(parameter, dtype)
+                      for name, parameter in state.parameters.items()})
+
+
+def in_type(parameter: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A copy in the dtype, rounded once."""
+    numbers = rounded(parameter, dtype)
+    return copied(numbers, dtype) if dtype.itemsize > 2 else copied(numbers, order="C")
+
+
+def with_dropout(state: LayerState, dropout: float) -> LayerState:
+    return new_state(state.settings._replace(dropout=dropout), state.parameters, state.packed)
+
+
+def check_has(settings: LayerSettings, name: str) -> None:
+    """That the layer was made with this parameter."""
+    if name not in settings.shapes():
+        if name in BIASES:
+            raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
+                             f" letters with {name[-1]!r}")
+        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}.get(name, "qk_norm=")
+        raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
+                         f" {wanted}")
+
+
+def check_not_frozen(state: LayerState, name: str) -> None:
+    if state.packed is not None:
+        raise ValueError(f"{name}: got a change to a frozen layer, wanted unfreeze() before it")
+
+
+def arrays_to_load(state: LayerState, mapping: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of a mapping with exactly the names of the layer's parameters."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"mapping: got {type(mapping).__name__}, wanted names with arrays")
+    names = state.parameters.keys()
+    missing = sorted(names - mapping.keys())
+    unknown_names = sorted(mapping.keys() - names, key=str)
+    if missing or unknown_names:
+        got = " and ".join([f"unknown names {unknown_names}"] * bool(unknown_names)
+                           + [f"none for {missing}"] * bool(missing))
+        raise ValueError(f"mapping: got {got}, wanted exactly {sorted(names)}"
+                         f"{_from_state_instead(mapping)}")
+    return {name: as_array(mapping[name], name) for name in names}
+
+
+def _from_state_instead(mapping: Mapping[str, Any]) -> str:
+    """What to call where the names are those of another library."""
+    from mha.parameters._names import looks_like
+
+    layouts = looks_like({*map(str, mapping)})
+    return "".join(f"; these are names of {layout!r}: mha.MultiHeadAttention.from_state(mapping,"
+                   f" {layout!r}, num_heads=...) makes a layer of them" for layout in layouts[:1])
+
+
+def checked_parameter(settings: LayerSettings, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The array as the layer's parameter of this name, in its type."""
+    wanted = settings.shapes()[name]
+    if not is_bfloat16(array.dtype):
+        wanted_type = f"{shown_dtype(settings.dtype)}{hint_of_numpys(array.dtype)}"
+        check_kind(array, name, "iuf", wanted_type)
+    if array.shape != wanted:
+        hint = "; stored as (out, in)? then give its transpose, .T" * (
+            len(wanted) == 2 and array.shape == wanted[::-1])
+        raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}{hint}")
+    return array if array.dtype == settings.dtype else in_type(array, settings.dtype)
+
+
+def with_parameter(state: LayerState, name: str, array: NDArray[Any]) -> LayerState:
+    check_not_frozen(state, name)
+    checked = checked_parameter(state.settings, name, array)
+    return new_state(state.settings, {**state.parameters, name: checked})
+
+
+def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> tuple[LayerState, list[Step]]:
+    """With these numbers; and what writes them into the arrays that are there, where each has its
+    own."""
+    check_not_frozen(state, "mapping")
+    old = state.parameters
+    copies = {name: copied(checked_parameter(state.settings, name, array), order="C")
+              for name, array in arrays.items()}
+    alone = {name: _is_alone(old[name], [old[other] for other in old if other != name])
+             for name in old}
+    return (new_state(state.settings,
+                      {name: old[name] if alone[name] else copies[name] for name in old}),
+            [(np.ndarray.__setitem__, old[name], ..., array) for name, array in copies.items()
+             if alone[name]])
+
+
+def pruned(state: LayerState, heads: list[int]) -> LayerState:
+    """Without these heads, in new arrays."""
+    check_not_frozen(state, "heads")
+    settings = state.settings
+    if settings.qk_norm == "width":
+        raise ValueError(f"heads: got {heads} of a layer whose norm goes over all heads together,"
+                         ' wanted qk_norm="head" or None')
+    kept = np.array(_heads_that_stay(heads, settings.num_heads))
+    key_heads, heads_left = np.unique(kept // (settings.num_heads // settings.num_kv_heads),
+                                      return_counts=True)
+    if heads_left.min() != heads_left.max():
+        raise ValueError(f"heads: got {heads}, which leaves {heads_left.tolist()} heads"
+                         " to the key heads, wanted equally many for each that stays")
+    chosen = {"q": (kept, settings.head_dim), "k": (key_heads, settings.head_dim),
+              "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
+    parameters = {}
+    for name, array in state.parameters.items():
+        if name in layer_options.LEARNED:  # a row a head
+            parameters[name] = array[kept]
+            continue
+        if name in NORMS:
+            parameters[name] = array.copy()
+            continue
+        of_heads, width = chosen[name[-1]]
+        parameters[name] = array.copy() if name == "b_o" else _of_heads(
+            array, of_heads.tolist(), width, 0 if name == "W_o" else array.ndim - 1)
+    alibi = settings.alibi and tuple(settings.alibi[head] for head in kept)
+    return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads),
+                                       alibi=alibi), parameters)
+
+
+def _of_heads(array: NDArray[Any], heads: list[int], width: int, axis: int) -> NDArray[Any]:
+    """What belongs to these heads, so many columns, or rows where axis is 0, each."""
+    shape = list(array.shape)
+    shape[axis] = len(heads) * width
+    whole = np.empty(shape, array.dtype)
+    before = (slice(None),) * axis
+    for to, of in enumerate(heads):
+        copy_into(whole[*before, to * width:(to + 1) * width],
+                  array[*before, of * width:(of + 1) * width])
+    return whole
+
+
+def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
+    for head in heads:
+        if not -num_heads <= head < num_heads:
+            raise ValueError(f"heads: got {head}, wanted indices into {num_heads} heads")
+    stay = sorted(set(range(num_heads)) - {head % num_heads for head in heads})
+    if not stay:
+        raise ValueError(f"heads: got all {num_heads}, wanted one to stay")
+    return stay
+
+
+def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
+    """Whether each element may surely be written without changing another one."""
+    reach = array.itemsize
+    axes = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape,
+                                                              strict=True) if size > 1)
+    for stride, size in axes:  # each must step over all that the ones before reach
+        if stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return array.flags.writeable and not any(
+        np.may_share_memory(array, other) for other in others)
+
+
+def to_pickle(state: LayerState) -> dict[str, Any]:
+    later = LayerSettings._field_defaults  # left out where it is the default, as before there were
+    dtype = stored_dtype(state.settings.dtype)  # bfloat16 so that it needs no ml_dtypes
+    fields = state.settings._replace(dtype=dtype)._asdict()
+    settings = {name: value for name, value in fields.items()
+                if name not in later or value != later[name]}
+    return {**settings, "_packed": state.packed is not None,
+            "_parameters": {name: rounded(parameter, dtype)
+                            for name, parameter in state.parameters.items()}}
+
+
+def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
+    """What `to_pickle` gave, and what else was there: a subclass's own attributes.
+
+    All else is a ValueError: a layer that does not fit together would compute wrong numbers.
+    """
+    if not isinstance(pickled, dict) or not all(isinstance(name, str) for name in pickled):
+        raise _unfit(f"got {type(pickled).__name__}")
+    others = LayerSettings._field_defaults | pickled
+    names = (*LayerSettings._fields, "_packed", "_parameters")
+    later = LayerSettings._field_defaults
+    missing = [name for name in names if name not in later and others.get(name) is None]
+    if missing:
+        raise _unfit(f"got none for {missing}")
+    given = {name: others.pop(name, later.get(name)) for name in names}
+    is_frozen, arrays = given.pop("_packed"), given.pop("_parameters")
+    if "_state" in others:
+        raise _unfit("got an attribute _state")
+    try:
+        given["dtype"] = np.dtype(given["dtype"]).newbyteorder("=")
+        settings = checked_settings(**given)
+        state = new_state(settings, _checked_arrays(settings, arrays))
+        return frozen(state) if as_bool(is_frozen, "_packed") else state, others
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever strange objects raise when they are asked for a size
+        raise _unfit(f"got one that does not fit together ({error})") from error
+
+
+def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, NDArray[Any]]:
+    shapes = settings.shapes()
+    if not isinstance(arrays, dict) or arrays.keys() != shapes.keys():
+        raise ValueError(f"wanted parameters {list(shapes)}")
+    for name, array in arrays.items():
+        wanted = stored_dtype(settings.dtype)
+        if not isinstance(array, np.ndarray) or stored_dtype(
+                array.dtype.newbyteorder("=")) != wanted:
+            raise ValueError(f"{name}: wanted an array of {shown_dtype(wanted)}")
+    return {name: checked_parameter(settings, name, np.asarray(arrays[name])) for name in shapes}
+
+
+def _unfit(what: str) -> ValueError:
+    return ValueError(f"state: {what}, wanted what pickling a MultiHeadAttention gives")

@@ -1,0 +1,59 @@
+"""The operators for onnx's reference evaluator: the one file here that imports onnx."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from mha.compat.onnx._standard import attention, rotary_embedding
+from mha.compat.onnx.microsoft import multi_head_attention
+from mha.compat.onnx.microsoft import rotary_embedding as microsoft_rotary_embedding
+
+MICROSOFT = "com.microsoft"
+OPERATORS: list[tuple[str, str, Callable[..., Any]]] = [
+    ("", "Attention", attention),
+    ("", "RotaryEmbedding", rotary_embedding),
+    (MICROSOFT, "MultiHeadAttention", multi_head_attention),
+    (MICROSOFT, "RotaryEmbedding", microsoft_rotary_embedding),
+]
+
+
+def new_ops() -> list[type]:
+    """Implementations by `mha` for onnx.reference.ReferenceEvaluator.
+
+    onnx hands them to no function of the model's own: onnx.inliner.inline_local_functions(model)
+    makes nodes of such functions.
+
+    Returns
+    -------
+    Four classes: Attention and RotaryEmbedding of ai.onnx, MultiHeadAttention and RotaryEmbedding
+    of com.microsoft, which onnx alone has no implementation of.
+
+    Raises
+    ------
+    ImportError: onnx is not installed.
+
+    Source: onnx.reference.op_run.OpRun.
+
+    >>> evaluator = onnx.reference.ReferenceEvaluator(model, new_ops=mha.compat.onnx.new_ops())
+    """
+    ancestor = importlib.import_module("onnx.reference.op_run").OpRun
+    return [_implementation(ancestor, *operator) for operator in OPERATORS]
+
+
+def _implementation(ancestor: type, domain: str, name: str, function: Callable[..., Any]) -> type:
+    may_return_qk = "return_qk" in inspect.signature(function).parameters
+
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        if may_return_qk:
+            attributes["return_qk"] = any(self.onnx_node.output[3:])
+        results = function(*inputs, **attributes)
+        outputs = results if isinstance(results, tuple) else (results,)
+        return tuple(output for output in outputs if output is not None)
+
+    members: dict[str, Any] = {"op_domain": domain, "_run": run, "__doc__": function.__doc__}
+    if domain:  # else onnx takes the schema of ai.onnx's operator of the same name
+        members["op_schema"] = None
+    return type(name, (ancestor,), members)

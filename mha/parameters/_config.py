@@ -1,0 +1,189 @@
+"""What the config of a model says of its attention: each function reads one option of the layer.
+
+A config is the mapping of a model's config.json, or its path. All but `needs` of a layout must do
+with an empty one, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mha._base.arguments import as_bool, as_finite, as_size
+from mha._functions.options import Window
+from mha._functions.position_biases import alibi_slopes
+from mha._functions.rotary import Rotary
+from mha.parameters._folders import config_at
+from mha.parameters._table import Context
+
+Config = Mapping[str, Any] | str | os.PathLike[str]
+
+# What models call it -> the sizes' name.
+SIZES = {
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
+    "kv_heads": ("num_key_value_heads", "n_kv_heads"),
+    "head_dim": ("head_dim", "d_kv"),
+}
+SIDES = ("encoder", "decoder")
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def of_text(config: Any) -> Mapping[str, Any]:
+    """The part of a config that is about the language model, where there are several; read, where a
+    path says where it is."""
+    if isinstance(config, str) or hasattr(config, "__fspath__"):
+        config = config_at(config)
+    if not isinstance(config, Mapping):
+        wanted = "config.to_dict()" if hasattr(config, "to_dict") else "a mapping or a path"
+        raise TypeError(f"config: got {type(config).__name__}, wanted {wanted}")
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
+def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
+    """heads, kv_heads and head_dim, where the config has them."""
+    found = {size: as_size(config[name], f"config {name!r}") for size, names in SIZES.items()
+             for name in names[::-1] if config.get(name) is not None}  # the first name is the last
+    sides = {side: as_size(config[name], f"config {name!r}") for side in SIDES
+             if config.get(name := f"{side}_attention_heads") is not None}
+    side = side_of(prefix)
+    if side in sides:
+        found["heads"] = sides[side]
+    elif side is None and len(set(sides.values())) == 1:
+        found["heads"] = next(iter(sides.values()))
+    return found
+
+
+def side_of(prefix: str) -> str | None:
+    """The side of a model that a prefix is on: the last of its parts that is "encoder" or
+    "decoder", or the only word of the two in it."""
+    whole = [part for part in prefix.split(".") if part in SIDES]
+    words = [side for side in SIDES if side in prefix]
+    return whole[-1] if whole else words[0] if len(words) == 1 else None
+
+
+def biases(config: Mapping[str, Any], layout: str | None) -> str:
+    """Of "qkvo" the projections that have biases for sure, by a config and the layout's name."""
+    if "qwen2" in (config.get("model_type"), layout):
+        return "qkv"
+    return "qkvo" if config.get("attention_bias") is True or config.get("qkv_bias") is True else ""
+
+
+def number(context: Context, name: str) -> float:
+    if context.config.get(name) is None:
+        raise ValueError(f"config: got none for {name!r}, wanted a number")
+    return as_finite(context.config[name], f"config {name!r}", above=0)
+
+
+def rotary(context: Context) -> Rotary:
+    nested = any(isinstance(value, Mapping) for value in _rope(context.config).values())
+    by_type = nested or context.config.get("rope_local_base_freq") is not None
+    return Rotary.from_config(context.config, context.sizes["head_dim"],
+                                  layout=context.rotary_layout,
+                                  layer_type=_layer_type(context) if by_type else None)
+
+
+def rotary_of_meta(context: Context) -> Rotary:
+    """Of params.json, which does not say by how much it scales."""
+    if context.config.get("use_scaled_rope") and context.config.get("rope_scaling") is None:
+        raise ValueError("config 'use_scaled_rope': got it without a factor, wanted rope_scaling as"
+                         " config.json has it: rope_type llama3, factor 8 (Llama 3.1, 3.3) or 32"
+                         " (Llama 3.2), low_freq_factor 1, high_freq_factor 4,"
+                         " original_max_position_embeddings 8192")
+    return rotary(context)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def window(context: Context) -> Window | None:
+    """A window of w positions, the query's own among them, where the layer is one that slides."""
+    width = context.config.get("sliding_window")
+    if width is None or context.config.get("use_sliding_window") is False:
+        return None
+    if _layer_type(context) != SLIDING:
+        return None
+    return as_size(width, "config 'sliding_window'") - 1, 0
+
+
+def _layer_type(context: Context) -> str:
+    """Sliding or full, by what a config says or, where it is an older one, the layout."""
+    config = context.config
+    types = config.get("layer_types")
+    pattern = (config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+               or context.full_every)
+    first_full = config.get("max_window_layers") if config.get("use_sliding_window") else None
+    if types is None and pattern is None and first_full is None:
+        return SLIDING if config.get("sliding_window") is not None else FULL
+    index = context.layer_index
+    if index is None:
+        raise ValueError("layer_index: got none, wanted the layer's number, since the config's"
+                         " layers differ")
+    if types is not None:
+        if not isinstance(types, (list, tuple)):
+            raise TypeError(f"config 'layer_types': got {type(types).__name__}, wanted a list")
+        if not 0 <= index < len(types):
+            raise ValueError(f"layer_index: got {index}, wanted one of the {len(types)} layers of"
+                             " the config's layer_types")
+        if types[index] not in (SLIDING, FULL):
+            raise ValueError(f"config 'layer_types': got {types[index]!r} for layer {index}, wanted"
+                             f" {SLIDING!r} or {FULL!r}")
+        return str(types[index])
+    if pattern is not None:
+        every = as_size(pattern, "config 'sliding_window_pattern'")
+        return SLIDING if (index + 1) % every else FULL
+    return SLIDING if index >= as_size(first_full, "config 'max_window_layers'", least=0) else FULL
+
+
+def norm_eps(context: Context) -> float:
+    return number(context, "rms_norm_eps")
+
+
+def softcap(context: Context) -> float | None:
+    name = "attn_logit_softcapping"
+    return None if context.config.get(name) is None else number(context, name)
+
+
+def scale_of_scalar(context: Context) -> float:
+    return number(context, "query_pre_attn_scalar") ** -0.5
+
+
+def scale_of_gpt2(context: Context) -> float | None:
+    config = context.config
+    scale = 1.0
+    if as_bool(config.get("scale_attn_weights", True), "config 'scale_attn_weights'"):
+        scale = context.sizes["head_dim"] ** -0.5
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        if context.layer_index is None:
+            raise ValueError("layer_index: got none, wanted the layer's number, by which the"
+                             " config divides the scale")
+        return scale / (context.layer_index + 1)
+    return scale if scale == 1.0 else None
+
+
+def alibi(context: Context) -> Any:
+    return alibi_slopes(context.sizes["heads"])
+
+
+def alibi_of_mpt(context: Context) -> Any:
+    attention = _of_mpt(context)
+    if attention.get("alibi", True) is False:
+        return None
+    return alibi_slopes(context.sizes["heads"], float(attention.get("alibi_bias_max", 8)))
+
+
+def scale_of_mpt(context: Context) -> float | None:
+    scale = _of_mpt(context).get("softmax_scale")
+    return None if scale is None else as_finite(scale, "config 'softmax_scale'")
+
+
+def _of_mpt(context: Context) -> Mapping[str, Any]:
+    attention = context.config.get("attn_config")
+    return attention if isinstance(attention, Mapping) else {}
+
+
+def given_only(context: Context) -> None:
+    """For an option that no config has, but the framework."""

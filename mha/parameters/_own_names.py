@@ -1,0 +1,88 @@
+"""The layout of a program with names of its own: `MultiHeadAttention.from_state(names=...)`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from mha._base.arguments import as_bool, printable
+from mha._base.keywords import close_matches
+from mha.parameters import _config as config
+from mha.parameters._table import AXES, BESIDE, Form, Layout, Stored
+
+NAME = "names="  # of the layout, in errors
+LETTERS = ("q", "k", "v", "o", "qkv")
+# How a program calls the weight and the bias of what it names; the last is an array's own name.
+ENDINGS = ((".weight", ".bias"), (".kernel", ".bias"), ("", ""))
+NORMS = ("q_norm", "k_norm")
+PARAMETERS = (*AXES, *NORMS)
+WEIGHTS = {"W_q", "W_k", "W_v", "W_o"}
+BUFFERS = ("mask", "*_mask", "tril")
+# One side of cross-attention may be of another width; any projection may have a bias.
+EQUAL = (("key_dim", "value_dim"), ("head_dim", "value_head_dim"))
+BIASED = tuple("".join(letters) for count in range(1, 5)
+               for letters in itertools.combinations("qkvo", count))
+
+
+def own_layout(names: Any, transposed: bool | None) -> Layout:
+    """With a form for each way in which the names can be meant."""
+    checked = _checked(names)
+    endings = ENDINGS if checked.keys() & set(LETTERS) else ENDINGS[-1:]
+    ways = (False, True) if transposed is None else (as_bool(transposed, "transposed"),)
+    has_norms = bool(checked.keys() & set(NORMS))
+    return Layout(NAME, tuple(_form(checked, *ending, is_transposed)
+                              for ending in endings for is_transposed in ways),
+                  {"norm_eps": config.norm_eps} if has_norms else {},
+                  needs=("norm_eps",) * has_norms, passed_over=BUFFERS, nested=True,
+                  partial_biases=BIASED, equal=EQUAL)
+
+
+def _checked(names: Any) -> Mapping[str, str]:
+    if not isinstance(names, Mapping):
+        raise TypeError(f"names: got {type(names).__name__}, wanted a mapping as"
+                        ' {"q": "W_query", "k": "W_key", "v": "W_value", "o": "out_proj"}')
+    known = (*LETTERS, *PARAMETERS)
+    for own, theirs in names.items():
+        if not isinstance(own, str) or not isinstance(theirs, str):
+            raise TypeError(f"names: got {own!r}: {theirs!r}, wanted names of ours with theirs")
+        if own not in known:
+            close = close_matches(own, known, 1) or known
+            raise ValueError(f"names: got {printable(own)!r}, wanted one of {', '.join(close)}")
+    for own, theirs in names.items():
+        layer, _, ending = theirs.rpartition(".")
+        if own in LETTERS and ending in ("weight", "kernel", "bias") and layer:
+            raise ValueError(f"names: got {printable(theirs)!r} for {own!r}, wanted"
+                             f" {printable(layer)!r}: the layer, whose weight and bias are read")
+    held = [parameter for own in names for parameter in _holds(own, "W") if parameter in WEIGHTS]
+    twice = sorted({parameter for parameter in held if held.count(parameter) > 1})
+    missing = sorted(WEIGHTS - set(held))
+    if twice or missing or len(set(names.values())) < len(names):
+        letters = ", ".join(parameter[-1] for parameter in missing)
+        got = f"none for {letters}" if missing else f"two for {twice}" if twice else "a name twice"
+        raise ValueError(f"names: got {got}, wanted one each for q, k, v, o, or for qkv and o")
+    return names
+
+
+def _holds(own: str, kind: str) -> tuple[str, ...]:
+    """The parameters that a name of ours stands for, of a kind "W" or "b" where it is letters."""
+    return tuple(f"{kind}_{letter}" for letter in own) if own in LETTERS else (own,)
+
+
+def _form(names: Mapping[str, str], weight: str, bias: str, is_transposed: bool) -> Form:
+    form = {}
+    for own, theirs in names.items():
+        is_layer = own in LETTERS
+        axes = _axes(_holds(own, "W")[0] if own != "qkv" else own)
+        turned = axes[::-1] if is_transposed else axes
+        form[theirs + weight * is_layer] = Stored(_holds(own, "W"), turned)
+        if is_layer and bias:
+            form[theirs + bias] = Stored(_holds(own, "b"), axes[-1:], optional=True)
+    return form
+
+
+def _axes(own: str) -> tuple[str, ...]:
+    """Of the array, as mha has it."""
+    if own == "qkv":
+        return "query_dim", BESIDE
+    return AXES.get(own, ("head_dim",))  # a norm of each head

@@ -1,0 +1,210 @@
+"""What a layout is: the names of a framework's arrays, their axes, and the parameters they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha._base.pieces import copied, copy_into
+from mha._functions.rotary import Layout as RotaryLayout
+
+Array = NDArray[Any]
+Sizes = Mapping[str, int]
+Pairs = tuple[tuple[str, str], ...]
+
+# The axes of mha's parameters, each by the axes that are merged in it. A norm has those of its
+# array; a table of biases by distance has its own functions.
+AXES = {
+    "W_q": ("query_dim", "heads head_dim"), "b_q": ("heads head_dim",),
+    "W_k": ("key_dim", "kv_heads head_dim"), "b_k": ("kv_heads head_dim",),
+    "W_v": ("value_dim", "kv_heads value_head_dim"), "b_v": ("kv_heads value_head_dim",),
+    "W_o": ("heads value_head_dim", "output_dim"), "b_o": ("output_dim",),
+    "sinks": ("heads",),
+}
+BIASES = ("b_q", "b_k", "b_v", "b_o")
+NORMS = ("q_norm", "k_norm")
+EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
+FUSED = "3"  # the axis along which query, key and value stand beside each other
+BESIDE = "3 heads head_dim"  # all heads of one before those of the next
+
+
+class Stored(NamedTuple):
+    """One array of a state."""
+
+    holds: tuple[str, ...]  # the parameters in it: several, in the order of the axis "3"
+    axes: tuple[str, ...]   # of the array, each by the axes that are merged in it, outermost first
+    optional: bool = False
+    # For what is no matter of axes alone: from the state's array to the parameter, and back.
+    read: Callable[[Array, Context], Array] | None = None
+    write: Callable[[Array], Array] | None = None
+    in_layer_0: str = ""   # where layers share the first one's: how a prefix has their number
+    never_under: str = ""  # a part of prefixes under which there is none
+
+    @property
+    def atoms(self) -> list[str]:
+        """Its axes before they are merged."""
+        return " ".join(self.axes).split()
+
+
+class Context(NamedTuple):
+    """What may decide how a layer is read."""
+
+    config: Mapping[str, Any]
+    prefix: str
+    layer_index: int | None
+    sizes: Sizes
+    full_every: int | None  # the layout's
+    rotary_layout: RotaryLayout
+
+
+Form = Mapping[str, Stored]
+Setting = Callable[[Context], Any]
+
+
+class Layout(NamedTuple):
+    """How a framework keeps the parameters of an attention layer."""
+
+    name: str
+    forms: tuple[Form, ...]  # by names behind the prefix; the first that fits is written
+    settings: Mapping[str, Setting] = {}  # options that its configs decide
+    needs: tuple[str, ...] = ()           # those of them that have no default
+    constants: Mapping[str, Any] = {}     # options that are always so
+    passed_over: tuple[str, ...] = ()     # patterns of names that no parameter comes from
+    unsupported: Mapping[str, str] = {}   # names and keys of configs, and what to do instead
+    model_types: tuple[str, ...] = ()     # what configs call its models
+    nested: bool = False                  # a tree of mappings
+    full_every: int | None = None  # of sliding layers every n-th attends to all, by default
+    rotary_layout: RotaryLayout = "half"
+    partial_biases: tuple[str, ...] = ()  # of "qkvo", which models have beside all or none
+    equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
+                    ("head_dim", "value_head_dim"))  # sizes that its models have no two of
+
+
+def linear(letter: str, name: str, *, bias: bool | None = True) -> dict[str, Stored]:
+    """PyTorch's Linear: weight (out, in), bias; bias=None where it may be absent."""
+    weight = {f"{name}.weight": Stored((f"W_{letter}",), AXES[f"W_{letter}"][::-1])}
+    if bias is False:
+        return weight
+    return weight | {f"{name}.bias": Stored((f"b_{letter}",), AXES[f"b_{letter}"], bias is None)}
+
+
+def linears(names: Mapping[str, str], *, bias: bool | None = True) -> dict[str, Stored]:
+    """One for each letter of "qkvo"."""
+    return {stored: how for letter, name in names.items()
+            for stored, how in linear(letter, name, bias=bias).items()}
+
+
+def fused(name: str, columns: str, *, bias: bool | None = True,
+          transposed: bool = True) -> dict[str, Stored]:
+    """Query, key and value in one weight (out, in), or not transposed (in, out), and bias, whose
+    columns are those of the three as `columns` orders the axes."""
+    axes = (columns, "query_dim") if transposed else ("query_dim", columns)
+    weight = {f"{name}.weight": Stored(("W_q", "W_k", "W_v"), axes)}
+    if bias is False:
+        return weight
+    return weight | {f"{name}.bias": Stored(("b_q", "b_k", "b_v"), (columns,), bias is None)}
+
+
+def whole_biases(layout: Layout, form: Form, there: set[str], wanted: str = "") -> set[str]:
+    """Of the biases that a form may have, the fewest names that the layout's models have together
+    with those that are there and those of the letters that are wanted."""
+    biases = {name: {held[-1] for held in stored.holds} for name, stored in form.items()
+              if stored.optional and stored.holds[0].startswith("b_")}
+    known = [set(), *({name for name, letters in biases.items() if letters <= set(partial)}
+                      for partial in layout.partial_biases), set(biases)]
+    needed = {name for name, letters in biases.items() if name in there or letters <= set(wanted)}
+    return next(names for names in known if needed <= names)
+
+
+def axes_of(parameter: str, stored: Stored) -> tuple[str, ...]:
+    """Of mha's array of the parameter."""
+    return AXES.get(parameter, stored.axes)
+
+
+def pairs(layout: Layout, form: Form) -> Pairs:
+    """The sizes that a layout and its fused arrays make equal: (query's, another's)."""
+    found = list(layout.equal)
+    for stored in form.values():
+        first, *others = [" ".join(axes_of(name, stored)).split() for name in stored.holds]
+        found += [pair for other in others for pair in zip(first, other, strict=True)
+                  if len(set(pair)) == 2]
+    return tuple(dict.fromkeys(found))
+
+
+def solved(shapes: Iterable[tuple[Stored, tuple[int, ...]]], known: Sizes,
+           equal: Pairs) -> dict[str, int]:
+    """The sizes that follow from the arrays' shapes and what is known; that they all fit is
+    another question."""
+    sizes = {FUSED: 3, **known}
+    arrays = list(shapes)
+    before = -1
+    while before < len(sizes):
+        before = len(sizes)
+        for stored, shape in arrays:
+            for axis, length in zip(stored.axes, shape, strict=True):
+                unknown = [atom for atom in axis.split() if atom not in sizes]
+                rest = math.prod(sizes[atom] for atom in axis.split() if atom in sizes)
+                if len(unknown) == 1 and rest > 0 and length >= rest and length % rest == 0:
+                    sizes[unknown[0]] = length // rest
+            for one, other in (*equal, *(pair[::-1] for pair in equal)):
+                if one in sizes:
+                    sizes.setdefault(other, sizes[one])
+    return sizes
+
+
+def shape_of(axes: Iterable[str], sizes: Sizes) -> tuple[int, ...] | None:
+    """None where a size is not known."""
+    try:
+        return tuple(math.prod(sizes[atom] for atom in axis.split()) for axis in axes)
+    except KeyError:
+        return None
+
+
+def spelled(axes: Iterable[str], sizes: Sizes) -> str:
+    """As an error shows a shape: (heads 4 * head_dim 16, query_dim 64)."""
+    return "(" + ", ".join(" * ".join(
+        atom if atom == FUSED else f"{atom} {sizes.get(atom, '?')}"
+        for atom in axis.split()) for axis in axes) + ")"
+
+
+def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
+    """The parameters in an array of a state, as mha shapes them: new arrays."""
+    atoms = stored.atoms
+    split = array.reshape([sizes[atom] for atom in atoms])
+    if FUSED in atoms:
+        parts = np.moveaxis(split, atoms.index(FUSED), 0)
+        atoms.remove(FUSED)
+    else:
+        parts = split[None]
+    axes = axes_of(stored.holds[0], stored)
+    order = [atoms.index(atom) for atom in " ".join(axes).split()]
+    shape = shape_of(axes, sizes)
+    assert shape is not None
+    return {name: copied(part.transpose(order), order="C").reshape(shape)
+            for name, part in zip(stored.holds, parts, strict=True)}
+
+
+def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Array:
+    """The array of a state that holds these parameters; the inverse of `taken_out`."""
+    atoms = stored.atoms
+    fused_at = atoms.index(FUSED) if FUSED in atoms else None
+    rest = [atom for atom in atoms if atom != FUSED]
+    own = " ".join(axes_of(stored.holds[0], stored)).split()
+    order = [own.index(atom) for atom in rest]
+    parts = [parameters[name].reshape([sizes[atom] for atom in own]).transpose(order)
+             for name in stored.holds]
+    if fused_at is None:
+        together = copied(parts[0], order="C")
+    else:
+        lengths = list(parts[0].shape)
+        lengths.insert(fused_at, len(parts))
+        together = np.empty(lengths, parts[0].dtype)
+        for to, part in zip(np.moveaxis(together, fused_at, 0), parts, strict=True):
+            copy_into(to, part)
+    shape = shape_of(stored.axes, sizes)
+    assert shape is not None
+    return together.reshape(shape)

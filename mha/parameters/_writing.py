@@ -1,0 +1,111 @@
+"""A state from a layer: `MultiHeadAttention.to_state`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mha.parameters._names import as_tree, layout_named, shown
+from mha.parameters._table import (
+    AXES,
+    BIASES,
+    Array,
+    Form,
+    Layout,
+    pairs,
+    put_in,
+    shape_of,
+    whole_biases,
+)
+
+OPTIONS = ("scale", "softcap", "window", "alibi", "rotary", "norm_offset")
+
+
+def state_of_layer(settings: Any, parameters: dict[str, Array], layout: str,
+                   prefix: str) -> dict[str, Any]:
+    """`MultiHeadAttention.to_state`, of the layer's settings and parameters."""
+    known = layout_named(layout)
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix: got {type(prefix).__name__}, wanted text")
+    sizes = _sizes(settings)
+    wrong_options = _wrong_options(known, settings)
+    first: list[str] = []
+    for form in known.forms:
+        problems = [*_wrong_parameters(known, form, parameters, sizes), *wrong_options]
+        if not problems:
+            break
+        first = first or problems
+    else:
+        raise ValueError(f"layer: got one that layout {known.name!r} cannot hold: "
+                         + "; ".join(first))
+    flat = _stored(known, form, parameters, sizes, prefix)
+    return as_tree(flat) if known.nested else flat
+
+
+def _sizes(settings: Any) -> dict[str, int]:
+    names = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
+    return {"3": 3, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
+            **{name: getattr(settings, name) for name in names}}
+
+
+def _wrong_parameters(layout: Layout, form: Form, parameters: dict[str, Array],
+                      sizes: dict[str, int]) -> list[str]:
+    """What of the parameters and their sizes the form has no place for."""
+    held = {name for stored in form.values() for name in stored.holds}
+    problems = [f"no place for {shown(sorted(parameters.keys() - held))}"] * bool(
+        parameters.keys() - held)
+    needed = {name for stored in form.values() if not stored.optional and not stored.never_under
+              for name in stored.holds} - set(BIASES)
+    problems += [f"the layer has no {shown(sorted(needed - parameters.keys()))}"] * bool(
+        needed - parameters.keys())
+    problems += [f"{other} is {sizes[other]}, wanted {sizes[one]} as {one}"
+                 for one, other in pairs(layout, form) if sizes[one] != sizes[other]]
+    for stored in form.values():  # norms of a head and of the width have one name
+        name = stored.holds[0]
+        if name.endswith("_norm") and name in parameters:
+            wanted = math.prod(sizes[atom] for atom in stored.atoms)
+            if parameters[name].shape != (wanted,):
+                problems.append(f"{name} has shape {parameters[name].shape}, wanted ({wanted},)")
+    return problems
+
+
+def _wrong_options(layout: Layout, settings: Any) -> list[str]:
+    """Options of the layer that no config of the layout says."""
+    default = {"scale": 1 / math.sqrt(settings.head_dim)}
+    problems = []
+    for name in OPTIONS:
+        got = getattr(settings, name)
+        got = None if got == default.get(name, 0.0) else got
+        wanted = layout.constants.get(name) or None
+        if name == "scale" and wanted == default["scale"]:
+            wanted = None
+        if name not in layout.settings and got != wanted:
+            problems.append(f"{name} is {got}, wanted {wanted}")
+    if (settings.rotary is not None and "rotary" in layout.settings
+            and settings.rotary.layout != layout.rotary_layout):
+        problems.append(f"rotary turns pairs of columns that are {settings.rotary.layout!r},"
+                        f" wanted {layout.rotary_layout!r}")
+    return problems
+
+
+def _stored(layout: Layout, form: Form, parameters: dict[str, Array], sizes: dict[str, int],
+            prefix: str) -> dict[str, Array]:
+    """The form's arrays; biases that it must have and the layer has not are zeros."""
+    dtype = parameters["W_q"].dtype
+    flat = {}
+    there = {name for name, stored in form.items() if parameters.keys() & set(stored.holds)}
+    there |= whole_biases(layout, form, there)
+    for name, stored in form.items():
+        if name not in there and (stored.optional or stored.never_under):
+            continue
+        held = {own: parameters[own] if own in parameters else _zeros(own, sizes, dtype)
+                for own in stored.holds}
+        flat[prefix + name] = (put_in(stored, held, sizes) if stored.write is None
+                               else stored.write(held[stored.holds[0]]))
+    return flat
+
+
+def _zeros(bias: str, sizes: dict[str, int], dtype: np.dtype[Any]) -> Array:
+    return np.zeros(shape_of(AXES[bias], sizes) or (), dtype)

@@ -1,0 +1,44 @@
+"""Shapes some axes of which are 0, with every option, against the reference: results and gradients
+(empty_shapes.py). Where there are no scores a gradient may be an empty array or zeros, and writing
+to it goes past its end: this file also runs under the sanitizers, and memory/ between forbidden
+pages."""
+
+import numpy as np
+import pytest
+from empty_shapes import CALLS, gradients_of, has_gradients, results_of
+
+import mha
+from mha import reference
+
+
+def exact(value):
+    if isinstance(value, list):
+        return [exact(each) for each in value]
+    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return value.astype(np.float64) if is_float else value
+
+
+def check(got, wanted, case):
+    """As its type has it: a gradient that cancels, of a bias that all keys share, is no exact 0."""
+    bound = 1e-2 if got.dtype == np.float16 else 1e-4
+    assert got.shape == wanted.shape, case
+    assert np.allclose(got, wanted, rtol=bound, atol=bound / 10), (case, got, wanted)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", CALLS)
+def test_empty_shapes(kind):
+    for name, arguments, options in CALLS[kind]():
+        shapes = [np.shape(array) for array in arguments if not isinstance(array, list)]
+        case = (name, shapes, {option: np.shape(value) or value for option, value
+                               in options.items()})
+        wide = exact(arguments), {option: exact(value) for option, value in options.items()}
+        for got, wanted in zip(results_of(mha, name, arguments, options),
+                               results_of(reference, name, *wide), strict=True):
+            check(got, wanted, case)
+        if has_gradients(name):
+            got = gradients_of(mha, name, arguments, options)
+            wanted = gradients_of(reference, name, *wide)
+            assert got.keys() == wanted.keys(), case
+            for gradient in got:
+                check(got[gradient], wanted[gradient], (gradient, *case))

@@ -1,0 +1,115 @@
+"""The kernel for few queries (csrc/core/attention/few_queries.c): decoding, grouped heads, long
+keys."""
+
+import numpy as np
+import pytest
+from agreement import assert_accurate, grouped_inputs
+from option_cases import SCORES, by_head
+
+import mha
+from mha import reference
+
+DTYPES = [np.float32, np.float64]
+# (batch, heads, kv_heads, query_len, key_len, head_dim, value_head_dim)
+SHAPES = [
+    (1, 2, 2, 1, 32, 64, 64),
+    (2, 3, 3, 1, 100, 7, 5),
+    (2, 8, 2, 1, 700, 128, 128),
+    (1, 4, 2, 3, 513, 40, 72),
+    (2, 2, 1, 4, 64, 33, 1),
+    (1, 20, 1, 1, 1100, 64, 48),
+    (1, 34, 1, 8, 1030, 32, 17),
+    (1, 2, 2, 1, 9000, 16, 16),
+]
+
+
+def options_of(shape, dtype):
+    batch, heads, _, query_len, key_len, *_ = shape
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal((heads, query_len, key_len)).astype(dtype)
+    bias[..., ::3] = -np.inf
+    return {
+        "none": {},
+        "causal": {"causal": True, "query_offset": key_len // 2},
+        "window": {"window": (20, 10), "query_offset": key_len // 2},
+        "mask": {"mask": rng.random((batch, heads, query_len, key_len)) < 0.5},
+        "padding": {"mask": np.arange(key_len) < rng.integers(1, key_len, batch)[:, None, None,
+                                                                                  None]},
+        "strided mask": {"mask": (rng.random((key_len, query_len)) < 0.5).T},
+        "bias": {"bias": bias},
+        "bias of keys": {"bias": bias[:1, :1]},
+        "lengths": {"key_lengths": rng.integers(0, key_len + 1, (batch, query_len)),
+                    "query_offset": 0},
+        **{str(options): options for options in SCORES},
+        **{f"{options}, bias": options | {"bias": bias} for options in SCORES},
+        **{f"{number}": options for number, options in enumerate(by_head(heads, dtype))},
+        "by head": by_head(heads, dtype)[0] | by_head(heads, dtype)[1] | by_head(heads, dtype)[3]
+        | {"causal": True, "query_offset": key_len // 2, "bias": bias},
+        "dropout": {"dropout": 0.3, "rng": 5},
+        "negative scale": {"scale": -0.2},
+        "scale 0": {"scale": 0.0},
+    }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_the_reference(shape, dtype):
+    for options in options_of(shape, dtype).values():
+        for extras in ({}, {"return_weights": True, "return_lse": True}):
+            assert_accurate(mha.scaled_dot_product_attention,
+                            reference.scaled_dot_product_attention, grouped_inputs(shape, dtype),
+                            {**options, **extras})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_median_error_is_no_larger_than_numpys(dtype):
+    ratios = []
+    for seed in range(30):
+        for key_len in (200, 1500, 5000):
+            (ours, numpys), = assert_accurate(
+                mha.scaled_dot_product_attention, reference.scaled_dot_product_attention,
+                grouped_inputs((1, 4, 4, 1, key_len, 64, 64), dtype, seed), {})
+            ratios.append(ours / numpys)
+    assert np.median(ratios) <= (2 if mha.instruction_set() == "baseline" else 1)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_nothing_leaks_from_behind_a_mask(poison):
+    query, key, value = grouped_inputs((1, 4, 2, 2, 300, 40, 21), np.float32)
+    mask = np.random.default_rng(2).random(300) < 0.7
+    clean = mha.scaled_dot_product_attention(query, key, value, mask=mask, return_lse=True)
+    key[:, :, ~mask] = poison
+    value[:, :, ~mask] = poison
+    dirty = mha.scaled_dot_product_attention(query, key, value, mask=mask, return_lse=True)
+    for one, other in zip(clean, dirty, strict=True):
+        assert np.array_equal(one, other)
+    value[:, :, np.flatnonzero(mask)[5]] = poison
+    visible = mha.scaled_dot_product_attention(query, key, value, mask=mask)
+    assert not np.isfinite(visible).any()
+
+
+def test_empty_rows_are_zeros():
+    query, key, value = grouped_inputs((2, 4, 2, 2, 600, 40, 40), np.float32)
+    mask = np.ones((2, 1, 2, 600), bool)
+    mask[1, :, 1] = False
+    output, weights, lse = mha.scaled_dot_product_attention(
+        query, key, value, mask=mask, return_weights=True, return_lse=True)
+    assert not output[1, :, 1].any() and not weights[1, :, 1].any()
+    assert (lse[1, :, 1] == -np.inf).all() and np.isfinite(lse[0]).all()
+    none = mha.scaled_dot_product_attention(query, key, value, key_lengths=[600, 0],
+                                            query_offset=0)
+    assert none[0].any() and not none[1].any()
+
+
+def test_strides_of_a_cache():
+    """Keys and values as a view of a longer, interleaved buffer."""
+    rng = np.random.default_rng(3)
+    buffer = rng.standard_normal((2, 900, 2, 3, 48)).astype(np.float32)
+    key, value = (buffer[:, 10:710, i].swapaxes(1, 2) for i in range(2))
+    query = rng.standard_normal((2, 3, 1, 48)).astype(np.float32)
+    got = mha.scaled_dot_product_attention(query, key, value)
+    assert np.array_equal(got, mha.scaled_dot_product_attention(query, key.copy(), value.copy()))
+    backwards = mha.scaled_dot_product_attention(query, key[:, :, ::-1], value[:, :, ::-1])
+    np.testing.assert_allclose(backwards, got, atol=2e-6)

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Style and types, Python and C. Run by `make lint`.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+bin=.venv/bin
+
+$bin/ruff check .
+$bin/mypy
+# What users write, under mypy and under pyright's strict rules.
+$bin/mypy tests/helpers/typed_program.py
+$bin/basedpyright --level error tests/helpers/typed_program.py
+# The other modules are their own stubs, whose functions show their signatures without **unknown.
+$bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha._core
+git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
+    'benchmarks/*.c' 'benchmarks/*.h' |
+    xargs $bin/clang-format --dry-run -Werror
+
+# Warnings are errors: the extension from scratch, and the kernels of the other machine if a
+# compiler for it is here.
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
+core=$(find "$objects" -name '_core*.so')
+# Beside it, the wheel has 360 kB of Python. Growth by accident is to be seen.
+packed=$(gzip --stdout "$core" | wc -c)
+if [ "$packed" -gt 660000 ]; then
+    echo "lint: the extension takes $packed bytes of the wheel, wanted less than 660,000"
+    exit 1
+fi
+# No hot loop may keep its sums on the stack; the benchmark of the kernels has to build, too.
+if [ "$(uname -m)" = x86_64 ]; then
+    find "$objects" -name 'kernels_float*_avx*.o' -exec $bin/python benchmarks/spills.py {} + >"$objects/spills"
+fi
+make --quiet -C benchmarks/machine
+
+# Systems other than Linux take the other branches; make test-windows compiles those of Windows.
+for file in $(ls csrc/threads/*.c csrc/core/*/*.c | grep -v _windows); do
+    gcc -std=c11 -fsyntax-only -U__linux__ -Wall -Wextra -Wshadow -Wvla -Werror -Icsrc/include -Icsrc "$file"
+done
+
+# The public headers are for C++ programs, too.
+if command -v g++ >/dev/null; then
+    echo '#include "mha/mha.h"' |
+        g++ -std=c++17 -x c++ -fsyntax-only -Wall -Wextra -Werror -Icsrc/include -
+fi
+
+if command -v aarch64-linux-gnu-gcc >/dev/null; then
+    for file in csrc/kernels/kernels_float*_neon.c; do
+        aarch64-linux-gnu-gcc -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Werror \
+            -Icsrc/include -Icsrc -c "$file" -o "$objects/neon.o"
+    done
+fi
+echo "lint: passed"

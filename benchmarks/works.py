@@ -40,7 +40,7 @@ class Work:
     @property
     def operations(self):
         """Floating-point operations that the figure needs (half the scores where causal). On the
-        way back each product of projections has two, the two of attention have five."""
+        backward pass each product of projections has two, the two of attention have five."""
         visible = 0.5 if self.causal else 1
         attention_factor, projection_factor = (3.5, 3) if self.gradients else (1, 1)
         if self.kind == "attention":

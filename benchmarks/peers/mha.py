@@ -15,7 +15,7 @@ def prepare(work, arrays, threads):
         return {"": decoder(work, arrays)}
     if work.kind == "linear":
         x, weight = arrays["x"], arrays["weight"]
-        if work.gradients:  # the way back alone
+        if work.gradients:  # the backward pass alone
             _, pullback = mha.linear_vjp(x, weight, wrt=["x", "weight"])
             return {"": lambda: pullback(arrays["grad_output"])[:2]}
         return {"": lambda: mha.linear(x, weight)}

@@ -124,7 +124,7 @@ def heads_of(settings: LayerSettings, which: str) -> int:
 def prepared(state: LayerState, which: str, projected: Array, positions: Maybe = None, *,
              save: bool = False) -> tuple[Array, object]:
     """What is projected (batch, n, heads * d) to "q", "k" or "v", shaped as it is: queries and keys
-    normed, and turned by positions (n,) or (batch, n), by default 0, 1, ...; and with keep what
+    normed, and turned by positions (n,) or (batch, n), by default 0, 1, ...; and with save what
     `_core.prepare_heads_backward` takes, None where nothing was done."""
     settings = state.settings
     if which == "v" or (settings.rotary is None and settings.qk_norm is None):

@@ -39,6 +39,13 @@ def test_its_python_runs(capsys):
     assert np.isfinite(names["gradients"].W_o).all()
 
 
+def test_its_packages_are_on_one_line():
+    """Where tests/tools/fresh.sh reads what to install on a bare Debian."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    packages = re.findall(r"\(Debian: `apt install ([^`\n]+)`\)", text)
+    assert len(packages) == 1 and "python3-venv" in packages[0]
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_its_ten_lines_print_on_every_terminal(encoding):
     block = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"),

@@ -2,11 +2,9 @@
 
 import shutil
 
-import numpy as np
 import pytest
+from pages import and_settle, settle
 from playwright.sync_api import sync_playwright
-
-WORDS = ["The", "cat", "sat", "down"]
 
 
 @pytest.fixture(scope="session")
@@ -52,36 +50,3 @@ def opened(chromium, tmp_path):
     for context in contexts:
         context.close()
     assert not complaints, complaints
-
-
-def settle(page):
-    """Waits for the drawing that the last event asked for."""
-    page.evaluate("() => new Promise(done => requestAnimationFrame("
-                  "() => requestAnimationFrame(done)))")
-
-
-def and_settle(page, action):
-    """The action, and then the drawing that it asks for: a busy machine draws late."""
-
-    def act(*arguments, **keywords):
-        result = action(*arguments, **keywords)
-        settle(page)
-        return result
-
-    return act
-
-
-def pixel(page, canvas, x, y):
-    """(red, green, blue, opacity) of a canvas at a place of the page's units."""
-    return tuple(page.evaluate("""([canvas, x, y]) => {
-        canvas = document.querySelector(canvas);
-        const ratio = canvas.width / parseFloat(canvas.style.width);
-        const read = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-        read.drawImage(canvas, Math.floor(x * ratio), Math.floor(y * ratio), 1, 1, 0, 0, 1, 1);
-        return [...read.getImageData(0, 0, 1, 1).data];
-    }""", [canvas, x, y]))
-
-
-def random_weights(*shape):
-    weights = np.exp(3 * np.random.default_rng(0).standard_normal(shape))
-    return weights / weights.sum(axis=-1, keepdims=True)

@@ -3,7 +3,7 @@ heads behind a scroll, lines over the whole width."""
 
 import numpy as np
 import pytest
-from conftest import WORDS, random_weights, settle
+from pages import WORDS, random_weights, settle
 
 import mha
 

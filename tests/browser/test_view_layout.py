@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import WORDS, random_weights, settle
+from pages import WORDS, random_weights, settle
 
 import mha
 

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import WORDS, pixel, random_weights, settle
+from pages import WORDS, pixel, random_weights, settle
 
 import mha
 

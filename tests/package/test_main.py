@@ -73,7 +73,20 @@ def test_the_configuration_comes_first(lines):
     assert any(line.startswith(f"Racing NumPy {np.__version__} in float32") for line in lines)
 
 
-def test_the_table_has_both_times_and_a_ratio_that_fits_them(lines):
+@pytest.mark.parametrize("load", [0.0, 99.0])
+def test_a_busy_machine_compares_nothing(load, monkeypatch, capsys):
+    monkeypatch.setattr(race, "load_of_machine", lambda: load)
+    monkeypatch.setattr(race, "SECONDS", 0)
+    race.show_and_race(wants_json=False)
+    printed = capsys.readouterr().out
+    assert ("times as fast as NumPy" in printed) == (load == 0)
+    assert ("Others are at work here (a load of 99.0)" in printed) == (load == 99)
+
+
+def test_the_table_has_both_times_and_a_ratio_that_fits_them(monkeypatch, capsys):
+    monkeypatch.setattr(race, "load_of_machine", lambda: 0.0)
+    race.show_and_race(wants_json=False)
+    lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("median of each call"))
     table = lines[start + 1:lines.index("", start)]
     assert [line[:35].strip() for line in table] == [case.name for case in race.make_cases()]

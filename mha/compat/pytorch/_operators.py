@@ -41,7 +41,7 @@ def attend(tensors: Tensors, settings: Settings, **asked_for: Any) -> Any:
     # at the end, into an array of the core's own.
     if by_token and query.shape[2] > 1:
         dtype = np.result_type(query, key, value)
-        if "keep" not in asked_for or dtype.itemsize > 2:
+        if "save" not in asked_for or dtype.itemsize > 2:
             batch, heads, query_len, _ = query.shape
             output = np.empty((batch, query_len, heads, value.shape[-1]), dtype)
             asked_for["out"] = output.swapaxes(1, 2)

@@ -97,6 +97,9 @@ ATTENTION = [
     row(attend, "mask", f(5, 6), T, "an array of float32", "bool with True = attend; write mask"
            " != 0 where 1 means attend, mask == 0 where 1 means blocked, or bias="),
     row(attend, "mask", [[1] * 6] * 5, T, "an array of int64", "bool"),
+    row(attend, "mask", [[0.0, -np.inf] * 3] * 5, T, "an array of float64", "give it as bias="),
+    row(attend, "mask", np.broadcast_to(np.float32(-1), (1 << 30, 1 << 30)), T, "float32",
+        "or bias= for an additive mask"),  # too large to look at
     row(attend, "mask", "no", T, "an array of <U2", "bool"),
     row(attend, "mask", [[True], [True, False]], V, "list", "an array"),
     row(attend, "mask", f(4, 6) > 0, V, "shape (4, 6)", "broadcasts to the scores (2, 4, 5, 6)"),

@@ -23,17 +23,26 @@ static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
 }
 
 /* Whether a mask is one to be added to scores: it has negative numbers, as -inf or -1e9. Of a large
- * one nobody knows: a view of one number may have any size. */
-static bool is_additive(PyArrayObject *mask) {
-    enum { MOST_LOOKED_AT = 1 << 24 };
-    const npy_intp size = PyArray_SIZE(mask);
-    PyObject *least = PyTypeNum_ISFLOAT(PyArray_TYPE(mask)) && size > 0 && size <= MOST_LOOKED_AT
-                          ? PyObject_CallMethod((PyObject *)mask, "min", NULL)
-                          : NULL;
-    const double number = least == NULL ? 0 : PyFloat_AsDouble(least);
-    Py_XDECREF(least);
-    PyErr_Clear(); /* another error is on its way */
-    return number < 0;
+ * one nobody knows: a view of one number may have any size. 1, 0, or -1 with a MemoryError. */
+static int is_additive(PyArrayObject *mask) {
+    enum { MOST_LOOKED_AT = 1 << 20 };
+    const int type = PyArray_TYPE(mask);
+    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !PyArray_ISBEHAVED_RO(mask) ||
+        PyArray_SIZE(mask) > MOST_LOOKED_AT) {
+        return 0;
+    }
+    PyArrayIterObject *at = (PyArrayIterObject *)PyArray_IterNew((PyObject *)mask);
+    if (at == NULL) {
+        return -1;
+    }
+    bool found = false;
+    while (!found && PyArray_ITER_NOTDONE(at)) {
+        const char *number = PyArray_ITER_DATA(at);
+        found = type == NPY_FLOAT ? *(const float *)number < 0 : *(const double *)number < 0;
+        PyArray_ITER_NEXT(at);
+    }
+    Py_DECREF(at);
+    return found;
 }
 
 static int convert_mask(PyObject *object, const option_context *context, converted_options *c) {
@@ -45,13 +54,16 @@ static int convert_mask(PyObject *object, const option_context *context, convert
         return -1;
     }
     if (PyArray_TYPE(c->mask) != NPY_BOOL) {
+        const int additive = is_additive(c->mask);
+        if (additive < 0) {
+            return -1;
+        }
         PyErr_Format(PyExc_TypeError,
                      "mask: got an array of %S, wanted bool with True = attend; %s",
                      (PyObject *)PyArray_DESCR(c->mask),
-                     is_additive(c->mask)
-                         ? "it is added to the scores, it seems: give it as bias="
-                         : "write mask != 0 where 1 means attend, mask == 0 where 1 means blocked, "
-                           "or bias= for an additive mask");
+                     additive ? "it is added to the scores, it seems: give it as bias="
+                              : "write mask != 0 where 1 means attend, mask == 0 where 1 means "
+                                "blocked, or bias= for an additive mask");
         return -1;
     }
     return mha_check_broadcasts(c->mask, context->scores, "mask");

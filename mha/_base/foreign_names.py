@@ -7,70 +7,63 @@ from __future__ import annotations
 
 from types import ModuleType
 
-# What other libraries call a keyword -> (our keywords, one of which the function must have, and
-# what to write). Several entries are tried in turn.
-KEYWORDS: dict[str, list[tuple[str, str]]] = {}
-
-
-def _other_names(names: str, keyword: str, wanted: str = "") -> None:
-    for name in names.split():
-        KEYWORDS.setdefault(name, []).append((keyword, wanted or f"{keyword}="))
-
-
-_other_names("need_weights return_attention_scores output_attentions return_attention",
-             "return_weights")
-_other_names("average_attn_weights", "return_weights",
-             "return_weights=, the weights of every head: their .mean(axis=-3) is the average")
-_other_names("return_softmax_lse", "return_lse")
-_other_names("dropout_p dropout_rate p", "p")
-_other_names("p", "dropout")
-_other_names("head_mask", "head_gate")
-_other_names("head_mask", "embed_dim", "nothing: head_gate= of a call, num_heads numbers")
-_other_names("head_mask", "value", "value= times it, as head_gate= of a layer's call does")
-_other_names("attn_drop attention_dropout attn_pdrop dropout_prob", "dropout")
-_other_names("device", "dtype", "nothing: all is computed on the CPU")
-_other_names("deterministic", "training", "training=, its opposite")
-_other_names("enable_gqa", "num_kv_heads")
-_other_names("enable_gqa", "key",
-             "nothing: key and value with fewer heads are shared among query's")
-_other_names("n_heads n_head nhead heads h num_attention_heads", "num_heads")
-_other_names("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads")
-_other_names("d_model num_hiddens hidden_size hidden_dim model_dim units dim qkv_features",
-             "embed_dim")
-_other_names("in_dim input_dim d_in in_features", "query_dim", "query_dim=, or embed_dim= for all")
-_other_names("d_out out_dim out_features", "output_dim", "output_dim=, or embed_dim= for all")
-_other_names("bias qkv_bias add_bias", "use_bias")
-_other_names("kdim", "key_dim")
-_other_names("vdim", "value_dim")
-_other_names("head_size dim_head d_head d_k d_kv", "head_dim")
-_other_names("d_v", "value_head_dim")
-_other_names("rope rotary_emb rope_scaling", "rotary", "rotary=, a mha.Rotary")
-_other_names("theta rope_theta rotary_emb_base", "base")
-_other_names("inv_freq", "frequencies")
-_other_names("attention_scaling attention_factor", "magnitude")
-_other_names("position_ids input_pos offset", "positions")
-_other_names("seq_len max_position_embeddings", "length")
-_other_names("past_key_value past_key_values kv_cache layer_past", "cache")
-_other_names("batch_size", "batch")
-_other_names("max_len max_length max_seq_len max_cache_len", "capacity")
-_other_names("cu_seqlens cu_seqlens_q sequence_starts", "starts")
-_other_names("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)")
-_other_names("q queries Q inputs_q", "query")
-_other_names("x inputs hidden_states", "query")
-_other_names("k keys K inputs_k inputs_kv context encoder_hidden_states memory", "key")
-_other_names("v values V inputs_v", "value")
-_other_names("input inputs hidden_states X", "x")
-_other_names("W kernel", "weight")
-_other_names("b", "bias")
-_other_names("left right", "window", "window=(left, right)")
-_other_names("causal mask key_lengths return_weights training", "embed_dim",
-             "nothing: layer(x, {name}=...), a call, has it")
-_other_names("return_weights return_lse", "wrt", "nothing: a call without vjp returns them")
-_other_names("cache padding", "wrt", "nothing: calls with a cache have no gradients")
-_other_names("dropout dropout_p", "training",
-             "training=True: the dropout is the layer's, given to its constructor")
-_other_names("bias window scale", "w_v",
-             "nothing: additive attention has no dot products to scale or bias")
+# What other libraries call a keyword, words apart; our keyword, which the function must have; and
+# what to write where that is not the keyword alone. Several rows for a name are tried in turn.
+KEYWORDS = [
+    ("need_weights return_attention_scores output_attentions return_attention", "return_weights",
+     ""),
+    ("average_attn_weights", "return_weights",
+     "return_weights=, the weights of every head: their .mean(axis=-3) is the average"),
+    ("return_softmax_lse", "return_lse", ""),
+    ("dropout_p dropout_rate p", "p", ""),
+    ("p", "dropout", ""),
+    ("head_mask", "head_gate", ""),
+    ("head_mask", "embed_dim", "nothing: head_gate= of a call, num_heads numbers"),
+    ("head_mask", "value", "value= times it, as head_gate= of a layer's call does"),
+    ("attn_drop attention_dropout attn_pdrop dropout_prob", "dropout", ""),
+    ("device", "dtype", "nothing: all is computed on the CPU"),
+    ("deterministic", "training", "training=, its opposite"),
+    ("enable_gqa", "num_kv_heads", ""),
+    ("enable_gqa", "key", "nothing: key and value with fewer heads are shared among query's"),
+    ("n_heads n_head nhead heads h num_attention_heads", "num_heads", ""),
+    ("n_kv_heads num_key_value_heads num_query_groups", "num_kv_heads", ""),
+    ("d_model num_hiddens hidden_size hidden_dim model_dim units dim qkv_features", "embed_dim",
+     ""),
+    ("in_dim input_dim d_in in_features", "query_dim", "query_dim=, or embed_dim= for all"),
+    ("d_out out_dim out_features", "output_dim", "output_dim=, or embed_dim= for all"),
+    ("bias qkv_bias add_bias", "use_bias", ""),
+    ("kdim", "key_dim", ""),
+    ("vdim", "value_dim", ""),
+    ("head_size dim_head d_head d_k d_kv", "head_dim", ""),
+    ("d_v", "value_head_dim", ""),
+    ("rope rotary_emb rope_scaling", "rotary", "rotary=, a mha.Rotary"),
+    ("theta rope_theta rotary_emb_base", "base", ""),
+    ("inv_freq", "frequencies", ""),
+    ("attention_scaling attention_factor", "magnitude", ""),
+    ("position_ids input_pos offset", "positions", ""),
+    ("seq_len max_position_embeddings", "length", ""),
+    ("past_key_value past_key_values kv_cache layer_past", "cache", ""),
+    ("batch_size", "batch", ""),
+    ("max_len max_length max_seq_len max_cache_len", "capacity", ""),
+    ("cu_seqlens cu_seqlens_q sequence_starts", "starts", ""),
+    ("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)"),
+    ("q queries Q inputs_q", "query", ""),
+    ("x inputs hidden_states", "query", ""),
+    ("k keys K inputs_k inputs_kv context encoder_hidden_states memory", "key", ""),
+    ("v values V inputs_v", "value", ""),
+    ("input inputs hidden_states X", "x", ""),
+    ("W kernel", "weight", ""),
+    ("b", "bias", ""),
+    ("left right", "window", "window=(left, right)"),
+    ("causal mask key_lengths return_weights training", "embed_dim",
+     "nothing: layer(x, {name}=...), a call, has it"),
+    ("return_weights return_lse", "wrt", "nothing: a call without vjp returns them"),
+    ("cache padding", "wrt", "nothing: calls with a cache have no gradients"),
+    ("dropout dropout_p", "training",
+     "training=True: the dropout is the layer's, given to its constructor"),
+    ("bias window scale", "w_v",
+     "nothing: additive attention has no dot products to scale or bias"),
+]
 
 # What other libraries' layers have -> what to write.
 OF_LAYERS = {

@@ -17,14 +17,13 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What an adapter's or a function's own keywords are called elsewhere, beside foreign_names.py.
-REGISTERED: dict[str, list[tuple[str, str]]] = {}
+# What an adapter's or a function's own keywords are called elsewhere, as in foreign_names.py.
+REGISTERED: list[tuple[str, str, str]] = []
 
 
 def other_names(names: str, keyword: str, wanted: str = "") -> None:
     """What others call a keyword, words apart, and what to write instead."""
-    for name in names.split():
-        REGISTERED.setdefault(name, []).append((keyword, wanted or f"{keyword}="))
+    REGISTERED.append((names, keyword, wanted))
 
 
 # What a value that came by position may be meant for: its kind as NumPy has it, whether it is an
@@ -42,7 +41,7 @@ class OwnNames:
     def __setattr__(self, name: str, value: object) -> None:
         known = hasattr(type(self), name) or name.startswith("_")
         if not known and f"{type(self).__module__}.".startswith("mha."):
-            raise no_such_attribute(self, name)
+            raise _no_such_attribute(self, name)
         super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # checkers know the names
@@ -54,20 +53,25 @@ class OwnNames:
             if name == "_state":
                 raise AttributeError(f"{type(self).__name__} has no parameters yet: its __init__"
                                      " must call super().__init__(embed_dim, num_heads) first")
-            if name.startswith("_") or hasattr(type(self), name):  # a property's own error
-                return object.__getattribute__(self, name)
-            raise no_such_attribute(self, name)
+            return missing_attribute(self, name)
 
 
 def _elsewhere(name: str) -> list[tuple[str, str]]:
     """Our keywords for what others call so, and what to write: to be tried in turn."""
-    from mha._base import foreign_names  # here, since import mha has no other use for it
+    from mha._base.foreign_names import KEYWORDS  # here, since import mha has no other use for it
 
-    return [*foreign_names.KEYWORDS.get(name, []), *REGISTERED.get(name, [])]
+    return [(keyword, wanted or f"{keyword}=") for names, keyword, wanted in KEYWORDS + REGISTERED
+            if name in names.split()]
 
 
-def no_such_attribute(owner: object, name: str) -> AttributeError:
-    """The error for an attribute that a layer or a cache does not have."""
+def missing_attribute(owner: object, name: str) -> Any:
+    """`__getattr__` of a layer or a cache: the error that says what it has."""
+    if name.startswith("_") or hasattr(type(owner), name):  # a property's own error
+        return object.__getattribute__(owner, name)
+    raise _no_such_attribute(owner, name)
+
+
+def _no_such_attribute(owner: object, name: str) -> AttributeError:
     from mha._base.foreign_names import OF_CACHES, OF_LAYERS
 
     known = OF_LAYERS if hasattr(type(owner), "to_state") else OF_CACHES
@@ -133,10 +137,11 @@ def checks_keywords(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except TypeError:
-            unknown = keywords.keys() - set(_known(function))
+            known = _known(function)
+            unknown = [name for name in keywords if name not in known]
             if not unknown:
                 raise
-        raise unknown_keyword(function, [name for name in keywords if name in unknown])
+        raise unknown_keyword(function, unknown)
 
     return cast(Function, checked)
 

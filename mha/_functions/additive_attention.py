@@ -1,4 +1,4 @@
-"""Additive attention, the older sister of step 3, and its gradients."""
+"""Additive attention, in the place of step 3, and its gradients."""
 
 from __future__ import annotations
 

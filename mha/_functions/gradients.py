@@ -13,14 +13,22 @@ Gradient = NDArray[Any] | None
 # value where they are the query: type checkers do not ask for a test of that.
 Wanted = NDArray[Any] | Any
 
-
-def _shapes(gradients: Any) -> str:
-    """Shapes and types: the numbers of all of them would fill the screen."""
-    shown = [f"{name}={None if array is None else f'<{array.dtype} {array.shape}>'}"
-             for name, array in gradients._asdict().items()]
-    return f"{type(gradients).__name__}({', '.join(shown)})"
+GradientsType = TypeVar("GradientsType", covariant=True)
 
 
+def _prints_shapes(gradients: type[GradientsType]) -> type[GradientsType]:
+    """Decorates a class whose repr is shapes and types: all its numbers would fill the screen."""
+
+    def __repr__(self: Any) -> str:  # noqa: N807
+        shown = [f"{name}={None if array is None else f'<{array.dtype} {array.shape}>'}"
+                 for name, array in self._asdict().items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    gradients.__repr__ = __repr__  # type: ignore[method-assign]
+    return gradients
+
+
+@_prints_shapes
 class LinearGradients(NamedTuple):
     """What the pullback of `mha.linear_vjp` returns; None where not wanted or not given."""
 
@@ -28,28 +36,22 @@ class LinearGradients(NamedTuple):
     weight: Wanted
     bias: Gradient
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class RelativeBiasGradients(NamedTuple):
     """What the pullback of `mha.t5_relative_bias_vjp` returns."""
 
     table: Wanted
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class RotaryGradients(NamedTuple):
     """What the pullback of `mha.Rotary.vjp` returns."""
 
     x: Wanted
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class ScaledDotProductAttentionGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_vjp` returns; None where not wanted
     or not given."""
@@ -62,10 +64,8 @@ class ScaledDotProductAttentionGradients(NamedTuple):
     relative_bias: Gradient
     sinks: Gradient
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class VarlenGradients(NamedTuple):
     """What the pullback of `mha.scaled_dot_product_attention_varlen_vjp` returns; None where not
     wanted or not given."""
@@ -77,10 +77,8 @@ class VarlenGradients(NamedTuple):
     relative_bias: Gradient
     sinks: Gradient
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class AdditiveAttentionGradients(NamedTuple):
     """What the pullback of `mha.additive_attention_vjp` returns; None where not wanted."""
 
@@ -91,10 +89,8 @@ class AdditiveAttentionGradients(NamedTuple):
     W_k: Wanted
     w_v: Wanted
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
+@_prints_shapes
 class MultiHeadAttentionGradients(NamedTuple):
     """What the pullbacks of `mha.multi_head_attention_vjp` and of a layer's `vjp` return; None
     where not wanted or not given."""
@@ -118,11 +114,7 @@ class MultiHeadAttentionGradients(NamedTuple):
     relative_bias: Gradient
     sinks: Gradient
 
-    def __repr__(self) -> str:
-        return _shapes(self)
 
-
-GradientsType = TypeVar("GradientsType", covariant=True)
 
 
 class Pullback(Protocol[GradientsType]):

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha._base.arguments import wanted_names
-from mha._base.keywords import checks_keywords, names_its_keywords, unknown_keyword
+from mha._base.keywords import names_its_keywords, unknown_keyword
 from mha._functions.gradients import LinearGradients
 
 __all__ = ["linear", "linear_vjp"]
@@ -46,9 +46,9 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None,
     return _core.linear(x, weight, bias)
 
 
-@checks_keywords
+@names_its_keywords
 def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *,
-               wrt: Collection[str] | None = None,
+               wrt: Collection[str] | None = None, **unknown: Never,
                ) -> tuple[NDArray[Any], Callable[[ArrayLike], LinearGradients]]:
     """`linear` and its gradients: the vector-Jacobian product.
 
@@ -76,6 +76,8 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     >>> pullback(np.ones_like(output)).weight.shape
     (3, 4)
     """
+    if unknown:
+        raise unknown_keyword(linear_vjp, unknown)
     wanted = wanted_names(wrt, LinearGradients._fields)
     output, saved = _core.linear(x, weight, bias, save=True)
 

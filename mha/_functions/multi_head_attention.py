@@ -16,6 +16,9 @@ from mha._functions.options import ATTENTION, AttentionKeywords, attention_optio
 from mha._functions.rotary import Rotary, as_record
 
 Array = NDArray[Any]
+# The parameters, as layers and files name them.
+WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
+BIASES = ("b_q", "b_k", "b_v", "b_o")
 NORMS = ("q_norm", "k_norm")
 NormOf = Literal["head", "width"]
 

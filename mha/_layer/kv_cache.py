@@ -33,8 +33,8 @@ from mha._base.dtypes import (
 )
 from mha._base.keywords import (
     checks_keywords,
+    missing_attribute,
     names_its_keywords,
-    no_such_attribute,
     unknown_keyword,
 )
 from mha._base.pieces import converted
@@ -406,11 +406,7 @@ class KVCache:
         self._state, self._window = state, window
 
     if not TYPE_CHECKING:  # checkers know the names
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_") or hasattr(type(self), name):  # a property's own error
-                return object.__getattribute__(self, name)
-            raise no_such_attribute(self, name)
+        __getattr__ = missing_attribute
 
     def __repr__(self) -> str:
         widths = f"{self.head_dim}"

@@ -34,13 +34,10 @@ from mha._base.dtypes import (
 )
 from mha._base.pieces import copied, copy_into, pieces
 from mha._functions.dropout import check_rng
-from mha._functions.multi_head_attention import NORMS, prepared_core
+from mha._functions.multi_head_attention import BIASES, NORMS, WEIGHTS, prepared_core
 from mha._functions.options import AttentionOptions, RandomSource
 from mha._layer import options as layer_options
 from mha._layer.settings import LayerSettings, checked_settings
-
-WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
-BIASES = ("b_q", "b_k", "b_v", "b_o")
 
 
 class CallArguments(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 from mha._base.arguments import as_bool, printable
 from mha._base.keywords import close_matches
+from mha._functions.multi_head_attention import NORMS, WEIGHTS
 from mha.parameters import _config as config
 from mha.parameters._table import AXES, BESIDE, Form, Layout, Stored
 
@@ -15,9 +16,7 @@ NAME = "names="  # of the layout, in errors
 LETTERS = ("q", "k", "v", "o", "qkv")
 # How a program calls the weight and the bias of what it names; the last is an array's own name.
 ENDINGS = ((".weight", ".bias"), (".kernel", ".bias"), ("", ""))
-NORMS = ("q_norm", "k_norm")
 PARAMETERS = (*AXES, *NORMS)
-WEIGHTS = {"W_q", "W_k", "W_v", "W_o"}
 BUFFERS = ("mask", "*_mask", "tril")
 # One side of cross-attention may be of another width; any projection may have a bias.
 EQUAL = (("key_dim", "value_dim"), ("head_dim", "value_head_dim"))
@@ -56,7 +55,7 @@ def _checked(names: Any) -> Mapping[str, str]:
                              f" {printable(layer)!r}: the layer, whose weight and bias are read")
     held = [parameter for own in names for parameter in _holds(own, "W") if parameter in WEIGHTS]
     twice = sorted({parameter for parameter in held if held.count(parameter) > 1})
-    missing = sorted(WEIGHTS - set(held))
+    missing = sorted(set(WEIGHTS) - set(held))
     if twice or missing or len(set(names.values())) < len(names):
         letters = ", ".join(parameter[-1] for parameter in missing)
         got = f"none for {letters}" if missing else f"two for {twice}" if twice else "a name twice"

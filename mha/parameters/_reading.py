@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from mha._base.arguments import as_size, detached_array, printable
 from mha._base.dtypes import hint_of_numpys, is_half, layer_dtype
+from mha._functions.multi_head_attention import BIASES, NORMS
 from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import checked_layout
 from mha.parameters import _config as configs
@@ -31,9 +32,7 @@ from mha.parameters._names import (
 )
 from mha.parameters._own_names import NAME, own_layout
 from mha.parameters._table import (
-    BIASES,
     FUSED,
-    NORMS,
     Array,
     Context,
     Form,

@@ -25,8 +25,6 @@ AXES = {
     "W_o": ("heads value_head_dim", "output_dim"), "b_o": ("output_dim",),
     "sinks": ("heads",),
 }
-BIASES = ("b_q", "b_k", "b_v", "b_o")
-NORMS = ("q_norm", "k_norm")
 EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
 FUSED = "3"  # the axis along which query, key and value stand beside each other
 BESIDE = "3 heads head_dim"  # all heads of one before those of the next

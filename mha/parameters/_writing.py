@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mha._functions.multi_head_attention import BIASES
 from mha.parameters._names import as_tree, layout_named, shown
 from mha.parameters._table import (
     AXES,
-    BIASES,
     Array,
     Form,
     Layout,

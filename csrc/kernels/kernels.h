@@ -204,8 +204,9 @@ typedef struct mha_matmul_block {
                                      only where the format says in_one_go */
     const void *a;
     int64_t a_stride;
-    mha_storage a_storage; /* halves only where it is not transposed */
+    mha_storage a_storage; /* halves only where it is not transposed, or packed */
     bool transposed;
+    bool packs_rows; /* a transposed, of a weight that is not packed: a is packed chain by chain */
     const void *turned; /* a as mha_matmul_kernels.rows.turn made it, or NULL */
     const void *panel;
     mha_storage panel_storage;
@@ -275,7 +276,7 @@ typedef struct mha_matmul_kernels {
     mha_panel_format panels; /* what multiply reads */
     mha_turned_format rows;
     /* Of a block whose weight is not packed: where panels are plain. */
-    size_t (*unpacked_scratch_size)(int64_t rows, int64_t depth);
+    size_t (*unpacked_scratch_size)(int64_t rows, int64_t depth, bool packs_rows);
     void (*multiply)(const mha_matmul_block *block);
 } mha_matmul_kernels;
 

@@ -120,11 +120,13 @@ def test_shallow_and_deep_weights_of_many_rows_give_the_same_bits(dtype, layout)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_weight_that_is_not_packed_is_divided_among_threads(threads):
+@pytest.mark.parametrize(("width", "out"), [(200, 1111), (1500, 7), (1500, 64), (300, 250)])
+def test_a_weight_that_is_not_packed_is_divided_among_threads(width, out, threads):
+    """By columns, and a narrow weight of many rows by rows."""
     rng = np.random.default_rng(13)
-    weight = rng.standard_normal((200, 1111), np.float32)
+    weight = rng.standard_normal((width, out), np.float32)
     for rows in (1, 6, 30, 500):
-        x = rng.standard_normal((rows, 200), np.float32)
+        x = rng.standard_normal((rows, width), np.float32)
         with mha.threads(1):
             alone = mha.linear(x, weight), mha.linear(x, np.asfortranarray(weight))
         with mha.threads(threads):
@@ -146,6 +148,17 @@ def test_a_transposed_x_gives_the_same_bits(dtype):
         assert np.array_equal(mha.linear(x, _core.pack_weight(weight), bias), plain)
         assert np.array_equal(mha.linear(x[:, ::-1], weight[::-1], bias),
                               mha.linear(np.ascontiguousarray(x[:, ::-1]), weight[::-1], bias))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_transposed_x_of_halves_gives_the_same_bits(threads):
+    rng = np.random.default_rng(6)
+    for rows, width, out in ((3, 9, 3), (100, 513, 40), (401, 260, 270), (900, 2, 40)):
+        x = rng.standard_normal((width, rows)).astype(np.float16).T
+        weight = rng.standard_normal((width, out), np.float32)
+        with mha.threads(threads):
+            got = mha.linear(x, weight)
+            assert np.array_equal(got, mha.linear(np.ascontiguousarray(x), weight))
 
 
 def test_packed_weights_give_the_same_bits():

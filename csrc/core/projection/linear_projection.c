@@ -43,19 +43,35 @@ static bool reads_in_place(const mha_linear_projection *p) {
            p->weight.out_stride == weight_item(p);
 }
 
-/* A panel of halves is turned into numbers for every block of rows. */
-static int64_t row_block_of(const mha_linear_projection *projection) {
-    return projection->weight.format != NULL && projection->weight.storage == MHA_AS_COMPUTED
-               ? MHA_PACKED_ROW_BLOCK
-               : MHA_UNPACKED_ROW_BLOCK;
-}
-
-static int64_t row_blocks_of(const mha_linear_projection *projection) {
-    return mha_divide_up(projection->rows, row_block_of(projection));
-}
-
 static int64_t num_panels(const mha_linear_projection *projection) {
     return mha_panel_count(mha_panels_of(projection->dtype), projection->weight.out);
+}
+
+/* Whether a weight has so few panels that not each thread would get some. */
+static bool is_narrow(const mha_linear_projection *p, int num_threads) {
+    enum { FEWEST_OF_THREAD = 4 };
+    return mha_takes_unpacked(p) && num_panels(p) < (int64_t)FEWEST_OF_THREAD * num_threads;
+}
+
+/* Whether each thread takes a share of the rows, else of the columns: the fewer are read twice. */
+static bool takes_shares_of_rows(const mha_linear_projection *p) { return p->rows > p->weight.out; }
+
+/* Rows of a task. A panel of halves is turned into numbers for every block of rows.*/
+static int64_t row_block_of(const mha_linear_projection *p, int num_threads) {
+    enum { MULTIPLE = 12 };
+    const int64_t most = MHA_UNPACKED_ROW_BLOCK;
+    if (p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED) {
+        return MHA_PACKED_ROW_BLOCK;
+    }
+    if (is_narrow(p, num_threads) && takes_shares_of_rows(p)) {
+        const int64_t shares = num_threads * mha_divide_up(p->rows, num_threads * most);
+        return mha_divide_up(mha_divide_up(p->rows, shares), MULTIPLE) * MULTIPLE;
+    }
+    return most;
+}
+
+static int64_t row_blocks_of(const mha_linear_projection *p, int num_threads) {
+    return mha_divide_up(p->rows, row_block_of(p, num_threads));
 }
 
 /* Whether all columns of the output lie side by side, as numbers. */
@@ -77,11 +93,12 @@ static int64_t most_unpacked_panels(const mha_linear_projection *p) {
 /* Panels that the kernel takes in one go: of a packed weight of one row alone. */
 static int64_t panels_in_one_go(const mha_linear_projection *p, int num_threads) {
     enum { FEWEST = 4, TASKS_OF_THREAD = 2 };
+    const int64_t fewest = is_narrow(p, num_threads) && !takes_shares_of_rows(p) ? 1 : FEWEST;
     const bool is_packed = p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED;
     if (mha_takes_unpacked(p) && output_is_plain(p)) {
         const int64_t tasks = num_threads > 1 ? (int64_t)TASKS_OF_THREAD * num_threads : 1;
-        const int64_t count = mha_divide_up(num_panels(p) * row_blocks_of(p), tasks);
-        return mha_smaller(mha_larger(count, FEWEST), most_unpacked_panels(p));
+        const int64_t count = mha_divide_up(num_panels(p) * row_blocks_of(p, num_threads), tasks);
+        return mha_smaller(mha_larger(count, fewest), most_unpacked_panels(p));
     }
     return is_packed && p->rows == 1 && p->weight.in > 0 && p->x_storage == MHA_AS_COMPUTED &&
                    output_is_plain(p)
@@ -126,8 +143,8 @@ static bool is_small_transposed(const mha_linear_projection *p) {
            p->x_stride <= MOST_BYTES && p->weight.in * p->x_stride <= MOST_BYTES;
 }
 
-static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
-    const int64_t rows = p->rows < row_block_of(p) ? p->rows : row_block_of(p);
+static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p, int num_threads) {
+    const int64_t rows = mha_smaller(p->rows, row_block_of(p, num_threads));
     const mha_transposed_rows x = {
         .dtype = p->dtype,
         .rows = p->rows,
@@ -141,12 +158,13 @@ static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p) {
 }
 
 /* Numbers of a block of rows and a panel, before they are rounded. */
-static mha_status rounded_size(const mha_linear_projection *p, size_t *bytes) {
+static mha_status rounded_size(const mha_linear_projection *p, int num_threads, size_t *bytes) {
     const size_t row = (size_t)mha_panels_of(p->dtype)->columns * mha_dtype_size(p->dtype);
     *bytes = 0;
     return p->output_storage == MHA_AS_COMPUTED
                ? MHA_OK
-               : mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p)), row, bytes);
+               : mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block_of(p, num_threads)), row,
+                                    bytes);
 }
 
 /* At the start of a worker's piece: which block of rows follows, TURNED_AT bytes behind. */
@@ -178,10 +196,10 @@ static mha_status turned_row_bytes(const mha_linear_projection *p, size_t *bytes
 /* Bytes of a block of rows as the kernels read it best: as numbers where they lie as halves,
  * elsewhere where they collide, or in a form of their own; 0 where the product reads them as they
  * lie: where they are few, or a block would not stay in a cache. */
-static mha_status turned_bytes(const mha_linear_projection *p, size_t *bytes) {
+static mha_status turned_bytes(const mha_linear_projection *p, int num_threads, size_t *bytes) {
     const mha_turned_format *format = &mha_kernels_for(p->dtype)->matmul->rows;
     size_t depth = (size_t)p->weight.in, row_bytes;
-    size_t rows = (size_t)mha_smaller(p->rows, row_block_of(p));
+    size_t rows = (size_t)mha_smaller(p->rows, row_block_of(p, num_threads));
     *bytes = 0;
     if (p->rows <= FEW_ROWS || (format->turn == NULL && !rows_collide(p) &&
                                 (p->x_storage == MHA_AS_COMPUTED || p->x_transposed))) {
@@ -235,8 +253,8 @@ static void turn_rows(const projection_job *job, const mha_linear_projection *p,
                       mha_worker *worker, mha_matmul_block *block) {
     const mha_turned_format *format = &job->kernels->matmul->rows;
     size_t bytes, row_bytes;
-    if (job->turned_size == 0 || turned_bytes(p, &bytes) != MHA_OK || bytes == 0 ||
-        turned_row_bytes(p, &row_bytes) != MHA_OK) {
+    if (job->turned_size == 0 || turned_bytes(p, job->num_threads, &bytes) != MHA_OK ||
+        bytes == 0 || turned_row_bytes(p, &row_bytes) != MHA_OK) {
         return;
     }
     turned_rows *turned = mha_piece(&job->turned, worker->number);
@@ -284,7 +302,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
     size_t most_rounded = 0;
     for (int i = 0; i < count; i++) {
         const mha_linear_projection *p = &projections[i];
-        const int64_t row_blocks = row_blocks_of(p);
+        const int64_t row_blocks = row_blocks_of(p, num_threads);
         size_t panel_size = 0, rounded = 0, turned = 0;
         job->panels_of_group[i] = panels_of_group(p, num_threads);
         job->groups_of[i] = mha_divide_up(num_panels(p), job->panels_of_group[i]);
@@ -295,12 +313,13 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
         }
         if (mha_takes_unpacked(p)) {
             panel_size = job->kernels->matmul->unpacked_scratch_size(
-                mha_smaller(p->rows, row_block_of(p)), p->weight.in);
+                mha_smaller(p->rows, row_block_of(p, num_threads)), p->weight.in,
+                p->x_transposed && mha_packs_rows_by_chain(p) && !is_small_transposed(p));
         } else if (p->weight.format == NULL) {
             MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
-        MHA_TRY(rounded_size(p, &rounded));
-        MHA_TRY(turned_bytes(p, &turned));
+        MHA_TRY(rounded_size(p, num_threads, &rounded));
+        MHA_TRY(turned_bytes(p, num_threads, &turned));
         job->turned_size = turned > job->turned_size ? turned : job->turned_size;
         job->panel_size = panel_size > job->panel_size ? panel_size : job->panel_size;
         most_rounded = rounded > most_rounded ? rounded : most_rounded;
@@ -342,7 +361,7 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
 
     mha_matmul_block block = {
         .checkpoint = &worker->checkpoint,
-        .rows = mha_smaller(rows_left, row_block_of(p)),
+        .rows = mha_smaller(rows_left, row_block_of(p, job->num_threads)),
         .depth = p->weight.in,
         .columns = mha_smaller(columns_left, count * width),
         .bias = p->bias == NULL ? NULL : (const char *)p->bias + first_column * item,
@@ -351,10 +370,13 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         .panel_storage = p->weight.storage,
         .panel_stride = width,
     };
-    if (is_small_transposed(p)) {
-        block.a = (const char *)p->x + first_row * item;
-        block.a_stride = p->x_stride / item;
+    if (is_small_transposed(p) || mha_packs_rows_by_chain(p)) {
+        const int64_t x_item = (int64_t)mha_storage_size(p->dtype, p->x_storage);
+        block.a = (const char *)p->x + first_row * x_item;
+        block.a_stride = p->x_stride / x_item;
+        block.a_storage = p->x_storage;
         block.transposed = true;
+        block.packs_rows = !is_small_transposed(p);
     } else if (p->x_transposed) {
         block.a = mha_packed_rows_block(&job->x_rows, first_row);
         block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
@@ -397,7 +419,7 @@ static void run_task(void *context, int64_t task, mha_worker *worker) {
     for (; group >= job->groups_of[number]; number++, p++) {
         group -= job->groups_of[number];
     }
-    const int64_t first_row = task / job->groups * row_block_of(p);
+    const int64_t first_row = task / job->groups * row_block_of(p, job->num_threads);
     const int64_t panels = job->panels_of_group[number];
     if (first_row >= p->rows) {
         return;
@@ -407,7 +429,8 @@ static void run_task(void *context, int64_t task, mha_worker *worker) {
         project_panels(job, p, panel, mha_smaller(in_one_go, end - panel), first_row, worker);
     }
     if (p->prepare != NULL) {
-        mha_prepare_block(p->prepare, first_row, mha_smaller(first_row + row_block_of(p), p->rows),
+        mha_prepare_block(p->prepare, first_row,
+                          mha_smaller(first_row + row_block_of(p, job->num_threads), p->rows),
                           group, group + 1, &worker->checkpoint);
     }
 }
@@ -422,7 +445,7 @@ static void pack_rows_task(void *context, int64_t task, mha_worker *worker) {
 
 static mha_status pack_rows(projection_job *job, int num_threads, mha_execution *execution) {
     size_t size;
-    job->x_rows = transposed_rows_of(&job->projections[0]);
+    job->x_rows = transposed_rows_of(&job->projections[0], job->num_threads);
     MHA_TRY(mha_packed_rows_size(&job->x_rows, &size));
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->x_rows.blocks));
     return mha_run_tasks(execution, mha_divide_up(job->x_rows.depth, (int64_t)MHA_DEPTH_CHAIN),
@@ -439,7 +462,8 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
     const int num_threads = threads_for(&job, execution->num_threads);
     MHA_TRY(mha_pack_weights(&weights, count, num_threads, execution));
-    if (projections[0].x_transposed && !is_small_transposed(&projections[0])) {
+    if (projections[0].x_transposed && !is_small_transposed(&projections[0]) &&
+        !mha_packs_rows_by_chain(&with_packed[0])) {
         MHA_TRY(pack_rows(&job, num_threads, execution));
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,

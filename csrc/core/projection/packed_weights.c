@@ -11,16 +11,22 @@ bool mha_takes_unpacked(const mha_linear_projection *projection) {
            mha_panels_of(projection->dtype)->is_plain;
 }
 
+bool mha_packs_rows_by_chain(const mha_linear_projection *p) {
+    enum { MOST_PANELS = 8 };
+    return p->x_transposed && mha_takes_unpacked(p) &&
+           p->weight.out <= MOST_PANELS * mha_panels_of(p->dtype)->columns;
+}
+
 /* Whether many blocks of rows read a weight. The kernel packs it as it goes where that is as good:
  * the output of a shallow one weighs more than the weight, and rows of a deep one do not stay in
- * the second cache from panel to panel. */
+ * the second cache from panel to panel. Rows that lie transposed are packed as it goes, too. */
 static bool repays(const mha_linear_projection *p) {
     enum { MOST_BYTES_OF_BLOCK = 2 << 20 };
     const int64_t depth = p->weight.in, row = depth * (int64_t)mha_dtype_size(p->dtype);
     const bool is_shallow = depth <= MHA_DEPTH_CHAIN;
     const bool is_deep = row > MOST_BYTES_OF_BLOCK / MHA_PACKED_ROW_BLOCK;
     return p->weight.format == NULL && p->rows > MHA_UNPACKED_ROW_BLOCK &&
-           (!mha_takes_unpacked(p) || (!is_shallow && !is_deep));
+           (!mha_takes_unpacked(p) || (!is_shallow && !is_deep && !mha_packs_rows_by_chain(p)));
 }
 
 /* Bytes of the packed weight, 0 where packing it as a whole does not repay. */

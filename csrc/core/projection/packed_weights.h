@@ -18,6 +18,10 @@ enum { MHA_PACKED_ROW_BLOCK = 96, MHA_UNPACKED_ROW_BLOCK = 384 };
 /* Whether the kernel packs the weight itself, or reads it as it lies. */
 bool mha_takes_unpacked(const mha_linear_projection *projection);
 
+/* Whether the kernel packs an x that is transposed chain by chain, as it does the weight: where it
+ * takes all columns at once, so that each chain is packed once. */
+bool mha_packs_rows_by_chain(const mha_linear_projection *projection);
+
 /* The projections with their weights to be packed into the workspace, where that repays. */
 mha_status mha_with_packed_weights(const mha_linear_projection *projections, int count,
                                    mha_workspace *workspace, mha_linear_projection *with_packed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, Literal, Never, Unpack, overload
+from typing import Any, Literal, Never, Required, Unpack, overload
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -25,61 +25,55 @@ NormOf = Literal["head", "width"]
 __all__ = ["multi_head_attention", "multi_head_attention_vjp"]
 
 
+class FigureKeywords(AttentionKeywords, total=False):
+    """What the whole figure takes by name but what it returns, for type checkers."""
+
+    b_q: ArrayLike | None
+    b_k: ArrayLike | None
+    b_v: ArrayLike | None
+    b_o: ArrayLike | None
+    num_heads: Required[int]
+    num_kv_heads: int | None
+    head_gate: ArrayLike | None
+    rotary: Rotary | None
+    q_norm: ArrayLike | None
+    k_norm: ArrayLike | None
+    norm_eps: float
+    norm_offset: float
+    positions: ArrayLike | None
+    key_positions: ArrayLike | None
+
+
 @overload
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
-        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
-        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
-        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
-        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
-        key_positions: ArrayLike | None = ...,
-        return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
-        **options: Unpack[AttentionKeywords]) -> Array: ...
+        W_v: ArrayLike, W_o: ArrayLike, *, return_weights: Literal[False] = ...,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[FigureKeywords]) -> Array: ...
 @overload
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
-        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
-        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
-        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
-        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
-        key_positions: ArrayLike | None = ...,
-        return_weights: Literal[True], return_lse: Literal[True],
-        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array, Array]: ...
+        W_v: ArrayLike, W_o: ArrayLike, *, return_weights: Literal[True],
+        return_lse: Literal[True],
+        **options: Unpack[FigureKeywords]) -> tuple[Array, Array, Array]: ...
 @overload
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
-        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
-        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
-        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
-        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
-        key_positions: ArrayLike | None = ...,
-        return_weights: Literal[True], return_lse: Literal[False] = ...,
-        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+        W_v: ArrayLike, W_o: ArrayLike, *, return_weights: Literal[True],
+        return_lse: Literal[False] = ...,
+        **options: Unpack[FigureKeywords]) -> tuple[Array, Array]: ...
 @overload
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
-        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
-        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
-        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
-        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
-        key_positions: ArrayLike | None = ...,
-        return_weights: Literal[False] = ..., return_lse: Literal[True],
-        **options: Unpack[AttentionKeywords]) -> tuple[Array, Array]: ...
+        W_v: ArrayLike, W_o: ArrayLike, *, return_weights: Literal[False] = ...,
+        return_lse: Literal[True],
+        **options: Unpack[FigureKeywords]) -> tuple[Array, Array]: ...
 @overload
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
-        W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = ...,
-        b_k: ArrayLike | None = ..., b_v: ArrayLike | None = ..., b_o: ArrayLike | None = ...,
-        num_heads: int, num_kv_heads: int | None = ..., head_gate: ArrayLike | None = ...,
-        rotary: Rotary | None = ..., q_norm: ArrayLike | None = ..., k_norm: ArrayLike | None = ...,
-        norm_eps: float = ..., norm_offset: float = ..., positions: ArrayLike | None = ...,
-        key_positions: ArrayLike | None = ...,
-        return_weights: bool = ..., return_lse: bool = ...,
-        **options: Unpack[AttentionKeywords]) -> Any: ...
+        W_v: ArrayLike, W_o: ArrayLike, *, return_weights: bool = ...,
+        return_lse: bool = ...,
+        **options: Unpack[FigureKeywords]) -> Any: ...
 @takes_options(ATTENTION, before="return_weights")
 def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,

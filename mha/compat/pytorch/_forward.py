@@ -14,7 +14,7 @@ from mha._base.pieces import converted
 from mha._functions.options import RandomSource
 from mha.compat._shared.flags import as_dropout
 from mha.compat._shared.layers import checked_heads
-from mha.compat.pytorch._layer import MultiheadAttention
+from mha.compat.pytorch._attention import Attention
 
 
 def multi_head_attention_forward(
@@ -86,14 +86,7 @@ def multi_head_attention_forward(
     found = [array.dtype for array in arrays.values() if array is not None]
     dtype = np.result_type(np.float32, *(kind for kind in found if kind.kind == "f"))
 
-    layer = MultiheadAttention.__new__(MultiheadAttention)
-    layer.num_heads, layer.embed_dim = checked_heads(num_heads, embed_dim_to_check,
-                                                     "embed_dim_to_check")
-    layer.head_dim = layer.embed_dim // layer.num_heads
-    layer.dropout = as_dropout(dropout_p, "dropout_p")
-    layer.training, layer.batch_first, layer.add_zero_attn = bool(training), False, add_zero_attn
-    layer.dtype, layer._generator = dtype, np.random.default_rng(rng)
-    width = layer.embed_dim
+    num_heads, width = checked_heads(num_heads, embed_dim_to_check, "embed_dim_to_check")
     shapes: dict[str, tuple[int | None, ...]] = {
         "in_proj_weight": (3 * width, width), "q_proj_weight": (width, width),
         "k_proj_weight": (width, None), "v_proj_weight": (width, None),
@@ -101,19 +94,22 @@ def multi_head_attention_forward(
         "out_proj_weight": (width, width), "out_proj_bias": (width,)}
     parameters = {name: _fitting(arrays.get(name), name, shape, dtype)
                   for name, shape in shapes.items()}
-    layer.out_proj = SimpleNamespace(weight=parameters.pop("out_proj_weight"),
-                                      bias=parameters.pop("out_proj_bias"))
-    vars(layer).update(parameters)
-    layer.kdim, layer.vdim = (width if weight is None else weight.shape[1]
-                              for weight in (layer.k_proj_weight, layer.v_proj_weight))
+    out_proj = SimpleNamespace(weight=parameters.pop("out_proj_weight"),
+                               bias=parameters.pop("out_proj_bias"))
+    kdim, vdim = (width if weight is None else weight.shape[1] for weight in
+                  (parameters["k_proj_weight"], parameters["v_proj_weight"]))
+    attention = Attention(
+        num_heads, width, kdim, vdim, as_dropout(dropout_p, "dropout_p"), add_zero_attn,
+        batch_first=False, training=bool(training), dtype=dtype, **parameters, out_proj=out_proj,
+        _generator=np.random.default_rng(rng))
     batch = np.shape(query)[1] if np.ndim(query) == 3 else 1
     statics = {}
     for name in ("static_k", "static_v"):
-        static = _fitting(given[name], name, (batch * layer.num_heads, None, layer.head_dim), dtype)
+        static = _fitting(given[name], name, (batch * num_heads, None, width // num_heads), dtype)
         statics[name] = (None if static is None else
-                         static.reshape(batch, layer.num_heads, *static.shape[1:]))
-    return layer._forward(query, key, value, attn_mask, key_padding_mask, need_weights,
-                          average_attn_weights, is_causal, **statics)
+                         static.reshape(batch, num_heads, *static.shape[1:]))
+    return attention._forward(query, key, value, attn_mask, key_padding_mask, need_weights,
+                              average_attn_weights, is_causal, **statics)
 
 
 def _numbers(**arguments: ArrayLike | None) -> dict[str, NDArray[Any] | None]:

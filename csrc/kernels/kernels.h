@@ -18,8 +18,8 @@
  * accuracy: docs/kernels.md. */
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
 /* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
- * side by side, or turned. */
-enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TURNED = 8 };
+ * side by side, or transposed. */
+enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TRANSPOSED = 8 };
 
 /* The widest block of queries of any kernel set. */
 enum { MHA_MAX_QUERY_BLOCK = 48 };
@@ -56,7 +56,7 @@ typedef struct mha_dropout {
     int64_t first_query, first_key; /* what query 0 and key 0 count as */
 } mha_dropout;
 
-/* What turns query . key into a weight, for all queries of a head: filled in one place
+/* What makes query . key a weight, for all queries of a head: filled in one place
  * (core/scores.c), and read by both forward kernels, the join of chunks and the gradients. Strides
  * of bias count elements. */
 typedef struct mha_scores {
@@ -103,7 +103,7 @@ typedef struct mha_attention_block {
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
-    bool brings_values; /* prefetches them ahead of their turn: no block before has read them */
+    bool brings_values; /* prefetches them before they are needed: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
     bool sees_all_keys;                 /* every query, by these */
@@ -207,7 +207,7 @@ typedef struct mha_matmul_block {
     mha_storage a_storage; /* halves only where it is not transposed, or packed */
     bool transposed;
     bool packs_rows; /* a transposed, of a weight that is not packed: a is packed chain by chain */
-    const void *turned; /* a as mha_matmul_kernels.rows.turn made it, or NULL */
+    const void *arranged; /* a as mha_matmul_kernels.rows.arrange made it, or NULL */
     const void *panel;
     mha_storage panel_storage;
     bool unpacked;                       /* the panel is the weight as it lies, of any strides */
@@ -266,15 +266,15 @@ struct mha_panel_format {
 };
 
 /* Rows of a in a form of the kernel set's own, made once for all panels that they are multiplied
- * by; a set without one has no `turn`. Rows and depth are padded to `multiple`. */
-typedef struct mha_turned_format {
+ * by; a set without one has no `arrange`. Rows and depth are padded to `multiple`. */
+typedef struct mha_row_format {
     int64_t multiple, item; /* item: bytes of a number */
-    void (*turn)(const mha_matmul_block *block, void *to);
-} mha_turned_format;
+    void (*arrange)(const mha_matmul_block *block, void *to);
+} mha_row_format;
 
 typedef struct mha_matmul_kernels {
     mha_panel_format panels; /* what multiply reads */
-    mha_turned_format rows;
+    mha_row_format rows;
     /* Of a block whose weight is not packed: where panels are plain. */
     size_t (*unpacked_scratch_size)(int64_t rows, int64_t depth, bool packs_rows);
     void (*multiply)(const mha_matmul_block *block);
@@ -309,7 +309,7 @@ typedef struct mha_heads_kernels {
      * it is wanted, gets grad x factor added. */
     void (*normalise_back)(void *grad, const void *x, double factor, double shared,
                            const void *weight, double offset, double *grad_weight, int64_t count);
-    /* rotary.inc: `pairs` pairs of columns turn in place. */
+    /* rotary.inc: `pairs` pairs of columns are rotated in place. */
     void (*rotate)(void *row, const void *cosines, const void *sines, int64_t pairs,
                    bool interleaved);
 } mha_heads_kernels;

@@ -29,7 +29,7 @@ static const mha_matmul_kernels products = {
                .is_plain = false,
                .in_one_go = 1,
                .pack = mha_pack_panel_float32_amx},
-    .rows = {.multiple = BLOCK, .item = PARTS * 2, .turn = mha_turn_rows_float32_amx},
+    .rows = {.multiple = BLOCK, .item = PARTS * 2, .arrange = mha_arrange_rows_float32_amx},
     .multiply = mha_matmul_float32_amx,
 };
 

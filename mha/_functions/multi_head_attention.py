@@ -103,7 +103,7 @@ def multi_head_attention(
     head_gate : array (num_heads,), optional
         Multiplies each head's output.
     rotary : mha.Rotary, optional
-        Turns the heads of queries and keys by their positions (Su et al. 2021).
+        Rotates the heads of queries and keys by their positions (Su et al. 2021).
     q_norm, k_norm : arrays (head_dim,), or (num_heads * head_dim,) and (num_kv_heads * head_dim,)
         Weights of the norm of each head, or of all together, before that; optional:
         x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).

@@ -1,4 +1,4 @@
-"""Rotary embeddings: pairs of columns of queries and keys turn with the position."""
+"""Rotary embeddings: pairs of columns of queries and keys rotate with the position."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Rotary:
     Parameters
     ----------
     dims : int
-        How many columns of a head turn, the first ones; even, at most head_dim. The rest stay.
+        How many columns of a head rotate, the first ones; even, at most head_dim. The rest stay.
     base : float > 0
-        Pair c turns base ** (-2 c / dims) radians a position.
+        Pair c rotates base ** (-2 c / dims) radians a position.
     layout : "half" or "interleaved"
-        Column c turns with c + dims/2 (Llama, GPT-NeoX), or 2c with 2c + 1 (GPT-J, the paper).
+        Column c rotates with c + dims/2 (Llama, GPT-NeoX), or 2c with 2c + 1 (GPT-J, the paper).
     frequencies : array (dims/2,), optional
         Radians a position, in place of those that base gives.
     magnitude : float
@@ -94,7 +94,7 @@ class Rotary:
             rope_parameters (by layer type too) with rope_type (or type) "default", "linear" (Chen
             et al. 2023), "dynamic" (NTK-aware, Peng et al. 2023), "yarn" (Peng et al. 2023),
             "longrope" (Ding et al. 2024) or "llama3" (Llama Team 2024), and what each needs;
-            rotary_dim, partial_rotary_factor or rotary_pct say how many columns turn.
+            rotary_dim, partial_rotary_factor or rotary_pct say how many columns rotate.
         head_dim : int
         layout : "half" or "interleaved"
             Not in configs: GPT-J and Cohere's models interleave, most others do not.
@@ -131,7 +131,7 @@ class Rotary:
 
     @property
     def dims(self) -> int:
-        """How many columns turn."""
+        """How many columns rotate."""
         return 2 * len(self.frequencies)
 
     @property
@@ -141,7 +141,7 @@ class Rotary:
 
     @property
     def layout(self) -> Layout:
-        """Which columns turn together: "half" or "interleaved"."""
+        """Which columns rotate together: "half" or "interleaved"."""
         return "interleaved" if self._record[1] else "half"
 
     @property
@@ -157,7 +157,7 @@ class Rotary:
     @names_its_keywords
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None,
                  **unknown: Never) -> NDArray[Any]:
-        """Turn the first dims columns of x by their positions; the rest stay.
+        """Rotate the first dims columns of x by their positions; the rest stay.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class Rotary:
     @checks_keywords
     def vjp(self, x: ArrayLike, positions: ArrayLike | None = None,
             ) -> tuple[NDArray[Any], Callable[[ArrayLike], RotaryGradients]]:
-        """The turned x and its gradient: the vector-Jacobian product.
+        """The rotated x and its gradient: the vector-Jacobian product.
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class Rotary:
         Returns
         -------
         (output, pullback). pullback(grad_output) takes the gradient of a loss with respect to the
-        output and returns that with respect to x, by name and shaped as x: the turn the other way.
+        output and returns that with respect to x, by name and shaped as x: a rotation back.
 
         Raises
         ------

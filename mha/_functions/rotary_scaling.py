@@ -2,7 +2,7 @@
 sequences.
 
 All formulas are computed in 40 decimal digits and rounded once to float64, so that they are the
-same on every machine. dims columns turn, pair c of them by frequency[c] radians a position.
+same on every machine. dims columns rotate, pair c of them by frequency[c] radians a position.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _base_of(values: Values) -> Decimal:
 
 
 def _dims_of(values: Values, head_dim: int) -> int:
-    """How many columns of a head turn."""
+    """How many columns of a head rotate."""
     if values.get("rotary_dim") is not None:
         dims, said = values.size("rotary_dim"), "rotary_dim"
     else:
@@ -385,6 +385,6 @@ def _dims_of(values: Values, head_dim: int) -> int:
         share = Decimal(1) if said == "head_dim" else values.number(said, above=0)
         dims = int(head_dim * min(float(share), 2.0))  # beyond 1 it is an error anyway
     if dims < 2 or dims % 2 or dims > head_dim:
-        raise ValueError(f"{said}: got {dims} of {head_dim} columns that turn, wanted an even"
+        raise ValueError(f"{said}: got {dims} of {head_dim} columns that rotate, wanted an even"
                          f" number from 2 to {head_dim}")
     return dims

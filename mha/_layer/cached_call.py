@@ -45,7 +45,7 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
         raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
                          " the rows of query are the next positions")
     if key_positions is not None:
-        raise ValueError("key_positions: got some with a cache, wanted none: keys were turned as"
+        raise ValueError("key_positions: got some with a cache, wanted none: keys were rotated as"
                          " they came in")
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
@@ -124,7 +124,7 @@ def heads_of(settings: LayerSettings, which: str) -> int:
 def prepared(state: LayerState, which: str, projected: Array, positions: Maybe = None, *,
              save: bool = False) -> tuple[Array, object]:
     """What is projected (batch, n, heads * d) to "q", "k" or "v", shaped as it is: queries and keys
-    normed, and turned by positions (n,) or (batch, n), by default 0, 1, ...; and with save what
+    normed, and rotated by positions (n,) or (batch, n), by default 0, 1, ...; and with save what
     `_core.prepare_heads_backward` takes, None where nothing was done."""
     settings = state.settings
     if which == "v" or (settings.rotary is None and settings.qk_norm is None):

@@ -91,7 +91,7 @@ class MultiHeadAttention(OwnNames):
     rng : None, int or numpy.random.Generator
         Draws the Xavier-uniform start (Glorot & Bengio 2010) of the weights.
     rotary : mha.Rotary, optional
-        Turns the heads of queries and keys by their positions.
+        Rotates the heads of queries and keys by their positions.
     qk_norm : "head" or "width", optional
         Norms queries and keys before that, each head or all together, by parameters q_norm and
         k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
@@ -530,7 +530,7 @@ class MultiHeadAttention(OwnNames):
             With names: whether weights are (out, in), as PyTorch's Linear has them. By default what
             the shapes say; where they fit both ways, it is needed.
         rotary_layout : "half" or "interleaved"
-            Which columns the config's rotary embeddings turn together, by default as the layout's
+            Which columns the config's rotary embeddings rotate together, by default as the layout's
             models do. Names do not tell: Llama's weights in Meta's own order, under Hugging Face's
             names, are "interleaved".
         dtype : by default that of the arrays

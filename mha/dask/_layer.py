@@ -208,7 +208,7 @@ def _of_scores(options: dict[str, Any], is_one: bool) -> dict[str, Any]:
 
 def project(layer: Layer, which: str, name: str, rows: Array, first_row: int,
             positions: Array | None) -> Array:
-    """Task: a chunk of rows to "q", "k" or "v", normed, turned and split as the layer does."""
+    """Task: a chunk of rows to "q", "k" or "v", normed, rotated and split as the layer does."""
     state = layer._state
     with threads(share_of_cores()):
         rows = as_computed(rows, name, state.settings.dtype)

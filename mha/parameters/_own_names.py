@@ -73,8 +73,8 @@ def _form(names: Mapping[str, str], weight: str, bias: str, is_transposed: bool)
     for own, theirs in names.items():
         is_layer = own in LETTERS
         axes = _axes(_holds(own, "W")[0] if own != "qkv" else own)
-        turned = axes[::-1] if is_transposed else axes
-        form[theirs + weight * is_layer] = Stored(_holds(own, "W"), turned)
+        own_axes = axes[::-1] if is_transposed else axes
+        form[theirs + weight * is_layer] = Stored(_holds(own, "W"), own_axes)
         if is_layer and bias:
             form[theirs + bias] = Stored(_holds(own, "b"), axes[-1:], optional=True)
     return form

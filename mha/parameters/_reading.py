@@ -277,14 +277,14 @@ def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
 
 def _why(name: str, form: Form, arrays: Mapping[str, Array], known: Mapping[str, int],
          equal: Pairs) -> str:
-    """What may be wrong with an array's shape: heads that do not divide it, or it is turned."""
+    """What may be wrong with an array's shape: heads that do not divide it, or it is transposed."""
     array, axes = arrays.get(name), form[name].axes
     if array is None:
         return ""
-    turned = {other: arrays[other].shape for other in arrays} | {name: array.shape[::-1]}
-    sizes = solved([(form[other], shape) for other, shape in turned.items()], known, equal)
+    transposed = {other: arrays[other].shape for other in arrays} | {name: array.shape[::-1]}
+    sizes = solved([(form[other], shape) for other, shape in transposed.items()], known, equal)
     if array.ndim == 2 and all(shape_of(form[other].axes, sizes) == shape
-                               for other, shape in turned.items()):
+                               for other, shape in transposed.items()):
         return "; its transpose fits: give .T of it"
     for axis, length in zip(axes, array.shape, strict=True):
         atoms = axis.split()

@@ -85,7 +85,7 @@ def _wrong_options(layout: Layout, settings: Any) -> list[str]:
             problems.append(f"{name} is {got}, wanted {wanted}")
     if (settings.rotary is not None and "rotary" in layout.settings
             and settings.rotary.layout != layout.rotary_layout):
-        problems.append(f"rotary turns pairs of columns that are {settings.rotary.layout!r},"
+        problems.append(f"rotary rotates pairs of columns that are {settings.rotary.layout!r},"
                         f" wanted {layout.rotary_layout!r}")
     return problems
 

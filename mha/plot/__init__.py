@@ -2,7 +2,7 @@
 
 `heads`, `attention`, `mask` and `importance` need matplotlib (pip install matplotlib) and return
 the figure without showing it: a notebook draws it once, a script calls `figure.savefig`. `text`
-needs nothing. Labels that have no room are thinned out or turned; NaN is grey and crossed out.
+needs nothing. Labels that have no room are thinned out or rotated; NaN is grey and crossed out.
 """
 
 from __future__ import annotations

@@ -62,16 +62,16 @@ def _apart(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
 
 
 def rotary(x: ArrayLike, rotary: Rotary, positions: ArrayLike | None = None) -> NDArray[Any]:
-    """Each pair of columns (a, b) turns to (a cos - b sin, b cos + a sin) (Su et al. 2021).
+    """Each pair of columns (a, b) rotates to (a cos - b sin, b cos + a sin) (Su et al. 2021).
 
     x (len, head_dim), (batch, len, head_dim) or (..., heads, len, head_dim); positions (len,) or
     batch axes + (len,), by default 0, 1, ...
     """
     x = _floating(x)
-    return turned_pairs(x, *_circle(x, rotary, positions), rotary.layout)
+    return rotated_pairs(x, *_circle(x, rotary, positions), rotary.layout)
 
 
-def turned_pairs(x: NDArray[Any], cosine: NDArray[Any], sine: NDArray[Any],
+def rotated_pairs(x: NDArray[Any], cosine: NDArray[Any], sine: NDArray[Any],
                  layout: Layout) -> NDArray[Any]:
     """`rotary` by any cosines and sines (..., len, dims/2)."""
     output = x.copy()
@@ -83,7 +83,7 @@ def turned_pairs(x: NDArray[Any], cosine: NDArray[Any], sine: NDArray[Any],
 
 def rotary_vjp(x: ArrayLike, rotary_: Rotary, positions: ArrayLike | None = None,
                ) -> tuple[NDArray[Any], Callable[[NDArray[Any]], NDArray[Any]]]:
-    """The pullback turns the other way."""
+    """The pullback rotates the other way."""
     output = rotary(x, rotary_, positions)
     cosine, sine = _circle(output, rotary_, positions)
     first, second = _pairs(rotary_.dims, rotary_.layout)

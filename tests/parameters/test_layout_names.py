@@ -139,7 +139,7 @@ def test_a_layout_of_the_other_pairs_is_not_written(layout, rotary_layout):
                        rotary_layout=rotary_layout)
     assert layer.rotary.layout == rotary_layout
     told = error_of(layer.to_state, layout)
-    assert f"rotary turns pairs of columns that are {rotary_layout!r}, wanted" in told
+    assert f"rotary rotates pairs of columns that are {rotary_layout!r}, wanted" in told
 
 
 @pytest.mark.parametrize(("layout", "options", "kind", "message"), [

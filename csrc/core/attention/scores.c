@@ -1,4 +1,4 @@
-/* What turns the dot product of a query and a key into a weight: the options of a call, as the
+/* What makes the dot product of a query and a key a weight: the options of a call, as the
  * kernels read them for one head; and which keys a query sees by its position. */
 #include "core/attention/scores.h"
 

@@ -37,9 +37,9 @@ void mha_prepare_block(const mha_prepare_heads *prepare, int64_t first_row, int6
 mha_status mha_prepare_heads_forward(const mha_prepare_heads *prepare,
                                      mha_execution *execution) MHA_MUST_CHECK;
 
-/* The backward pass: `prepare` of the forward pass, with a table that turns back, reads `from`, the
- * rows before the norm, where there is one. grad_to -> grad_from, each side by side; grad_weight
- * (of the norm) is NULL where it is not wanted. */
+/* The backward pass: `prepare` of the forward pass, with a table that rotates back, reads `from`,
+ * the rows before the norm, where there is one. grad_to -> grad_from, each side by side;
+ * grad_weight (of the norm) is NULL where it is not wanted. */
 typedef struct mha_prepare_heads_gradients {
     const mha_prepare_heads *prepare;
     mha_head_rows grad_to, grad_from;
@@ -50,7 +50,7 @@ mha_status mha_prepare_heads_backward(const mha_prepare_heads_gradients *gradien
                                       mha_execution *execution) MHA_MUST_CHECK;
 
 /* The tables of a layer's queries and keys, one for both where their positions are the same array,
- * or none; `back` turns the other way. */
+ * or none; `back` rotates the other way. */
 typedef struct mha_layer_tables {
     mha_rotary_table query, key;
 } mha_layer_tables;

@@ -1,5 +1,5 @@
-/* Rotary embeddings as a step alone. Inside multi_head_attention the same rows turn between the
- * projections and attention (prepare_heads.c). A task is some rows of all heads. */
+/* Rotary embeddings as a step alone. Inside multi_head_attention the same rows are rotated between
+ * the projections and attention (prepare_heads.c). A task is some rows of all heads. */
 #include "mha/rotary.h"
 
 #include "core/base/run.h"
@@ -56,7 +56,7 @@ static mha_status run_steps(const mha_rotation *rotation, bool back, mha_executi
     /* 1. Cosines and sines. */
     MHA_TRY(mha_make_rotary_table(rotation->rotary, rotation->dtype, &rotation->positions,
                                   job.length, back, execution, &job.table));
-    /* 2. Every head turns by them. */
+    /* 2. Every head is rotated by them. */
     job.rows = mha_divide_rows(rows, job.head_dim, 1, execution->num_threads);
     if (rotation->output_storage != MHA_AS_COMPUTED) {
         MHA_TRY(mha_workspace_take_pieces(&execution->workspace,
@@ -66,7 +66,7 @@ static mha_status run_steps(const mha_rotation *rotation, bool back, mha_executi
     return mha_run_row_tasks(execution, &job.rows, rotate_rows, &job);
 }
 
-static mha_status turn(const mha_rotation *rotation, bool back, mha_execution *execution) {
+static mha_status rotate(const mha_rotation *rotation, bool back, mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
     const mha_status status = run_steps(rotation, back, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
@@ -74,11 +74,11 @@ static mha_status turn(const mha_rotation *rotation, bool back, mha_execution *e
 }
 
 mha_status mha_rotary_forward(const mha_rotation *rotation, mha_execution *execution) {
-    return turn(rotation, false, execution);
+    return rotate(rotation, false, execution);
 }
 
 mha_status mha_rotary_backward(const mha_rotation *rotation, mha_execution *execution) {
-    return turn(rotation, true, execution);
+    return rotate(rotation, true, execution);
 }
 
 MHA_DEFINE_WORKSPACE(rotary, mha_rotation, mha_rotary_forward)

@@ -15,12 +15,12 @@ typedef struct mha_rotary_table {
 } mha_rotary_table;
 
 /* The table of `positions` (batch..., length), or of 0, 1, ... where that or its data is NULL, in
- * a piece of the workspace; `back` turns the other way. */
+ * a piece of the workspace; `back` rotates the other way. */
 mha_status mha_make_rotary_table(const mha_rotary *rotary, mha_dtype dtype,
                                  const mha_tensor *positions, int64_t length, bool back,
                                  mha_execution *execution, mha_rotary_table *table) MHA_MUST_CHECK;
 
-/* Turns one head's row in place. `item` is the batch item, `row` its token. */
+/* Rotates one head's row in place. `item` is the batch item, `row` its token. */
 void mha_rotate_row(const mha_rotary_table *table, mha_dtype dtype, int64_t item, int64_t row,
                     void *columns);
 

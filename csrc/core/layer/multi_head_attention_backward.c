@@ -89,7 +89,7 @@ static mha_status take_same(backward_call *w, mha_workspace *workspace) {
     return MHA_OK;
 }
 
-/* What the forward pass did to the projection, with tables that turn back. */
+/* What the forward pass did to the projection, with tables that rotate back. */
 static void plan_preparation(const backward_call *w, const mha_head_norm *norm,
                              const mha_rotary_table *table, void *unprepared, input *in) {
     const int64_t head_dim = in->weight->out / in->num_heads;

@@ -28,8 +28,8 @@ typedef struct projection_job {
     mha_pieces scratch;
     size_t scratch_size, panel_size;
     /* For each worker the block of rows that it is at, as kernels read it best; or none. */
-    mha_pieces turned;
-    size_t turned_size;
+    mha_pieces arranged;
+    size_t arranged_size;
     mha_transposed_rows x_rows; /* of the only projection, where its x is transposed */
 } projection_job;
 
@@ -56,7 +56,7 @@ static bool is_narrow(const mha_linear_projection *p, int num_threads) {
 /* Whether each thread takes a share of the rows, else of the columns: the fewer are read twice. */
 static bool takes_shares_of_rows(const mha_linear_projection *p) { return p->rows > p->weight.out; }
 
-/* Rows of a task. A panel of halves is turned into numbers for every block of rows.*/
+/* Rows of a task. A panel of halves is widened for every block of rows. */
 static int64_t row_block_of(const mha_linear_projection *p, int num_threads) {
     enum { MULTIPLE = 12 };
     const int64_t most = MHA_UNPACKED_ROW_BLOCK;
@@ -167,14 +167,14 @@ static mha_status rounded_size(const mha_linear_projection *p, int num_threads, 
                                     bytes);
 }
 
-/* At the start of a worker's piece: which block of rows follows, TURNED_AT bytes behind. */
-typedef struct turned_rows {
+/* At the start of a worker's piece: which block of rows follows, ARRANGED_AT bytes behind. */
+typedef struct arranged_rows {
     const void *x; /* NULL: none yet */
     int64_t first_row, rows, columns, stride;
     mha_storage storage;
-} turned_rows;
-enum { TURNED_AT = 64, MOST_TURNED_BYTES = 16 << 20 };
-_Static_assert(sizeof(turned_rows) <= TURNED_AT, "what follows begins behind");
+} arranged_rows;
+enum { ARRANGED_AT = 64, MOST_ARRANGED_BYTES = 16 << 20 };
+_Static_assert(sizeof(arranged_rows) <= ARRANGED_AT, "what follows begins behind");
 
 /* Rows so far apart fall in the same sets of the first cache, which holds eight of them: those of a
  * tile would drive each other out. */
@@ -188,7 +188,7 @@ static bool rows_collide(const mha_linear_projection *p) {
 }
 
 /* Of a block of rows as numbers, none of which collide. */
-static mha_status turned_row_bytes(const mha_linear_projection *p, size_t *bytes) {
+static mha_status arranged_row_bytes(const mha_linear_projection *p, size_t *bytes) {
     MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), bytes));
     return *bytes % BYTES_OF_A_WAY == 0 ? mha_add_sizes(*bytes, BYTES_OF_A_LINE, bytes) : MHA_OK;
 }
@@ -196,30 +196,30 @@ static mha_status turned_row_bytes(const mha_linear_projection *p, size_t *bytes
 /* Bytes of a block of rows as the kernels read it best: as numbers where they lie as halves,
  * elsewhere where they collide, or in a form of their own; 0 where the product reads them as they
  * lie: where they are few, or a block would not stay in a cache. */
-static mha_status turned_bytes(const mha_linear_projection *p, int num_threads, size_t *bytes) {
-    const mha_turned_format *format = &mha_kernels_for(p->dtype)->matmul->rows;
+static mha_status arranged_bytes(const mha_linear_projection *p, int num_threads, size_t *bytes) {
+    const mha_row_format *format = &mha_kernels_for(p->dtype)->matmul->rows;
     size_t depth = (size_t)p->weight.in, row_bytes;
     size_t rows = (size_t)mha_smaller(p->rows, row_block_of(p, num_threads));
     *bytes = 0;
-    if (p->rows <= FEW_ROWS || (format->turn == NULL && !rows_collide(p) &&
+    if (p->rows <= FEW_ROWS || (format->arrange == NULL && !rows_collide(p) &&
                                 (p->x_storage == MHA_AS_COMPUTED || p->x_transposed))) {
         return MHA_OK;
     }
-    if (format->turn != NULL) {
+    if (format->arrange != NULL) {
         const size_t multiple = (size_t)format->multiple;
         MHA_TRY(mha_add_sizes(depth, multiple - 1, &depth));
         depth = depth / multiple * multiple;
         rows = (rows + multiple - 1) / multiple * multiple;
         MHA_TRY(mha_multiply_sizes(depth, (size_t)format->item, &row_bytes));
     } else {
-        MHA_TRY(turned_row_bytes(p, &row_bytes));
+        MHA_TRY(arranged_row_bytes(p, &row_bytes));
     }
     MHA_TRY(mha_multiply_sizes(rows, row_bytes, bytes));
-    *bytes = *bytes > MOST_TURNED_BYTES ? 0 : *bytes + TURNED_AT;
+    *bytes = *bytes > MOST_ARRANGED_BYTES ? 0 : *bytes + ARRANGED_AT;
     return MHA_OK;
 }
 
-/* Whether all of it was turned. */
+/* Whether all of it was arranged. */
 static bool copy_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
                       const mha_matmul_block *block, char *to, size_t row_bytes) {
     const size_t bytes = (size_t)block->depth * mha_dtype_size(p->dtype);
@@ -240,41 +240,41 @@ static bool copy_rows(const projection_job *job, const mha_linear_projection *p,
 
 /* Whether the block is there already. That of another projection may begin at the same number and
  * have fewer rows: a query that is the start of key. */
-static bool is_of_block(const turned_rows *turned, const mha_linear_projection *p,
+static bool is_of_block(const arranged_rows *arranged, const mha_linear_projection *p,
                         int64_t first_row, const mha_matmul_block *block) {
-    return turned->x == p->x && turned->first_row == first_row && turned->rows >= block->rows &&
-           turned->columns == block->depth && turned->stride == p->x_stride &&
-           turned->storage == p->x_storage;
+    return arranged->x == p->x && arranged->first_row == first_row &&
+           arranged->rows >= block->rows && arranged->columns == block->depth &&
+           arranged->stride == p->x_stride && arranged->storage == p->x_storage;
 }
 
-/* The block's rows in the form that the kernels read best, turned once for all panels that the
+/* The block's rows in the form that the kernels read best, arranged once for all panels that the
  * worker takes in a row. */
-static void turn_rows(const projection_job *job, const mha_linear_projection *p, int64_t first_row,
-                      mha_worker *worker, mha_matmul_block *block) {
-    const mha_turned_format *format = &job->kernels->matmul->rows;
+static void arrange_rows(const projection_job *job, const mha_linear_projection *p,
+                         int64_t first_row, mha_worker *worker, mha_matmul_block *block) {
+    const mha_row_format *format = &job->kernels->matmul->rows;
     size_t bytes, row_bytes;
-    if (job->turned_size == 0 || turned_bytes(p, job->num_threads, &bytes) != MHA_OK ||
-        bytes == 0 || turned_row_bytes(p, &row_bytes) != MHA_OK) {
+    if (job->arranged_size == 0 || arranged_bytes(p, job->num_threads, &bytes) != MHA_OK ||
+        bytes == 0 || arranged_row_bytes(p, &row_bytes) != MHA_OK) {
         return;
     }
-    turned_rows *turned = mha_piece(&job->turned, worker->number);
-    char *rows = (char *)turned + TURNED_AT;
-    if (!is_of_block(turned, p, first_row, block)) {
+    arranged_rows *arranged = mha_piece(&job->arranged, worker->number);
+    char *rows = (char *)arranged + ARRANGED_AT;
+    if (!is_of_block(arranged, p, first_row, block)) {
         bool is_complete = true;
-        if (format->turn != NULL) {
-            format->turn(block, rows);
+        if (format->arrange != NULL) {
+            format->arrange(block, rows);
         } else {
             is_complete = copy_rows(job, p, first_row, block, rows, row_bytes);
         }
-        *turned = (turned_rows){is_complete ? p->x : NULL,
-                                first_row,
-                                block->rows,
-                                block->depth,
-                                p->x_stride,
-                                p->x_storage};
+        *arranged = (arranged_rows){is_complete ? p->x : NULL,
+                                    first_row,
+                                    block->rows,
+                                    block->depth,
+                                    p->x_stride,
+                                    p->x_storage};
     }
-    if (format->turn != NULL) {
-        block->turned = rows;
+    if (format->arrange != NULL) {
+        block->arranged = rows;
     } else {
         block->a = rows;
         block->a_stride = (int64_t)(row_bytes / mha_dtype_size(p->dtype));
@@ -282,15 +282,15 @@ static void turn_rows(const projection_job *job, const mha_linear_projection *p,
     }
 }
 
-static mha_status take_turned(projection_job *job, int num_threads, mha_execution *execution) {
+static mha_status take_arranged(projection_job *job, int num_threads, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
-    if (job->turned_size == 0) {
+    if (job->arranged_size == 0) {
         return MHA_OK;
     }
-    MHA_TRY(
-        mha_workspace_take_pieces(workspace, job->turned_size, (size_t)num_threads, &job->turned));
+    MHA_TRY(mha_workspace_take_pieces(workspace, job->arranged_size, (size_t)num_threads,
+                                      &job->arranged));
     for (int i = 0; !workspace->measures && i < num_threads; i++) {
-        *(turned_rows *)mha_piece(&job->turned, i) = (turned_rows){.x = NULL};
+        *(arranged_rows *)mha_piece(&job->arranged, i) = (arranged_rows){.x = NULL};
     }
     return MHA_OK;
 }
@@ -303,7 +303,7 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
     for (int i = 0; i < count; i++) {
         const mha_linear_projection *p = &projections[i];
         const int64_t row_blocks = row_blocks_of(p, num_threads);
-        size_t panel_size = 0, rounded = 0, turned = 0;
+        size_t panel_size = 0, rounded = 0, arranged = 0;
         job->panels_of_group[i] = panels_of_group(p, num_threads);
         job->groups_of[i] = mha_divide_up(num_panels(p), job->panels_of_group[i]);
         job->groups += job->groups_of[i];
@@ -319,8 +319,8 @@ static mha_status plan(const mha_linear_projection *projections, int count, int 
             MHA_TRY(mha_panel_size(p->dtype, &p->weight, &panel_size));
         }
         MHA_TRY(rounded_size(p, num_threads, &rounded));
-        MHA_TRY(turned_bytes(p, num_threads, &turned));
-        job->turned_size = turned > job->turned_size ? turned : job->turned_size;
+        MHA_TRY(arranged_bytes(p, num_threads, &arranged));
+        job->arranged_size = arranged > job->arranged_size ? arranged : job->arranged_size;
         job->panel_size = panel_size > job->panel_size ? panel_size : job->panel_size;
         most_rounded = rounded > most_rounded ? rounded : most_rounded;
     }
@@ -386,7 +386,7 @@ static void project_panels(const projection_job *job, const mha_linear_projectio
         block.a_stride = p->x_stride / (int64_t)mha_storage_size(p->dtype, p->x_storage);
         block.a_storage = p->x_storage;
     }
-    turn_rows(job, p, first_row, worker, &block);
+    arrange_rows(job, p, first_row, worker, &block);
     if (mha_takes_unpacked(p)) {
         block.panel = (const char *)p->weight.data + first_column * p->weight.out_stride;
         block.panel_stride = p->weight.in_stride / item;
@@ -468,7 +468,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     }
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
                                       &job.scratch));
-    MHA_TRY(take_turned(&job, num_threads, execution));
+    MHA_TRY(take_arranged(&job, num_threads, execution));
     return mha_run_tasks(execution, job.groups * job.row_blocks, num_threads, run_task, &job);
 }
 

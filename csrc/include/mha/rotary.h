@@ -1,4 +1,4 @@
-/* Rotary embeddings (Su et al. 2021): pairs of columns of queries and keys turn by an angle that
+/* Rotary embeddings (Su et al. 2021): pairs of columns of queries and keys rotate by an angle that
  * grows with the position, so that their dot product depends on the distance alone. */
 #ifndef MHA_ROTARY_H
 #define MHA_ROTARY_H
@@ -11,15 +11,15 @@
 
 MHA_API_BEGIN
 
-/* Which columns of a head turn, and how fast. */
+/* Which columns of a head rotate, and how fast. */
 typedef struct mha_rotary {
-    int64_t dims;              /* the first columns turn, the rest stay; even */
-    bool interleaved;          /* column 2c turns with 2c + 1; else c with c + dims/2 */
+    int64_t dims;              /* the first columns rotate, the rest stay; even */
+    bool interleaved;          /* column 2c rotates with 2c + 1; else c with c + dims/2 */
     const double *frequencies; /* (dims/2,), finite: radians a position */
     double magnitude;          /* multiplies cosine and sine */
 } mha_rotary;
 
-/* x (batch..., heads, len, head_dim), its last axis contiguous, turns to output, C-contiguous;
+/* x (batch..., heads, len, head_dim), its last axis contiguous, rotated to output, C-contiguous;
  * either may be halves, and each number is rounded once. positions are int64 (batch..., len),
  * strides 0 where repeated; 0, 1, ... where data is NULL. */
 typedef struct mha_rotation {
@@ -35,7 +35,8 @@ mha_status mha_rotary_workspace(const mha_rotation *rotation, int num_threads,
 mha_status mha_rotary_forward(const mha_rotation *rotation,
                               mha_execution *execution) MHA_MUST_CHECK;
 
-/* The gradient, backwards from x = grad output to output = grad x: the same turn the other way. */
+/* The gradient, backwards from x = grad output to output = grad x: the same rotation the other way.
+ */
 mha_status mha_rotary_backward_workspace(const mha_rotation *rotation, int num_threads,
                                          size_t *bytes) MHA_MUST_CHECK;
 mha_status mha_rotary_backward(const mha_rotation *rotation,

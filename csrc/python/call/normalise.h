@@ -1,4 +1,4 @@
-/* Turning arguments into arrays and numbers may run Python code (__array__, __index__, __float__),
+/* Converting arguments to arrays and numbers may run Python code (__array__, __index__, __float__),
  * or let other threads run, that reshape or retype other arguments. So it comes first, for all of
  * them, and arrays become views that nobody else holds; what is checked afterwards stays as it was
  * checked. */

@@ -83,12 +83,12 @@ def by_head(array: NDArray[Any], name: str, num_heads: int | None) -> NDArray[An
 def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
             position_ids: NDArray[Any] | None, *, num_heads: int | None, dims: int,
             interleaved: Any) -> NDArray[Any]:
-    """x with the first dims columns of its heads (0: all) turned by the rows of the caches at
+    """x with the first dims columns of its heads (0: all) rotated by the rows of the caches at
     position_ids (batch, len), or by caches (batch, len, dims / 2).
 
     Caches may hold any numbers, where a `mha.Rotary` knows those of angles alone.
     """
-    from mha.reference._prepared_heads import turned_pairs
+    from mha.reference._prepared_heads import rotated_pairs
 
     heads = by_head(x, "num_heads", num_heads)
     batch, _, length, head_size = heads.shape
@@ -104,10 +104,10 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
         positions = _checked_positions(position_ids, (batch, length), len(cos_cache))
         cos_cache, sin_cache = cos_cache[positions], sin_cache[positions]
     layout: Layout = "interleaved" if as_flag(interleaved, "interleaved") else "half"
-    turned = turned_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
+    rotated = rotated_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
                           halves_as_float32(sin_cache)[:, None], layout)
-    turned = in_type(turned, x.dtype)
-    return turned if x.ndim == 4 else merge_heads(turned)
+    rotated = in_type(rotated, x.dtype)
+    return rotated if x.ndim == 4 else merge_heads(rotated)
 
 
 def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],

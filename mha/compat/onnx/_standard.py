@@ -178,9 +178,9 @@ def rotary_embedding(X: ArrayLike, cos_cache: ArrayLike, sin_cache: ArrayLike,
     position_ids : ints (batch, len), optional
         Rows of the caches.
     interleaved : 0 or 1
-        Whether column 2c turns with 2c + 1, or c with c + dims / 2.
+        Whether column 2c rotates with 2c + 1, or c with c + dims / 2.
     rotary_embedding_dim : int
-        How many columns of a head turn, the first ones: dims. 0 is all.
+        How many columns of a head rotate, the first ones: dims. 0 is all.
 
     Returns
     -------

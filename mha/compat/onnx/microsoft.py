@@ -183,14 +183,14 @@ def rotary_embedding(input: ArrayLike, position_ids: ArrayLike, cos_cache: Array
     position_ids : ints (batch, len), or one int: the position of the first row, others counting on
     cos_cache, sin_cache : arrays (positions, dims / 2)
     interleaved : 0 or 1
-        Whether column 2c turns with 2c + 1, or c with c + dims / 2.
+        Whether column 2c rotates with 2c + 1, or c with c + dims / 2.
     is_packed_batching : 0 or 1
         Changes nothing here: sequences may be longer than the caches either way.
     num_heads : int
-        Needed for an input of 3 dimensions whose heads turn in part; else 2 * (dims / 2) columns
+        Needed for an input of 3 dimensions whose heads rotate in part; else 2 * (dims / 2) columns
         are a head.
     rotary_embedding_dim : int
-        How many columns of a head turn, the first ones: dims. 0 is all.
+        How many columns of a head rotate, the first ones: dims. 0 is all.
     scale : 1.0
         Not supported: ONNX Runtime takes another number and ignores it.
 

@@ -148,7 +148,7 @@ static uint64_t hash_projection(uint64_t hash, int64_t rows, int64_t in, int64_t
     return hash_of(hash, numbers.out[0], rows * out, dtype);
 }
 
-/* Rows that turn at far positions, there and back. */
+/* Rows that rotate at far positions, there and back. */
 static uint64_t hash_rotation(uint64_t hash, bool interleaved, mha_dtype dtype, int num_threads) {
     enum { LENGTH = 150, WIDTH = 70, PAIRS = 33 };
     double frequencies[PAIRS];

@@ -6,7 +6,7 @@ import pytest
 
 import mha
 
-# (embed_dim, num_heads, num_kv_heads, head_dim, dims that turn)
+# (embed_dim, num_heads, num_kv_heads, head_dim, dims that rotate)
 SIZES = [(256, 4, 2, 64, 64), (48, 3, 3, 16, 16), (160, 2, 1, 80, 32)]
 PIECES = [(1,) * 150, (7,) * 21 + (3,), (100, 50)]
 
@@ -45,7 +45,7 @@ def test_pieces_have_the_bits_of_one_call(size, qk_norm, layout, dtype):
 
 @pytest.mark.parametrize("head_dim", [32, 96, 160, 192, 224])
 def test_one_row_takes_the_panels_of_a_head_in_one_go(head_dim):
-    """Of two heads that turn, each of 1 to 7 panels."""
+    """Of two heads that rotate, each of 1 to 7 panels."""
     layer = layer_of((2 * head_dim, 2, 2, head_dim, head_dim), np.float32,
                      rotary=mha.Rotary(head_dim)).freeze()
     x = np.random.default_rng(4).standard_normal((1, 7, 2 * head_dim)).astype(np.float32)

@@ -8,6 +8,10 @@
 
 enum { MHA_MOST_ARGUMENTS = 48, NO_OPTIONS = -1 };
 
+/* A function lists its arguments once, as rows X(name, form): ARG_name is the place of one. */
+#define MHA_ARGUMENT_PLACE(name, form) ARG_##name,
+#define MHA_ARGUMENT_FORM(name, form) [ARG_##name] = {#name, form},
+
 /* One function. A call is a struct of its own, zeros at the start, that owns all that it makes.
  * The record of options counts as one argument and becomes NUM_OPTIONS of them. */
 typedef struct module_function {

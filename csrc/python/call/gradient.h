@@ -34,6 +34,10 @@ int mha_given_typenum(PyObject *given, PyArrayObject *converted);
 
 /* What every call of a backward pass begins with: the module's functions cast to it. */
 enum { MHA_MOST_GRADIENTS = 24 };
+
+/* A backward pass lists its gradients once, as rows X(name): GRAD_name is the place of one. */
+#define MHA_GRADIENT_PLACE(name) GRAD_##name,
+#define MHA_GRADIENT_NAME(name) #name,
 typedef struct backward_call {
     PyObject *saved; /* owns what the copy of the forward call refers to */
     PyArrayObject *grad_output, *grad_lse;

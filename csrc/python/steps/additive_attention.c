@@ -5,29 +5,24 @@
 #include "python/call/inputs.h"
 #include "python/call/weight.h"
 
+#define ARGUMENTS(X)                                                                               \
+    X(query, AS_REAL)                                                                              \
+    X(key, AS_REAL)                                                                                \
+    X(value, AS_REAL)                                                                              \
+    X(W_q, AS_REAL)                                                                                \
+    X(W_k, AS_REAL)                                                                                \
+    X(w_v, AS_REAL)
+#define MORE_ARGUMENTS(X)                                                                          \
+    X(return_weights, AS_FLAG)                                                                     \
+    X(save, AS_FLAG)
 enum argument {
-    QUERY,
-    KEY,
-    VALUE,
-    WEIGHT_OF_QUERY,
-    WEIGHT_OF_KEY,
-    VECTOR_OF_SCORES,
-    OPTIONS, /* NUM_OPTIONS arguments */
-    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
-    SAVE,
-    NUM_ARGUMENTS
+    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
+    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
+    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},
-    [KEY] = {"key", AS_REAL},
-    [VALUE] = {"value", AS_REAL},
-    [WEIGHT_OF_QUERY] = {"W_q", AS_REAL},
-    [WEIGHT_OF_KEY] = {"W_k", AS_REAL},
-    [VECTOR_OF_SCORES] = {"w_v", AS_REAL},
-    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
-    [SAVE] = {"save", AS_FLAG},
-};
+    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static const char KEPT[] = "additive_attention";
 
@@ -58,12 +53,10 @@ static void clear(void *given) {
 static int convert_weights(PyObject *const *arguments, additive_call *call) {
     const attention_inputs *inputs = &call->inputs;
     const int axes = PyArray_NDIM(inputs->query);
-    if (mha_convert_weight(arguments[WEIGHT_OF_QUERY], inputs->dtype,
-                           PyArray_DIM(inputs->query, axes - 1), "the last axis of query", "W_q",
-                           &call->W_q) < 0 ||
-        mha_convert_weight(arguments[WEIGHT_OF_KEY], inputs->dtype,
-                           PyArray_DIM(inputs->key, axes - 1), "the last axis of key", "W_k",
-                           &call->W_k) < 0) {
+    if (mha_convert_weight(arguments[ARG_W_q], inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
+                           "the last axis of query", "W_q", &call->W_q) < 0 ||
+        mha_convert_weight(arguments[ARG_W_k], inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
+                           "the last axis of key", "W_k", &call->W_k) < 0) {
         return -1;
     }
     if (call->W_k.out != call->W_q.out) {
@@ -71,15 +64,15 @@ static int convert_weights(PyObject *const *arguments, additive_call *call) {
                      (long long)call->W_k.out, (long long)call->W_q.out);
         return -1;
     }
-    if (arguments[VECTOR_OF_SCORES] == Py_None) {
+    if (arguments[ARG_w_v] == Py_None) {
         PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
         return -1;
     }
-    if (mha_optional_vector(arguments[VECTOR_OF_SCORES], inputs->dtype, call->W_q.out, "w_v",
-                            &call->w_v) < 0) {
+    if (mha_optional_vector(arguments[ARG_w_v], inputs->dtype, call->W_q.out, "w_v", &call->w_v) <
+        0) {
         return -1;
     }
-    call->w_v_typenum = mha_given_typenum(arguments[VECTOR_OF_SCORES], call->w_v);
+    call->w_v_typenum = mha_given_typenum(arguments[ARG_w_v], call->w_v);
     return 0;
 }
 
@@ -128,7 +121,8 @@ static int convert(void *given, PyObject **arguments) {
     attention_inputs *inputs = &call->inputs;
     attention_results *results = &call->results;
     npy_intp shape[NPY_MAXDIMS];
-    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], true, inputs) < 0 ||
+    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], true,
+                           inputs) < 0 ||
         convert_weights(arguments, call) < 0 ||
         make_contiguous(&inputs->query, inputs->dtype, "query") < 0 ||
         make_contiguous(&inputs->key, inputs->dtype, "key") < 0 ||
@@ -139,11 +133,11 @@ static int convert(void *given, PyObject **arguments) {
     const int axes = mha_output_shape(inputs, shape);
     results->output = mha_new_array(axes, shape, inputs->result_typenum, "output");
     if (results->output == NULL ||
-        mha_new_extras(arguments[RETURN_WEIGHTS], Py_False, inputs->dtype, &inputs->scores,
+        mha_new_extras(arguments[ARG_return_weights], Py_False, inputs->dtype, &inputs->scores,
                        &results->weights, &results->lse) < 0) {
         return -1;
     }
-    return arguments[SAVE] == Py_True ? new_saved_steps(call) : 0;
+    return arguments[ARG_save] == Py_True ? new_saved_steps(call) : 0;
 }
 
 static bool fill_pointers(void *given) {
@@ -183,8 +177,9 @@ MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = 
                     .problem = offsetof(additive_call, additive), .results = results,
                     .clear = clear)
 
-enum { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_W_Q, GRAD_W_K, GRAD_W_V, NUM_GRADIENTS };
-static const char *const GRADIENTS[NUM_GRADIENTS] = {"query", "key", "value", "W_q", "W_k", "w_v"};
+#define GRADIENTS(X) X(query) X(key) X(value) X(W_q) X(W_k) X(w_v)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct additive_backward_call {
     backward_call back;
@@ -200,20 +195,20 @@ static int convert_backward(void *given, PyObject **arguments) {
         return -1;
     }
     PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_QUERY] = saved->inputs.query,
-        [GRAD_KEY] = saved->inputs.key,
-        [GRAD_VALUE] = saved->inputs.value,
-        [GRAD_W_Q] = (PyArrayObject *)saved->W_q.owner,
-        [GRAD_W_K] = (PyArrayObject *)saved->W_k.owner,
-        [GRAD_W_V] = saved->w_v,
+        [GRAD_query] = saved->inputs.query,
+        [GRAD_key] = saved->inputs.key,
+        [GRAD_value] = saved->inputs.value,
+        [GRAD_W_q] = (PyArrayObject *)saved->W_q.owner,
+        [GRAD_W_k] = (PyArrayObject *)saved->W_k.owner,
+        [GRAD_w_v] = saved->w_v,
     };
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
-        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    mha_round_gradient(&call->back, GRAD_W_V, saved->w_v_typenum);
+    mha_round_gradient(&call->back, GRAD_w_v, saved->w_v_typenum);
     return 0;
 }
 
@@ -225,12 +220,12 @@ static bool fill_backward(void *given) {
         .additive = &call->forward.additive,
         .grad_output = mha_tensor_with_heads(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = mha_data_or_null(gradients[GRAD_QUERY]),
-        .grad_key = mha_data_or_null(gradients[GRAD_KEY]),
-        .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
-        .grad_W_q = mha_data_or_null(gradients[GRAD_W_Q]),
-        .grad_W_k = mha_data_or_null(gradients[GRAD_W_K]),
-        .grad_w_v = mha_data_or_null(gradients[GRAD_W_V]),
+        .grad_query = mha_data_or_null(gradients[GRAD_query]),
+        .grad_key = mha_data_or_null(gradients[GRAD_key]),
+        .grad_value = mha_tensor_with_heads(gradients[GRAD_value]),
+        .grad_W_q = mha_data_or_null(gradients[GRAD_W_q]),
+        .grad_W_k = mha_data_or_null(gradients[GRAD_W_k]),
+        .grad_w_v = mha_data_or_null(gradients[GRAD_w_v]),
     };
     return true;
 }

@@ -5,12 +5,14 @@
 #include "python/call/gradient.h"
 #include "python/call/weight.h"
 
-enum { X, WEIGHT, BIAS, SAVE, NUM_ARGUMENTS };
+#define ARGUMENTS(X)                                                                               \
+    X(x, AS_REAL)                                                                                  \
+    X(weight, AS_REAL)                                                                             \
+    X(bias, AS_REAL)                                                                               \
+    X(save, AS_FLAG)
+enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
 
-static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
-                                                   [WEIGHT] = {"weight", AS_REAL},
-                                                   [BIAS] = {"bias", AS_REAL},
-                                                   [SAVE] = {"save", AS_FLAG}};
+static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static const char KEPT[] = "linear";
 
@@ -56,13 +58,14 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
                      mha_array_shape_text(x, text));
         return -1;
     }
-    if (mha_convert_weight(arguments[WEIGHT], call->dtype, PyArray_DIM(x, axes - 1),
+    if (mha_convert_weight(arguments[ARG_weight], call->dtype, PyArray_DIM(x, axes - 1),
                            "the last axis of x", "weight", &call->weight) < 0 ||
-        mha_optional_vector(arguments[BIAS], call->dtype, call->weight.out, "bias", &call->bias) <
-            0) {
+        mha_optional_vector(arguments[ARG_bias], call->dtype, call->weight.out, "bias",
+                            &call->bias) < 0) {
         return -1;
     }
-    call->bias_typenum = call->bias == NULL ? 0 : mha_given_typenum(arguments[BIAS], call->bias);
+    call->bias_typenum =
+        call->bias == NULL ? 0 : mha_given_typenum(arguments[ARG_bias], call->bias);
     call->x_transposed = is_transposed(x, call->dtype);
     call->x = call->x_transposed ? (PyArrayObject *)Py_NewRef((PyObject *)x)
               : axes == 2        ? mha_as_stored(x, call->dtype, "x")
@@ -79,10 +82,10 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
 
 static int convert(void *given, PyObject **arguments) {
     linear_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[SAVE] == Py_True;
+    call->keeps = arguments[ARG_save] == Py_True;
     return !failed && call->keeps ? mha_refuse_packed(&call->weight, "weight") : failed;
 }
 
@@ -132,13 +135,14 @@ static mha_status forward(const void *projection, mha_execution *execution) {
 }
 
 MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
                     .fill_pointers = fill_pointers, .workspace = workspace_of, .forward = forward,
                     .problem = offsetof(linear_call, projection), .results = results,
                     .clear = clear)
 
-enum { GRAD_X, GRAD_WEIGHT, GRAD_BIAS, NUM_GRADIENTS };
-static const char *const GRADIENTS[NUM_GRADIENTS] = {"x", "weight", "bias"};
+#define GRADIENTS(X) X(x) X(weight) X(bias)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct linear_backward_call {
     backward_call back;
@@ -159,11 +163,11 @@ static int convert_backward(void *given, PyObject **arguments) {
     PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, (PyArrayObject *)saved->weight.owner,
                                                 saved->bias};
     if (call->back.grad_output == NULL ||
-        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    mha_round_gradient(&call->back, GRAD_BIAS, saved->bias_typenum);
+    mha_round_gradient(&call->back, GRAD_bias, saved->bias_typenum);
     return 0;
 }
 
@@ -177,9 +181,9 @@ static bool fill_backward(void *given) {
         .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_output_stride =
             forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
-        .grad_x = mha_data_or_null(gradients[GRAD_X]),
-        .grad_weight = mha_data_or_null(gradients[GRAD_WEIGHT]),
-        .grad_bias = mha_data_or_null(gradients[GRAD_BIAS]),
+        .grad_x = mha_data_or_null(gradients[GRAD_x]),
+        .grad_weight = mha_data_or_null(gradients[GRAD_weight]),
+        .grad_bias = mha_data_or_null(gradients[GRAD_bias]),
     };
     return true;
 }

@@ -3,12 +3,12 @@
 
 #include "python/call/function.h"
 
-enum { OUTPUTS, LSES, NUM_ARGUMENTS };
+#define ARGUMENTS(X)                                                                               \
+    X(outputs, AS_IT_IS)                                                                           \
+    X(lses, AS_IT_IS)
+enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
 
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [OUTPUTS] = {"outputs", AS_IT_IS},
-    [LSES] = {"lses", AS_IT_IS},
-};
+static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 typedef struct parts {
     Py_ssize_t count;
@@ -189,8 +189,8 @@ static int convert_sequences(PyObject *outputs, PyObject *lses, parts *p) {
 
 static int convert(void *given, PyObject **arguments) {
     /* As tuples: making arrays of them may run Python code that changes the caller's lists. */
-    PyObject *outputs = as_tuple(arguments[OUTPUTS], "outputs");
-    PyObject *lses = outputs == NULL ? NULL : as_tuple(arguments[LSES], "lses");
+    PyObject *outputs = as_tuple(arguments[ARG_outputs], "outputs");
+    PyObject *lses = outputs == NULL ? NULL : as_tuple(arguments[ARG_lses], "lses");
     const int failed = lses == NULL ? -1 : convert_sequences(outputs, lses, given);
     Py_XDECREF(outputs);
     Py_XDECREF(lses);

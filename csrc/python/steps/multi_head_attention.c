@@ -3,54 +3,39 @@
 
 #include <stddef.h>
 
+#define ARGUMENTS(X)                                                                               \
+    X(query, AS_REAL)                                                                              \
+    X(key, AS_REAL)                                                                                \
+    X(value, AS_REAL)                                                                              \
+    X(W_q, AS_REAL)                                                                                \
+    X(W_k, AS_REAL)                                                                                \
+    X(W_v, AS_REAL)                                                                                \
+    X(W_o, AS_REAL)                                                                                \
+    X(b_q, AS_REAL)                                                                                \
+    X(b_k, AS_REAL)                                                                                \
+    X(b_v, AS_REAL)                                                                                \
+    X(b_o, AS_REAL)                                                                                \
+    X(num_heads, AS_INT)                                                                           \
+    X(num_kv_heads, AS_INT)                                                                        \
+    X(head_gate, AS_REAL)
+#define MORE_ARGUMENTS(X)                                                                          \
+    X(return_weights, AS_FLAG)                                                                     \
+    X(return_lse, AS_FLAG)                                                                         \
+    X(dtype, AS_IT_IS)                                                                             \
+    X(key_is_query, AS_FLAG)                                                                       \
+    X(value_is_key, AS_FLAG)                                                                       \
+    X(save, AS_FLAG)
 enum argument {
-    QUERY,
-    KEY,
-    VALUE,
-    W_Q,
-    W_K,
-    W_V,
-    W_O,
-    B_Q,
-    B_K,
-    B_V,
-    B_O,
-    NUM_HEADS,
-    NUM_KV_HEADS,
-    HEAD_GATE,
-    OPTIONS, /* NUM_OPTIONS arguments */
-    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
-    RETURN_LSE,
-    DTYPE, /* a layer's */
-    KEY_IS_QUERY,
-    VALUE_IS_KEY,
-    SAVE,
-    PREPARATION, /* NUM_PREPARATION arguments */
+    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
+    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
+    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) PREPARATION,
     NUM_ARGUMENTS = PREPARATION + NUM_PREPARATION
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},
-    [KEY] = {"key", AS_REAL},
-    [VALUE] = {"value", AS_REAL},
-    [W_Q] = {"W_q", AS_REAL},
-    [W_K] = {"W_k", AS_REAL},
-    [W_V] = {"W_v", AS_REAL},
-    [W_O] = {"W_o", AS_REAL},
-    [B_Q] = {"b_q", AS_REAL},
-    [B_K] = {"b_k", AS_REAL},
-    [B_V] = {"b_v", AS_REAL},
-    [B_O] = {"b_o", AS_REAL},
-    [NUM_HEADS] = {"num_heads", AS_INT},
-    [NUM_KV_HEADS] = {"num_kv_heads", AS_INT},
-    [HEAD_GATE] = {"head_gate", AS_REAL},
-    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
-    [RETURN_LSE] = {"return_lse", AS_FLAG},
-    [DTYPE] = {"dtype", AS_IT_IS},
-    [KEY_IS_QUERY] = {"key_is_query", AS_FLAG},
-    [VALUE_IS_KEY] = {"value_is_key", AS_FLAG},
-    [SAVE] = {"save", AS_FLAG},
-    MHA_PREPARATION_FORMS};
+    ARGUMENTS(MHA_ARGUMENT_FORM) /* then the options */
+    MHA_OPTION_FORMS             /* and what is given by keyword */
+        MORE_ARGUMENTS(MHA_ARGUMENT_FORM) MHA_PREPARATION_FORMS};
 
 static void clear(void *given) {
     layer_call *call = given;
@@ -115,9 +100,10 @@ static int check_sequences(PyArrayObject *const arrays[3]) {
 
 /* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
 static int convert_sequences(PyObject *const *arguments, layer_call *call) {
-    PyObject *dtype_object = arguments[DTYPE];
+    PyObject *dtype_object = arguments[ARG_dtype];
     PyArrayObject *arrays[3] = {NULL}, **const to[] = {&call->query, &call->key, &call->value};
-    int failed = mha_as_three_arrays(arguments[QUERY], arguments[KEY], arguments[VALUE], arrays);
+    int failed =
+        mha_as_three_arrays(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], arrays);
     if (!failed) {
         failed = check_sequences(arrays);
     }
@@ -139,12 +125,12 @@ static int convert_sequences(PyObject *const *arguments, layer_call *call) {
 }
 
 static int convert_heads(PyObject *const *arguments, layer_call *call) {
-    if (mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
+    if (mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0) {
         return -1;
     }
     call->num_kv_heads = call->num_heads;
-    if (arguments[NUM_KV_HEADS] != Py_None &&
-        mha_convert_size(arguments[NUM_KV_HEADS], "num_kv_heads", 1, &call->num_kv_heads) < 0) {
+    if (arguments[ARG_num_kv_heads] != Py_None &&
+        mha_convert_size(arguments[ARG_num_kv_heads], "num_kv_heads", 1, &call->num_kv_heads) < 0) {
         return -1;
     }
     if (call->num_heads % call->num_kv_heads != 0) {
@@ -182,25 +168,25 @@ static int check_width_of_layer(PyArrayObject *sequence, const char *name, PyObj
 }
 
 static int check_widths_of_layer(PyObject *const *arguments, const layer_call *call) {
-    return check_width_of_layer(call->query, "query", arguments[W_Q]) < 0 ||
-                   check_width_of_layer(call->key, "key", arguments[W_K]) < 0 ||
-                   check_width_of_layer(call->value, "value", arguments[W_V]) < 0
+    return check_width_of_layer(call->query, "query", arguments[ARG_W_q]) < 0 ||
+                   check_width_of_layer(call->key, "key", arguments[ARG_W_k]) < 0 ||
+                   check_width_of_layer(call->value, "value", arguments[ARG_W_v]) < 0
                ? -1
                : 0;
 }
 
 static int convert_weights(PyObject *const *arguments, layer_call *call) {
-    const char *kv_name = arguments[NUM_KV_HEADS] == Py_None ? "num_heads" : "num_kv_heads";
+    const char *kv_name = arguments[ARG_num_kv_heads] == Py_None ? "num_heads" : "num_kv_heads";
     const mha_dtype dtype = call->dtype;
-    if (PyArray_DescrCheck(arguments[DTYPE]) && check_widths_of_layer(arguments, call) < 0) {
+    if (PyArray_DescrCheck(arguments[ARG_dtype]) && check_widths_of_layer(arguments, call) < 0) {
         return -1;
     }
-    if (mha_convert_weight(arguments[W_Q], dtype, width_of(call->query), "the last axis of query",
-                           "W_q", &call->W_q) < 0 ||
-        mha_convert_weight(arguments[W_K], dtype, width_of(call->key), "the last axis of key",
+    if (mha_convert_weight(arguments[ARG_W_q], dtype, width_of(call->query),
+                           "the last axis of query", "W_q", &call->W_q) < 0 ||
+        mha_convert_weight(arguments[ARG_W_k], dtype, width_of(call->key), "the last axis of key",
                            "W_k", &call->W_k) < 0 ||
-        mha_convert_weight(arguments[W_V], dtype, width_of(call->value), "the last axis of value",
-                           "W_v", &call->W_v) < 0 ||
+        mha_convert_weight(arguments[ARG_W_v], dtype, width_of(call->value),
+                           "the last axis of value", "W_v", &call->W_v) < 0 ||
         check_columns(&call->W_q, call->num_heads, "num_heads", "W_q") < 0 ||
         check_columns(&call->W_k, call->num_kv_heads, kv_name, "W_k") < 0 ||
         check_columns(&call->W_v, call->num_kv_heads, kv_name, "W_v") < 0) {
@@ -222,16 +208,16 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
                      (long long)value_head_dim);
         return -1;
     }
-    return mha_convert_weight(arguments[W_O], dtype, merged, "num_heads * value_head_dim", "W_o",
-                              &call->W_o);
+    return mha_convert_weight(arguments[ARG_W_o], dtype, merged, "num_heads * value_head_dim",
+                              "W_o", &call->W_o);
 }
 
 /* The types of what convert_vectors made float32 of. */
 static void note_vectors(PyObject *const *arguments, layer_call *call) {
     PyArrayObject *const converted[] = {call->b_q, call->b_k, call->b_v, call->b_o,
                                         call->head_gate};
-    PyObject *const given[] = {arguments[B_Q], arguments[B_K], arguments[B_V], arguments[B_O],
-                               arguments[HEAD_GATE]};
+    PyObject *const given[] = {arguments[ARG_b_q], arguments[ARG_b_k], arguments[ARG_b_v],
+                               arguments[ARG_b_o], arguments[ARG_head_gate]};
     for (int i = 0; i < 5; i++) {
         call->typenums[i] = converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
     }
@@ -239,15 +225,15 @@ static void note_vectors(PyObject *const *arguments, layer_call *call) {
 
 static int convert_vectors(PyObject *const *arguments, layer_call *call) {
     const mha_dtype dtype = call->dtype;
-    return mha_optional_vector(arguments[B_Q], dtype, call->W_q.out, "b_q", &call->b_q) < 0 ||
-                   mha_optional_vector(arguments[B_K], dtype, call->W_k.out, "b_k", &call->b_k) <
-                       0 ||
-                   mha_optional_vector(arguments[B_V], dtype, call->W_v.out, "b_v", &call->b_v) <
-                       0 ||
-                   mha_optional_vector(arguments[B_O], dtype, call->W_o.out, "b_o", &call->b_o) <
-                       0 ||
-                   mha_optional_vector(arguments[HEAD_GATE], dtype, call->num_heads, "head_gate",
-                                       &call->head_gate) < 0
+    return mha_optional_vector(arguments[ARG_b_q], dtype, call->W_q.out, "b_q", &call->b_q) < 0 ||
+                   mha_optional_vector(arguments[ARG_b_k], dtype, call->W_k.out, "b_k",
+                                       &call->b_k) < 0 ||
+                   mha_optional_vector(arguments[ARG_b_v], dtype, call->W_v.out, "b_v",
+                                       &call->b_v) < 0 ||
+                   mha_optional_vector(arguments[ARG_b_o], dtype, call->W_o.out, "b_o",
+                                       &call->b_o) < 0 ||
+                   mha_optional_vector(arguments[ARG_head_gate], dtype, call->num_heads,
+                                       "head_gate", &call->head_gate) < 0
                ? -1
                : 0;
 }
@@ -376,8 +362,8 @@ static int check_same(bool is_same, PyArrayObject *array, const char *name, PyAr
 }
 
 static int convert_sameness(PyObject *const *arguments, layer_call *call) {
-    call->key_is_query = arguments[KEY_IS_QUERY] == Py_True;
-    call->value_is_key = arguments[VALUE_IS_KEY] == Py_True;
+    call->key_is_query = arguments[ARG_key_is_query] == Py_True;
+    call->value_is_key = arguments[ARG_value_is_key] == Py_True;
     return check_same(call->key_is_query, call->key, "key", call->query) < 0 ||
                    check_same(call->value_is_key, call->value, "value", call->key) < 0
                ? -1
@@ -399,7 +385,7 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
-    const bool of_layer = PyArray_DescrCheck(arguments[DTYPE]);
+    const bool of_layer = PyArray_DescrCheck(arguments[ARG_dtype]);
     const int batch_axes = call->scores.batch_axes;
     if (normalise_score_axes(&arguments[OPTIONS + OPTION_mask], "mask", of_layer, batch_axes) < 0 ||
         normalise_score_axes(&arguments[OPTIONS + OPTION_bias], "bias", of_layer, batch_axes) < 0 ||
@@ -410,11 +396,11 @@ static int convert(void *given, PyObject **arguments) {
     results->output =
         new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
     if (results->output == NULL ||
-        mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], call->dtype, &call->scores,
-                       &results->weights, &results->lse) < 0) {
+        mha_new_extras(arguments[ARG_return_weights], arguments[ARG_return_lse], call->dtype,
+                       &call->scores, &results->weights, &results->lse) < 0) {
         return -1;
     }
-    call->keeps = arguments[SAVE] == Py_True;
+    call->keeps = arguments[ARG_save] == Py_True;
     return call->keeps && (refuse_packed(call) < 0 || new_saved_steps(call) < 0) ? -1 : 0;
 }
 

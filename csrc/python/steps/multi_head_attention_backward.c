@@ -3,31 +3,13 @@
 
 #include "python/steps/multi_head_attention.h"
 
-enum gradient {
-    GRAD_QUERY,
-    GRAD_KEY,
-    GRAD_VALUE,
-    GRAD_W_Q,
-    GRAD_W_K,
-    GRAD_W_V,
-    GRAD_W_O,
-    GRAD_B_Q,
-    GRAD_B_K,
-    GRAD_B_V,
-    GRAD_B_O,
-    GRAD_Q_NORM,
-    GRAD_K_NORM,
-    GRAD_HEAD_GATE,
-    GRAD_BIAS,
-    GRAD_ALIBI,
-    GRAD_RELATIVE_BIAS,
-    GRAD_SINKS,
-    NUM_GRADIENTS
-};
-static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query", "key", "value",  "W_q",    "W_k",       "W_v",  "W_o",   "b_q",           "b_k",
-    "b_v",   "b_o", "q_norm", "k_norm", "head_gate", "bias", "alibi", "relative_bias", "sinks",
-};
+#define GRADIENTS(X)                                                                               \
+    X(query)                                                                                       \
+    X(key)                                                                                         \
+    X(value) X(W_q) X(W_k) X(W_v) X(W_o) X(b_q) X(b_k) X(b_v) X(b_o) X(q_norm) X(k_norm)           \
+        X(head_gate) X(bias) X(alibi) X(relative_bias) X(sinks)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct layer_backward_call {
     backward_call back;
@@ -60,36 +42,36 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_QUERY] = saved->query,
-        [GRAD_KEY] = saved->key_is_query ? NULL : saved->key,
-        [GRAD_VALUE] = saved->value_is_key ? NULL : saved->value,
-        [GRAD_W_Q] = (PyArrayObject *)saved->W_q.owner,
-        [GRAD_W_K] = (PyArrayObject *)saved->W_k.owner,
-        [GRAD_W_V] = (PyArrayObject *)saved->W_v.owner,
-        [GRAD_W_O] = (PyArrayObject *)saved->W_o.owner,
-        [GRAD_B_Q] = saved->b_q,
-        [GRAD_B_K] = saved->b_k,
-        [GRAD_B_V] = saved->b_v,
-        [GRAD_B_O] = saved->b_o,
-        [GRAD_Q_NORM] = saved->preparation.q_norm,
-        [GRAD_K_NORM] = saved->preparation.k_norm,
-        [GRAD_HEAD_GATE] = saved->head_gate,
-        [GRAD_BIAS] = saved->options.bias,
-        [GRAD_ALIBI] = saved->options.alibi,
-        [GRAD_RELATIVE_BIAS] = saved->options.relative_bias,
-        [GRAD_SINKS] = saved->options.sinks,
+        [GRAD_query] = saved->query,
+        [GRAD_key] = saved->key_is_query ? NULL : saved->key,
+        [GRAD_value] = saved->value_is_key ? NULL : saved->value,
+        [GRAD_W_q] = (PyArrayObject *)saved->W_q.owner,
+        [GRAD_W_k] = (PyArrayObject *)saved->W_k.owner,
+        [GRAD_W_v] = (PyArrayObject *)saved->W_v.owner,
+        [GRAD_W_o] = (PyArrayObject *)saved->W_o.owner,
+        [GRAD_b_q] = saved->b_q,
+        [GRAD_b_k] = saved->b_k,
+        [GRAD_b_v] = saved->b_v,
+        [GRAD_b_o] = saved->b_o,
+        [GRAD_q_norm] = saved->preparation.q_norm,
+        [GRAD_k_norm] = saved->preparation.k_norm,
+        [GRAD_head_gate] = saved->head_gate,
+        [GRAD_bias] = saved->options.bias,
+        [GRAD_alibi] = saved->options.alibi,
+        [GRAD_relative_bias] = saved->options.relative_bias,
+        [GRAD_sinks] = saved->options.sinks,
     };
     if (convert_results(arguments, call) < 0 ||
-        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    static const enum gradient sources[] = {GRAD_B_Q, GRAD_B_K, GRAD_B_V, GRAD_B_O, GRAD_HEAD_GATE};
+    static const enum gradient sources[] = {GRAD_b_q, GRAD_b_k, GRAD_b_v, GRAD_b_o, GRAD_head_gate};
     for (int i = 0; i < 5; i++) {
         mha_round_gradient(&call->back, sources[i], saved->typenums[i]);
     }
-    mha_clear_unwritten(&saved->scores, call->back.gradients + GRAD_BIAS,
-                        NUM_GRADIENTS - GRAD_BIAS);
+    mha_clear_unwritten(&saved->scores, call->back.gradients + GRAD_bias,
+                        NUM_GRADIENTS - GRAD_bias);
     return 0;
 }
 
@@ -108,25 +90,25 @@ static bool fill_pointers(void *given) {
         .layer = &call->forward.layer,
         .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = data_of(call, GRAD_QUERY),
-        .grad_key = data_of(call, GRAD_KEY),
-        .grad_value = data_of(call, GRAD_VALUE),
-        .grad_W_q = data_of(call, GRAD_W_Q),
-        .grad_W_k = data_of(call, GRAD_W_K),
-        .grad_W_v = data_of(call, GRAD_W_V),
-        .grad_W_o = data_of(call, GRAD_W_O),
-        .grad_b_q = data_of(call, GRAD_B_Q),
-        .grad_b_k = data_of(call, GRAD_B_K),
-        .grad_b_v = data_of(call, GRAD_B_V),
-        .grad_b_o = data_of(call, GRAD_B_O),
-        .grad_q_norm = data_of(call, GRAD_Q_NORM),
-        .grad_k_norm = data_of(call, GRAD_K_NORM),
-        .grad_head_gate = data_of(call, GRAD_HEAD_GATE),
+        .grad_query = data_of(call, GRAD_query),
+        .grad_key = data_of(call, GRAD_key),
+        .grad_value = data_of(call, GRAD_value),
+        .grad_W_q = data_of(call, GRAD_W_q),
+        .grad_W_k = data_of(call, GRAD_W_k),
+        .grad_W_v = data_of(call, GRAD_W_v),
+        .grad_W_o = data_of(call, GRAD_W_o),
+        .grad_b_q = data_of(call, GRAD_b_q),
+        .grad_b_k = data_of(call, GRAD_b_k),
+        .grad_b_v = data_of(call, GRAD_b_v),
+        .grad_b_o = data_of(call, GRAD_b_o),
+        .grad_q_norm = data_of(call, GRAD_q_norm),
+        .grad_k_norm = data_of(call, GRAD_k_norm),
+        .grad_head_gate = data_of(call, GRAD_head_gate),
         .grad_bias =
-            mha_broadcast_to_scores(call->back.gradients[GRAD_BIAS], &call->forward.scores),
-        .grad_alibi = by_head(call, GRAD_ALIBI),
-        .grad_relative_bias = by_head(call, GRAD_RELATIVE_BIAS),
-        .grad_sinks = by_head(call, GRAD_SINKS),
+            mha_broadcast_to_scores(call->back.gradients[GRAD_bias], &call->forward.scores),
+        .grad_alibi = by_head(call, GRAD_alibi),
+        .grad_relative_bias = by_head(call, GRAD_relative_bias),
+        .grad_sinks = by_head(call, GRAD_sinks),
         .key_is_query = call->forward.key_is_query,
         .value_is_key = call->forward.value_is_key,
     };
@@ -148,7 +130,7 @@ static int add_batch_axis(PyArrayObject **bias) {
 
 static PyObject *results(void *given) {
     layer_backward_call *call = given;
-    PyArrayObject **bias = &call->back.gradients[GRAD_BIAS];
+    PyArrayObject **bias = &call->back.gradients[GRAD_bias];
     if (call->forward.bias_has_batch_of_one && *bias != NULL && add_batch_axis(bias) < 0) {
         return NULL;
     }

@@ -56,13 +56,13 @@ int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
 
 static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const score_shape *scores,
                          int64_t kv_heads, converted_preparation *converted) {
-    return mha_convert_norm(arguments[PREPARE_Q_NORM], "q_norm", scores->heads, scores->head_dim,
+    return mha_convert_norm(arguments[PREPARE_q_norm], "q_norm", scores->heads, scores->head_dim,
                             dtype, &converted->q_norm) < 0 ||
-                   mha_convert_norm(arguments[PREPARE_K_NORM], "k_norm", kv_heads, scores->head_dim,
+                   mha_convert_norm(arguments[PREPARE_k_norm], "k_norm", kv_heads, scores->head_dim,
                                     dtype, &converted->k_norm) < 0
                ? -1
-               : mha_convert_norm_numbers(arguments[PREPARE_NORM_EPS],
-                                          arguments[PREPARE_NORM_OFFSET], &converted->norm_eps,
+               : mha_convert_norm_numbers(arguments[PREPARE_norm_eps],
+                                          arguments[PREPARE_norm_offset], &converted->norm_eps,
                                           &converted->norm_offset);
 }
 
@@ -79,11 +79,11 @@ int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtyp
                             const score_shape *scores, int64_t kv_heads,
                             converted_preparation *converted) {
     return convert_norms(arguments, dtype, scores, kv_heads, converted) < 0 ||
-                   mha_convert_rotary(arguments[PREPARE_ROTARY], scores->head_dim,
+                   mha_convert_rotary(arguments[PREPARE_rotary], scores->head_dim,
                                       &converted->rotary) < 0 ||
-                   convert_positions(arguments[PREPARE_POSITIONS], scores, scores->query_len,
+                   convert_positions(arguments[PREPARE_positions], scores, scores->query_len,
                                      "positions", &converted->positions) < 0 ||
-                   convert_positions(arguments[PREPARE_KEY_POSITIONS], scores, scores->key_len,
+                   convert_positions(arguments[PREPARE_key_positions], scores, scores->key_len,
                                      "key_positions", &converted->key_positions) < 0
                ? -1
                : 0;

@@ -6,25 +6,19 @@
 #include "python/call/options.h"
 #include "python/steps/rotary.h"
 
-/* Arguments of a function, in this order, by keyword. */
-enum preparation {
-    PREPARE_ROTARY,
-    PREPARE_Q_NORM,
-    PREPARE_K_NORM,
-    PREPARE_NORM_EPS,
-    PREPARE_NORM_OFFSET,
-    PREPARE_POSITIONS,
-    PREPARE_KEY_POSITIONS,
-    NUM_PREPARATION
-};
-#define MHA_PREPARATION_FORMS                                                                      \
-    [PREPARATION + PREPARE_ROTARY] = {"rotary", AS_IT_IS},                                         \
-                   [PREPARATION + PREPARE_Q_NORM] = {"q_norm", AS_REAL},                           \
-                   [PREPARATION + PREPARE_K_NORM] = {"k_norm", AS_REAL},                           \
-                   [PREPARATION + PREPARE_NORM_EPS] = {"norm_eps", AS_NUMBER},                     \
-                   [PREPARATION + PREPARE_NORM_OFFSET] = {"norm_offset", AS_NUMBER},               \
-                   [PREPARATION + PREPARE_POSITIONS] = {"positions", AS_ARRAY},                    \
-                   [PREPARATION + PREPARE_KEY_POSITIONS] = {"key_positions", AS_ARRAY},
+/* Arguments of a function, in this order, by keyword: PREPARE_rotary and so on. */
+#define MHA_PREPARATION(X)                                                                         \
+    X(rotary, AS_IT_IS)                                                                            \
+    X(q_norm, AS_REAL)                                                                             \
+    X(k_norm, AS_REAL)                                                                             \
+    X(norm_eps, AS_NUMBER)                                                                         \
+    X(norm_offset, AS_NUMBER)                                                                      \
+    X(positions, AS_ARRAY)                                                                         \
+    X(key_positions, AS_ARRAY)
+#define MHA_PREPARATION_PLACE(name, form) PREPARE_##name,
+enum preparation { MHA_PREPARATION(MHA_PREPARATION_PLACE) NUM_PREPARATION };
+#define MHA_PREPARATION_FORM(name, form) [PREPARATION + PREPARE_##name] = {#name, form},
+#define MHA_PREPARATION_FORMS MHA_PREPARATION(MHA_PREPARATION_FORM)
 
 /* Owned arrays, or NULL, and plain values. */
 typedef struct converted_preparation {

@@ -7,16 +7,18 @@
 #include "python/call/gradient.h"
 #include "python/steps/preparation.h"
 
-enum { X, NUM_HEADS, ROTARY, POSITIONS, NORM, NORM_EPS, NORM_OFFSET, SAVE, NUM_ARGUMENTS };
+#define ARGUMENTS(X)                                                                               \
+    X(x, AS_REAL)                                                                                  \
+    X(num_heads, AS_INT)                                                                           \
+    X(rotary, AS_IT_IS)                                                                            \
+    X(positions, AS_ARRAY)                                                                         \
+    X(norm, AS_REAL)                                                                               \
+    X(norm_eps, AS_NUMBER)                                                                         \
+    X(norm_offset, AS_NUMBER)                                                                      \
+    X(save, AS_FLAG)
+enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
 
-static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
-                                                   [NUM_HEADS] = {"num_heads", AS_INT},
-                                                   [ROTARY] = {"rotary", AS_IT_IS},
-                                                   [POSITIONS] = {"positions", AS_ARRAY},
-                                                   [NORM] = {"norm", AS_REAL},
-                                                   [NORM_EPS] = {"norm_eps", AS_NUMBER},
-                                                   [NORM_OFFSET] = {"norm_offset", AS_NUMBER},
-                                                   [SAVE] = {"save", AS_FLAG}};
+static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static const char KEPT[] = "prepare_heads";
 
@@ -44,7 +46,7 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call)
     static const char *const names[] = {"x"};
     char text[MHA_SHAPE_TEXT];
     if (mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
-        mha_convert_size(arguments[NUM_HEADS], "num_heads", 1, &call->num_heads) < 0) {
+        mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0) {
         return -1;
     }
     if (PyArray_NDIM(x) != 3 || PyArray_DIM(x, 2) % call->num_heads != 0) {
@@ -59,22 +61,22 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call)
 
 static int convert(void *given, PyObject **arguments) {
     prepare_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[SAVE] == Py_True;
+    call->keeps = arguments[ARG_save] == Py_True;
     if (failed ||
-        mha_convert_norm(arguments[NORM], "norm", call->num_heads, call->head_dim, call->dtype,
+        mha_convert_norm(arguments[ARG_norm], "norm", call->num_heads, call->head_dim, call->dtype,
                          &call->norm) < 0 ||
-        mha_convert_norm_numbers(arguments[NORM_EPS], arguments[NORM_OFFSET], &call->norm_eps,
-                                 &call->norm_offset) < 0 ||
-        mha_convert_rotary(arguments[ROTARY], call->head_dim, &call->rotary) < 0) {
+        mha_convert_norm_numbers(arguments[ARG_norm_eps], arguments[ARG_norm_offset],
+                                 &call->norm_eps, &call->norm_offset) < 0 ||
+        mha_convert_rotary(arguments[ARG_rotary], call->head_dim, &call->rotary) < 0) {
         return -1;
     }
     const npy_intp *shape = PyArray_DIMS(call->x);
-    if (arguments[POSITIONS] != Py_None) {
+    if (arguments[ARG_positions] != Py_None) {
         call->positions =
-            mha_convert_positions(arguments[POSITIONS], shape, 1, shape[1], "positions");
+            mha_convert_positions(arguments[ARG_positions], shape, 1, shape[1], "positions");
         if (call->positions == NULL) {
             return -1;
         }
@@ -119,13 +121,15 @@ MHA_CORE_WORKSPACE(head_preparation_workspace, mha_head_preparation)
 MHA_CORE_RUN(head_preparation_forward, mha_head_preparation)
 
 MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
                     .fill_pointers = fill_pointers, .workspace = core_head_preparation_workspace,
                     .forward = core_head_preparation_forward,
                     .problem = offsetof(prepare_call, preparation), .results = results,
                     .clear = clear)
 
-enum { GRAD_X, GRAD_NORM, NUM_GRADIENTS };
+#define GRADIENTS(X) X(x) X(norm)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct prepare_backward_call {
     backward_call back;
@@ -134,7 +138,6 @@ typedef struct prepare_backward_call {
 } prepare_backward_call;
 
 static int convert_backward(void *given, PyObject **arguments) {
-    static const char *const names[NUM_GRADIENTS] = {"x", "norm"};
     prepare_backward_call *call = given;
     const prepare_call *saved = &call->forward;
     if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
@@ -146,11 +149,11 @@ static int convert_backward(void *given, PyObject **arguments) {
                              PyArray_DIMS(saved->x), 3, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, saved->norm};
     if (call->back.grad_output == NULL ||
-        mha_new_gradients(arguments[MHA_WANTED], names, like, NUM_GRADIENTS,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    if (call->back.gradients[GRAD_X] == NULL) { /* through which that of the norm is computed */
+    if (call->back.gradients[GRAD_x] == NULL) { /* through which that of the norm is computed */
         PyErr_SetString(PyExc_ValueError, "wanted: got none for x, wanted it among them");
         return -1;
     }
@@ -162,8 +165,8 @@ static bool fill_backward(void *given) {
     call->gradients = (mha_head_preparation_gradients){
         .forward = see_preparation(&call->forward),
         .grad_output = PyArray_DATA(call->back.grad_output),
-        .grad_x = mha_data_or_null(call->back.gradients[GRAD_X]),
-        .grad_norm = mha_data_or_null(call->back.gradients[GRAD_NORM]),
+        .grad_x = mha_data_or_null(call->back.gradients[GRAD_x]),
+        .grad_norm = mha_data_or_null(call->back.gradients[GRAD_norm]),
     };
     return call->gradients.grad_x != NULL;
 }

@@ -116,12 +116,14 @@ mha_tensor mha_fill_positions(PyArrayObject *positions, const npy_intp *batch, i
     return tensor;
 }
 
-enum { X, ROTARY, POSITIONS, SAVE, NUM_ARGUMENTS };
+#define ARGUMENTS(X)                                                                               \
+    X(x, AS_REAL)                                                                                  \
+    X(rotary, AS_IT_IS)                                                                            \
+    X(positions, AS_ARRAY)                                                                         \
+    X(save, AS_FLAG)
+enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
 
-static const argument_form FORMS[NUM_ARGUMENTS] = {[X] = {"x", AS_REAL},
-                                                   [ROTARY] = {"rotary", AS_IT_IS},
-                                                   [POSITIONS] = {"positions", AS_ARRAY},
-                                                   [SAVE] = {"save", AS_FLAG}};
+static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static const char KEPT[] = "rotary";
 
@@ -162,16 +164,17 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
     call->axes = axes;
     call->batch_axes = axes >= 4 ? axes - 3 : axes - 2;
     memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
-    if (mha_convert_rotary(arguments[ROTARY], call->shape[axes - 1], &call->rotary) < 0) {
+    if (mha_convert_rotary(arguments[ARG_rotary], call->shape[axes - 1], &call->rotary) < 0) {
         return -1;
     }
     if (call->rotary.frequencies == NULL) {
         PyErr_SetString(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
         return -1;
     }
-    if (arguments[POSITIONS] != Py_None) {
-        call->positions = mha_convert_positions(arguments[POSITIONS], call->shape, call->batch_axes,
-                                                call->shape[axes - 2], "positions");
+    if (arguments[ARG_positions] != Py_None) {
+        call->positions =
+            mha_convert_positions(arguments[ARG_positions], call->shape, call->batch_axes,
+                                  call->shape[axes - 2], "positions");
         if (call->positions == NULL) {
             return -1;
         }
@@ -186,10 +189,10 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
 
 static int convert(void *given, PyObject **arguments) {
     rotary_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[X], "x");
+    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[SAVE] == Py_True;
+    call->keeps = arguments[ARG_save] == Py_True;
     return failed;
 }
 
@@ -224,7 +227,7 @@ MHA_CORE_WORKSPACE(rotary_workspace, mha_rotation)
 MHA_CORE_RUN(rotary_forward, mha_rotation)
 
 MHA_MODULE_FUNCTION(rotary, rotary_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = SAVE, .options = NO_OPTIONS, .convert = convert,
+                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
                     .fill_pointers = fill_pointers, .workspace = core_rotary_workspace,
                     .forward = core_rotary_forward, .problem = offsetof(rotary_call, rotation),
                     .results = results, .clear = clear)

@@ -4,11 +4,15 @@
 
 #include "python/steps/scaled_dot_product_attention.h"
 
-enum argument { QUERY, KEY, VALUE, OUTPUT, LSE, OPTIONS, NUM_ARGUMENTS = OPTIONS + NUM_OPTIONS };
+#define ARGUMENTS(X)                                                                               \
+    X(query, AS_REAL)                                                                              \
+    X(key, AS_REAL)                                                                                \
+    X(value, AS_REAL)                                                                              \
+    X(output, AS_REAL)                                                                             \
+    X(lse, AS_REAL)
+enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS, NUM_ARGUMENTS = OPTIONS + NUM_OPTIONS };
 
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},   [KEY] = {"key", AS_REAL}, [VALUE] = {"value", AS_REAL},
-    [OUTPUT] = {"output", AS_REAL}, [LSE] = {"lse", AS_REAL}, MHA_OPTION_FORMS};
+static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS};
 
 typedef struct saved_attention_call {
     attention_call forward;
@@ -35,18 +39,19 @@ static int convert(void *given, PyObject **arguments) {
     attention_results *results = &call->forward.results;
     npy_intp shape[NPY_MAXDIMS];
     call->forward.sees_part = true; /* for all that is known here */
-    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], false, inputs) < 0 ||
+    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
+                           inputs) < 0 ||
         mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores,
                             &call->forward.options) < 0) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
-    results->saved_output = mha_convert_gradient(arguments[OUTPUT], true,
+    results->saved_output = mha_convert_gradient(arguments[ARG_output], true,
                                                  mha_typenum(inputs->dtype), shape, axes, "output");
     if (results->saved_output == NULL) {
         return -1;
     }
-    call->lse = mha_convert_gradient(arguments[LSE], true, NPY_FLOAT64, shape, axes - 1, "lse");
+    call->lse = mha_convert_gradient(arguments[ARG_lse], true, NPY_FLOAT64, shape, axes - 1, "lse");
     if (call->lse == NULL) {
         return -1;
     }

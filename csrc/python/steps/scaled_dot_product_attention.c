@@ -3,31 +3,25 @@
 
 #include <stddef.h>
 
+#define ARGUMENTS(X)                                                                               \
+    X(query, AS_REAL)                                                                              \
+    X(key, AS_REAL)                                                                                \
+    X(value, AS_REAL)
+#define MORE_ARGUMENTS(X)                                                                          \
+    X(return_weights, AS_FLAG)                                                                     \
+    X(return_lse, AS_FLAG)                                                                         \
+    X(out, AS_IT_IS)                                                                               \
+    X(save, AS_FLAG)                                                                               \
+    X(head_gate, AS_REAL)                                                                          \
+    X(exact_lse, AS_FLAG)
 enum argument {
-    QUERY,
-    KEY,
-    VALUE,
-    OPTIONS, /* NUM_OPTIONS arguments */
-    RETURN_WEIGHTS = OPTIONS + NUM_OPTIONS,
-    RETURN_LSE,
-    OUT,
-    SAVE,
-    HEAD_GATE,
-    EXACT_LSE,
-    NUM_ARGUMENTS
+    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
+    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
+    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},
-    [KEY] = {"key", AS_REAL},
-    [VALUE] = {"value", AS_REAL},
-    MHA_OPTION_FORMS[RETURN_WEIGHTS] = {"return_weights", AS_FLAG},
-    [RETURN_LSE] = {"return_lse", AS_FLAG},
-    [OUT] = {"out", AS_IT_IS},
-    [SAVE] = {"save", AS_FLAG},
-    [HEAD_GATE] = {"head_gate", AS_REAL},
-    [EXACT_LSE] = {"exact_lse", AS_FLAG},
-};
+    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static void clear(void *given) {
     attention_call *call = given;
@@ -67,7 +61,7 @@ static int check_out_alone(PyArrayObject *out, PyObject *const *arguments) {
     PyObject *plain = numpy == NULL ? NULL : PyArray_View(out, NULL, &PyArray_Type);
     int failed = plain == NULL ? -1 : 0;
     for (int i = 0; !failed && i < NUM_ARGUMENTS; i++) {
-        if (i == OUT || !PyArray_Check(arguments[i])) {
+        if (i == ARG_out || !PyArray_Check(arguments[i])) {
             continue;
         }
         PyObject *shared = PyObject_CallMethod(numpy, "shares_memory", "OOn", plain, arguments[i],
@@ -130,7 +124,7 @@ static int check_out(PyObject *object, int typenum, const npy_intp *shape, int a
 
 /* The output: `out` if given, else a new array. New reference. */
 static PyArrayObject *output_array(PyObject *const *arguments, const attention_inputs *inputs) {
-    PyObject *out = arguments[OUT];
+    PyObject *out = arguments[ARG_out];
     npy_intp shape[NPY_MAXDIMS];
     const int axes = mha_output_shape(inputs, shape);
     if (out == Py_None) {
@@ -159,31 +153,32 @@ static int convert(void *given, PyObject **arguments) {
     attention_call *call = given;
     attention_inputs *inputs = &call->inputs;
     attention_results *results = &call->results;
-    if (mha_convert_inputs(arguments[QUERY], arguments[KEY], arguments[VALUE], false, inputs) < 0 ||
+    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
+                           inputs) < 0 ||
         mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
             0) {
         return -1;
     }
     results->output = output_array(arguments, inputs);
     if (results->output == NULL ||
-        mha_new_extras(arguments[RETURN_WEIGHTS], arguments[RETURN_LSE], inputs->dtype,
+        mha_new_extras(arguments[ARG_return_weights], arguments[ARG_return_lse], inputs->dtype,
                        &inputs->scores, &results->weights, &results->lse) < 0 ||
-        mha_optional_vector(arguments[HEAD_GATE], inputs->dtype, inputs->scores.heads, "head_gate",
-                            &call->head_gate) < 0) {
+        mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
+                            "head_gate", &call->head_gate) < 0) {
         return -1;
     }
-    if (arguments[SAVE] == Py_True && call->head_gate != NULL) {
+    if (arguments[ARG_save] == Py_True && call->head_gate != NULL) {
         PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
         return -1;
     }
-    if (arguments[SAVE] == Py_True) {
+    if (arguments[ARG_save] == Py_True) {
         results->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);
         results->saved_output =
             mha_new_array(PyArray_NDIM(results->output), PyArray_DIMS(results->output),
                           mha_typenum(inputs->dtype), "output");
         return results->statistics == NULL || results->saved_output == NULL ? -1 : 0;
     }
-    return arguments[EXACT_LSE] == Py_True ? want_exact_lse(call) : 0;
+    return arguments[ARG_exact_lse] == Py_True ? want_exact_lse(call) : 0;
 }
 
 bool mha_fill_attention_call(void *given) {

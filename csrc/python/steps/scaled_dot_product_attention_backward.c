@@ -3,19 +3,9 @@
 
 #include "python/steps/scaled_dot_product_attention.h"
 
-enum gradient {
-    GRAD_QUERY,
-    GRAD_KEY,
-    GRAD_VALUE,
-    GRAD_BIAS,
-    GRAD_ALIBI,
-    GRAD_RELATIVE_BIAS,
-    GRAD_SINKS,
-    NUM_GRADIENTS
-};
-static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query", "key", "value", "bias", "alibi", "relative_bias", "sinks",
-};
+#define GRADIENTS(X) X(query) X(key) X(value) X(bias) X(alibi) X(relative_bias) X(sinks)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct attention_backward_call {
     backward_call back;
@@ -31,19 +21,19 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_QUERY] = saved->inputs.query,  [GRAD_KEY] = saved->inputs.key,
-        [GRAD_VALUE] = saved->inputs.value,  [GRAD_BIAS] = saved->options.bias,
-        [GRAD_ALIBI] = saved->options.alibi, [GRAD_RELATIVE_BIAS] = saved->options.relative_bias,
-        [GRAD_SINKS] = saved->options.sinks,
+        [GRAD_query] = saved->inputs.query,  [GRAD_key] = saved->inputs.key,
+        [GRAD_value] = saved->inputs.value,  [GRAD_bias] = saved->options.bias,
+        [GRAD_alibi] = saved->options.alibi, [GRAD_relative_bias] = saved->options.relative_bias,
+        [GRAD_sinks] = saved->options.sinks,
     };
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
-        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS, mha_new_dense_like,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS, mha_new_dense_like,
                           &call->back) < 0) {
         return -1;
     }
-    mha_clear_unwritten(&saved->inputs.scores, call->back.gradients + GRAD_BIAS,
-                        NUM_GRADIENTS - GRAD_BIAS);
+    mha_clear_unwritten(&saved->inputs.scores, call->back.gradients + GRAD_bias,
+                        NUM_GRADIENTS - GRAD_bias);
     return 0;
 }
 
@@ -56,13 +46,13 @@ static bool fill_pointers(void *given) {
         .attention = &forward->attention,
         .grad_output = mha_tensor_with_heads(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = mha_tensor_with_heads(gradients[GRAD_QUERY]),
-        .grad_key = mha_tensor_with_heads(gradients[GRAD_KEY]),
-        .grad_value = mha_tensor_with_heads(gradients[GRAD_VALUE]),
-        .grad_bias = mha_broadcast_to_scores(gradients[GRAD_BIAS], &forward->inputs.scores),
-        .grad_alibi = mha_by_head(gradients[GRAD_ALIBI]),
-        .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS]),
-        .grad_sinks = mha_by_head(gradients[GRAD_SINKS]),
+        .grad_query = mha_tensor_with_heads(gradients[GRAD_query]),
+        .grad_key = mha_tensor_with_heads(gradients[GRAD_key]),
+        .grad_value = mha_tensor_with_heads(gradients[GRAD_value]),
+        .grad_bias = mha_broadcast_to_scores(gradients[GRAD_bias], &forward->inputs.scores),
+        .grad_alibi = mha_by_head(gradients[GRAD_alibi]),
+        .grad_relative_bias = mha_by_head(gradients[GRAD_relative_bias]),
+        .grad_sinks = mha_by_head(gradients[GRAD_sinks]),
     };
     return true;
 }

@@ -3,29 +3,24 @@
 
 #include <stddef.h>
 
+#define ARGUMENTS(X)                                                                               \
+    X(query, AS_REAL)                                                                              \
+    X(key, AS_REAL)                                                                                \
+    X(value, AS_REAL)                                                                              \
+    X(query_starts, AS_ARRAY)                                                                      \
+    X(key_starts, AS_ARRAY)
+#define MORE_ARGUMENTS(X)                                                                          \
+    X(return_lse, AS_FLAG)                                                                         \
+    X(save, AS_FLAG)                                                                               \
+    X(head_gate, AS_REAL)
 enum argument {
-    QUERY,
-    KEY,
-    VALUE,
-    QUERY_STARTS,
-    KEY_STARTS,
-    OPTIONS, /* NUM_OPTIONS arguments */
-    RETURN_LSE = OPTIONS + NUM_OPTIONS,
-    SAVE,
-    HEAD_GATE,
-    NUM_ARGUMENTS
+    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
+    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
+    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
-    [QUERY] = {"query", AS_REAL},
-    [KEY] = {"key", AS_REAL},
-    [VALUE] = {"value", AS_REAL},
-    [QUERY_STARTS] = {"query_starts", AS_ARRAY},
-    [KEY_STARTS] = {"key_starts", AS_ARRAY},
-    MHA_OPTION_FORMS[RETURN_LSE] = {"return_lse", AS_FLAG},
-    [SAVE] = {"save", AS_FLAG},
-    [HEAD_GATE] = {"head_gate", AS_REAL},
-};
+    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 static void clear(void *given) {
     varlen_call *call = given;
@@ -43,7 +38,7 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
     for (int i = 0; i < 3; i++) {
         if (PyArray_NDIM(arrays[i]) != 3) {
             PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (total_len, heads, dim)",
-                         FORMS[QUERY + i].name, mha_array_shape_text(arrays[i], text));
+                         FORMS[ARG_query + i].name, mha_array_shape_text(arrays[i], text));
             return -1;
         }
     }
@@ -68,9 +63,9 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
 static int convert_inputs(PyObject *const *arguments, attention_inputs *inputs) {
     PyArrayObject *arrays[3] = {NULL};
     score_shape *scores = &inputs->scores;
-    int failed =
-        mha_as_three_arrays(arguments[QUERY], arguments[KEY], arguments[VALUE], arrays) < 0 ||
-        check_inputs(arrays) < 0 || mha_convert_input_types(arrays, inputs) < 0;
+    int failed = mha_as_three_arrays(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value],
+                                     arrays) < 0 ||
+                 check_inputs(arrays) < 0 || mha_convert_input_types(arrays, inputs) < 0;
     if (!failed) {
         scores->has_heads = true;
         scores->batch_axes = 1;
@@ -137,14 +132,14 @@ static PyArrayObject *convert_starts(PyObject *object, const char *name, const c
 
 static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
     score_shape *scores = &call->inputs.scores;
-    call->query_starts =
-        convert_starts(arguments[QUERY_STARTS], "query_starts", "query", scores->query_len, NULL);
+    call->query_starts = convert_starts(arguments[ARG_query_starts], "query_starts", "query",
+                                        scores->query_len, NULL);
     if (call->query_starts == NULL) {
         return -1;
     }
     scores->batch[0] = PyArray_DIM(call->query_starts, 0) - 1;
-    if (arguments[KEY_STARTS] != Py_None) {
-        call->key_starts = convert_starts(arguments[KEY_STARTS], "key_starts", "key",
+    if (arguments[ARG_key_starts] != Py_None) {
+        call->key_starts = convert_starts(arguments[ARG_key_starts], "key_starts", "key",
                                           scores->key_len, call->query_starts);
         return call->key_starts == NULL ? -1 : 0;
     }
@@ -206,7 +201,7 @@ static int make_results(PyObject *const *arguments, varlen_call *call) {
     npy_intp shape[NPY_MAXDIMS];
     const npy_intp rows[] = {2, (npy_intp)inputs->scores.heads, (npy_intp)inputs->scores.query_len};
     bool wants_lse;
-    if (mha_convert_bool(arguments[RETURN_LSE], "return_lse", &wants_lse) < 0) {
+    if (mha_convert_bool(arguments[ARG_return_lse], "return_lse", &wants_lse) < 0) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
@@ -220,7 +215,7 @@ static int make_results(PyObject *const *arguments, varlen_call *call) {
             return -1;
         }
     }
-    if (arguments[SAVE] == Py_True) {
+    if (arguments[ARG_save] == Py_True) {
         results->statistics = mha_new_array(3, rows, typenum, "statistics");
         results->saved_output = mha_new_array(axes, shape, typenum, "output");
         return results->statistics == NULL || results->saved_output == NULL ? -1 : 0;
@@ -236,11 +231,11 @@ static int convert(void *given, PyObject **arguments) {
         mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
             0 ||
         convert_offsets(call) < 0 || make_results(arguments, call) < 0 ||
-        mha_optional_vector(arguments[HEAD_GATE], inputs->dtype, inputs->scores.heads, "head_gate",
-                            &call->head_gate) < 0) {
+        mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
+                            "head_gate", &call->head_gate) < 0) {
         return -1;
     }
-    if (arguments[SAVE] == Py_True && call->head_gate != NULL) {
+    if (arguments[ARG_save] == Py_True && call->head_gate != NULL) {
         PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
         return -1;
     }

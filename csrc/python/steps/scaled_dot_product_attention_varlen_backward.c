@@ -3,18 +3,9 @@
 
 #include "python/steps/scaled_dot_product_attention_varlen.h"
 
-enum gradient {
-    GRAD_QUERY,
-    GRAD_KEY,
-    GRAD_VALUE,
-    GRAD_ALIBI,
-    GRAD_RELATIVE_BIAS,
-    GRAD_SINKS,
-    NUM_GRADIENTS
-};
-static const char *const GRADIENTS[NUM_GRADIENTS] = {
-    "query", "key", "value", "alibi", "relative_bias", "sinks",
-};
+#define GRADIENTS(X) X(query) X(key) X(value) X(alibi) X(relative_bias) X(sinks)
+enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
+static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct varlen_backward_call {
     backward_call back;
@@ -31,12 +22,12 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_QUERY] = saved->inputs.query,
-        [GRAD_KEY] = saved->inputs.key,
-        [GRAD_VALUE] = saved->inputs.value,
-        [GRAD_ALIBI] = saved->options.alibi,
-        [GRAD_RELATIVE_BIAS] = saved->options.relative_bias,
-        [GRAD_SINKS] = saved->options.sinks,
+        [GRAD_query] = saved->inputs.query,
+        [GRAD_key] = saved->inputs.key,
+        [GRAD_value] = saved->inputs.value,
+        [GRAD_alibi] = saved->options.alibi,
+        [GRAD_relative_bias] = saved->options.relative_bias,
+        [GRAD_sinks] = saved->options.sinks,
     };
     const int typenum = saved->inputs.result_typenum;
     const score_shape *scores = &saved->inputs.scores;
@@ -46,11 +37,11 @@ static int convert(void *given, PyObject **arguments) {
                                              PyArray_DIMS(output), 3, "grad_output");
     if (back->grad_output == NULL ||
         mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, rows, 2, back) < 0 ||
-        mha_new_gradients(arguments[MHA_WANTED], GRADIENTS, like, NUM_GRADIENTS, mha_new_dense_like,
+        mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS, mha_new_dense_like,
                           back) < 0) {
         return -1;
     }
-    mha_clear_unwritten(scores, back->gradients + GRAD_ALIBI, NUM_GRADIENTS - GRAD_ALIBI);
+    mha_clear_unwritten(scores, back->gradients + GRAD_alibi, NUM_GRADIENTS - GRAD_alibi);
     return 0;
 }
 
@@ -66,12 +57,12 @@ static bool fill_pointers(void *given) {
                 .attention = &forward->problem.all,
                 .grad_output = mha_tensor_by_head(call->back.grad_output),
                 .grad_lse = mha_data_or_null(call->back.grad_lse),
-                .grad_query = mha_tensor_by_head(gradients[GRAD_QUERY]),
-                .grad_key = mha_tensor_by_head(gradients[GRAD_KEY]),
-                .grad_value = mha_tensor_by_head(gradients[GRAD_VALUE]),
-                .grad_alibi = mha_by_head(gradients[GRAD_ALIBI]),
-                .grad_relative_bias = mha_by_head(gradients[GRAD_RELATIVE_BIAS]),
-                .grad_sinks = mha_by_head(gradients[GRAD_SINKS]),
+                .grad_query = mha_tensor_by_head(gradients[GRAD_query]),
+                .grad_key = mha_tensor_by_head(gradients[GRAD_key]),
+                .grad_value = mha_tensor_by_head(gradients[GRAD_value]),
+                .grad_alibi = mha_by_head(gradients[GRAD_alibi]),
+                .grad_relative_bias = mha_by_head(gradients[GRAD_relative_bias]),
+                .grad_sinks = mha_by_head(gradients[GRAD_sinks]),
             },
     };
     return true;

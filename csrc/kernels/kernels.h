@@ -57,8 +57,8 @@ typedef struct mha_dropout {
 } mha_dropout;
 
 /* What makes query . key a weight, for all queries of a head: filled in one place
- * (core/scores.c), and read by both forward kernels, the join of chunks and the gradients. Strides
- * of bias count elements. */
+ * (core/attention/scores.c), and read by both forward kernels, the join of chunks and the
+ * gradients. Strides of bias count elements. */
 typedef struct mha_scores {
     mha_score_function function;
     const void *w_v;       /* of additive scores: (head_dim,) */

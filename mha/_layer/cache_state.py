@@ -89,7 +89,7 @@ def resized(state: CacheState, sequences: list[int] | None, columns: int) -> Cac
 Write = tuple[Any, Any, Array]
 
 
-def writing(state: CacheState, key: Array, value: Array, counts: Array | None,
+def writes(state: CacheState, key: Array, value: Array, counts: Array | None,
             left: bool) -> Iterator[Write]:
     """What puts each sequence's rows behind its own length: all n, or the first or, where left, the
     last counts (batch,) of them. Rounded as they are stored, a piece at a time."""

@@ -87,7 +87,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
         if given.ndim == 2:
             results = [result[0] for result in results]
         result = tuple(results) if len(results) > 1 else results[0]
-        cache._put(seen, before)  # Ctrl-C comes before this, or behind the call
+        cache._publish(seen, before)  # Ctrl-C comes before this, or behind the call
     except BaseException:
         cache._take_back(after)
         raise

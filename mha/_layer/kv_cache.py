@@ -47,7 +47,7 @@ from mha._layer.cache_state import (
     most_columns,
     read_only,
     resized,
-    writing,
+    writes,
     zeros,
 )
 
@@ -226,7 +226,7 @@ class KVCache:
         counts = checked_lengths(lengths, before.key.shape[0], n)
         try:
             after = self._appended(before, keys, values, counts)
-            self._put(after, before)
+            self._publish(after, before)
         except BaseException:
             self._take_back(after)
             raise
@@ -261,7 +261,7 @@ class KVCache:
                              " needs it. A cache goes back over its last call; to go back farther"
                              " keep a copy.copy() of it from before")
         after = before._replace(lengths=read_only(new), shortest=shortest, longest=longest)
-        self._put_and_clear(after, before)
+        self._publish_and_clear(after, before)
 
     @checks_keywords
     def select(self, indices: ArrayLike) -> None:
@@ -291,7 +291,7 @@ class KVCache:
         if (chosen < 0).any() or (chosen >= batch).any():
             raise ValueError(f"indices: got {chosen.tolist()}, wanted indices into {batch}"
                              " sequences")
-        self._put(resized(before, chosen.tolist(), columns), before)
+        self._publish(resized(before, chosen.tolist(), columns), before)
 
     def reset(self) -> None:
         """Forget all positions; the memory stays reserved.
@@ -304,12 +304,12 @@ class KVCache:
         before = self._state
         after = before._replace(lengths=read_only(np.zeros_like(before.lengths)), shortest=0,
                                 longest=0, start=0, first=0)
-        self._put_and_clear(after, before)
+        self._publish_and_clear(after, before)
 
     def _appended(self, before: CacheState, key: Array, value: Array, counts: Array | None,
                   left: bool = False) -> CacheState:
         """The state with key (batch, kv_heads, n, head_dim) and value behind those of the one
-        before, and without what these rows do not need, for `_put` once all has succeeded, or
+        before, and without what these rows do not need, for `_publish` once all has succeeded, or
         `_take_back`. counts (batch,): of sequence b the first counts[b] rows are real, or, where
         left, the last ones; None: all n."""
         state, n = self._without_unneeded(before), key.shape[2]
@@ -322,7 +322,7 @@ class KVCache:
         after = CacheState(state.key, state.value, lengths, shortest, longest, state.start,
                            state.first)
         try:
-            for array, where, numbers in writing(state, key, value, counts, left):
+            for array, where, numbers in writes(state, key, value, counts, left):
                 # The look and the write are one line, between whose parts no signal handler runs.
                 if not (self._state is before and setitem(array, where, numbers) is None):
                     raise _changed_meanwhile()
@@ -331,12 +331,12 @@ class KVCache:
             raise
         return after
 
-    def _put(self, after: CacheState, before: CacheState) -> None:
+    def _publish(self, after: CacheState, before: CacheState) -> None:
         """Let this be the state that comes after the one before."""
         if not (self._state is before and assign(self, "_state", after) is None):
             raise _changed_meanwhile()
 
-    def _put_and_clear(self, after: CacheState, before: CacheState) -> None:
+    def _publish_and_clear(self, after: CacheState, before: CacheState) -> None:
         """The same, with zeros behind the rows of the state after, in one go."""
         if not self._cleared(before, (assign, self, "_state", after), *clearing(before, after)):
             raise _changed_meanwhile()
@@ -380,7 +380,7 @@ class KVCache:
     def __copy__(self) -> Self:
         other, state = self.__class__.__new__(self.__class__), self._state
         other._state, other._window = resized(state, None, state.key.shape[2]), self._window
-        self._put(state, state)  # a RuntimeError where it was changed while it was copied
+        self._publish(state, state)  # a RuntimeError where it was changed while it was copied
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -390,7 +390,7 @@ class KVCache:
     def __getstate__(self) -> dict[str, Any]:
         state = self._state
         key, value = resized(state, None, state.longest - state.start).held()
-        self._put(state, state)
+        self._publish(state, state)
         return {"key": key, "value": value, "lengths": state.lengths.copy(),
                 "start": state.start, "capacity": state.key.shape[2], "window": self._window}
 

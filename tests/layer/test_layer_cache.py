@@ -318,7 +318,7 @@ def test_an_interrupt_before_the_last_step_leaves_zeros_behind():
     values = np.ones((*heads.shape[:3], cache.value_head_dim), np.float32)
     for call in (lambda: layer(x, cache=cache, lengths=[0, 2]),
                  lambda: cache.append(heads, values, [0, 2])):
-        interrupted_at("_put", call)
+        interrupted_at("_publish", call)
         assert (cache.lengths.tolist(), cache.key.tobytes(), cache.value.tobytes()) == before
 
 

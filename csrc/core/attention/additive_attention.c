@@ -129,7 +129,7 @@ static mha_linear_projection_gradients hidden_gradients(const mha_linear_project
         .grad_x = grad_x,
         .grad_weight = grad_weight,
         .grad_bias = grad_bias,
-        .leaves_out_unseen = true,
+        .skips_rows_without_gradient = true,
     };
     return gradients;
 }

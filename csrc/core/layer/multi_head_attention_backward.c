@@ -40,7 +40,7 @@ typedef struct backward_call {
     input query, key, value;
     same_inputs same;
     mha_layer_tables tables;
-    bool goes_on;                      /* something before step 5 is wanted */
+    bool needs_attention;              /* a gradient of something before step 5 is wanted */
     void *grad_merged, *grad_attended; /* of the workspace; the same without gates */
 } backward_call;
 
@@ -145,10 +145,10 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, backward_cal
     plan_preparation(w, &l->q_norm, &w->tables.query, l->saved.unprepared_query, &w->query);
     plan_preparation(w, &l->k_norm, &w->tables.key, l->saved.unprepared_key, &w->key);
     w->same = same_of(g, w);
-    w->goes_on = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
-                 is_wanted(&w->value) || g->grad_head_gate != NULL || g->grad_bias.data != NULL ||
-                 g->grad_alibi.data != NULL || g->grad_relative_bias.data != NULL ||
-                 g->grad_sinks.data != NULL;
+    w->needs_attention = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
+                         is_wanted(&w->value) || g->grad_head_gate != NULL ||
+                         g->grad_bias.data != NULL || g->grad_alibi.data != NULL ||
+                         g->grad_relative_bias.data != NULL || g->grad_sinks.data != NULL;
     return MHA_OK;
 }
 
@@ -190,7 +190,7 @@ static mha_linear_projection_gradients input_gradients(const backward_call *w, c
         .grad_x = in->grad_x,
         .grad_weight = in->grad_weight,
         .grad_bias = in->grad_bias,
-        .leaves_out_unseen = true,
+        .skips_rows_without_gradient = true,
     };
     return gradients;
 }
@@ -326,7 +326,7 @@ static mha_status take_gradients(backward_call *w, mha_workspace *workspace) {
     const mha_multi_head_attention *l = w->layer;
     input *const inputs[] = {&w->query, &w->key, &w->value};
     size_t bytes;
-    if (!w->goes_on) {
+    if (!w->needs_attention) {
         return MHA_OK;
     }
     MHA_TRY(size_of(w, l->query_len, l->W_o.in, &bytes));
@@ -353,7 +353,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     backward_call w;
     MHA_TRY(plan(g, &w));
     MHA_TRY(take_gradients(&w, &execution->workspace));
-    if (g->layer->rotary != NULL && w.goes_on) {
+    if (g->layer->rotary != NULL && w.needs_attention) {
         MHA_TRY(mha_make_layer_tables(g->layer, true, execution, &w.tables));
     }
 
@@ -362,7 +362,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     const mha_linear_projection projection = output_projection(&w);
     const mha_linear_projection_gradients of_output = output_gradients(&w, &projection);
     MHA_TRY(mha_linear_projection_backward(&of_output, execution));
-    if (!w.goes_on) {
+    if (!w.needs_attention) {
         return MHA_OK;
     }
 

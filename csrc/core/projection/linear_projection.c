@@ -18,7 +18,7 @@ typedef struct projection_job {
     const mha_linear_projection *projections;
     int count;
     const mha_kernels *kernels;
-    int num_threads; /* at most */
+    int num_threads; /* at most, as many as the work is worth */
     /* Panels that one task goes through, of each weight, how many such groups there are, and of all
      * weights. */
     int64_t panels_of_group[MHA_MOST_PROJECTIONS], groups_of[MHA_MOST_PROJECTIONS], groups;
@@ -127,13 +127,15 @@ static int64_t panels_of_group(const mha_linear_projection *projection, int num_
                : projection->head_columns / mha_panels_of(projection->dtype)->columns;
 }
 
-static int threads_for(const projection_job *job, int num_threads) {
+/* Threads that the work of all projections is worth, at most num_threads. */
+static int worthwhile_threads(const mha_linear_projection *projections, int count,
+                              int num_threads) {
     double operations = 0;
-    for (int i = 0; i < job->count; i++) {
-        const mha_linear_projection *p = &job->projections[i];
+    for (int i = 0; i < count; i++) {
+        const mha_linear_projection *p = &projections[i];
         operations += (double)p->rows * (double)p->weight.in * (double)p->weight.out;
     }
-    return mha_threads_for(job->groups * job->row_blocks, operations, num_threads);
+    return mha_threads_for(num_threads, operations, num_threads);
 }
 
 /* Whether an x that is transposed stays in the first cache: then it is read as it lies. */
@@ -459,8 +461,10 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     projection_job job;
     MHA_TRY(
         mha_with_packed_weights(projections, count, &execution->workspace, with_packed, &weights));
-    MHA_TRY(plan(with_packed, count, execution->num_threads, &job));
-    const int num_threads = threads_for(&job, execution->num_threads);
+    MHA_TRY(plan(with_packed, count, worthwhile_threads(with_packed, count, execution->num_threads),
+                 &job));
+    const int64_t tasks = job.groups * job.row_blocks;
+    const int num_threads = (int)mha_larger(mha_smaller(tasks, job.num_threads), 1);
     MHA_TRY(mha_pack_weights(&weights, count, num_threads, execution));
     if (projections[0].x_transposed && !is_small_transposed(&projections[0]) &&
         !mha_packs_rows_by_chain(&with_packed[0])) {
@@ -469,7 +473,7 @@ static mha_status run_steps(const mha_linear_projection *projections, int count,
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.scratch_size, (size_t)num_threads,
                                       &job.scratch));
     MHA_TRY(take_arranged(&job, num_threads, execution));
-    return mha_run_tasks(execution, job.groups * job.row_blocks, num_threads, run_task, &job);
+    return mha_run_tasks(execution, tasks, num_threads, run_task, &job);
 }
 
 mha_status mha_linear_projection_forward(const mha_linear_projection *projections, int count,

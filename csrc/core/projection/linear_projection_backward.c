@@ -103,8 +103,8 @@ static void copy_seen_rows(void *context, int64_t task, mha_worker *worker) {
 }
 
 /* Pass 2 again where it gave NaN, without the rows of x that no output depends on. */
-static mha_status leave_out_unseen(const mha_linear_projection_gradients *g,
-                                   mha_execution *execution) {
+static mha_status skip_rows_without_gradient(const mha_linear_projection_gradients *g,
+                                             mha_execution *execution) {
     const mha_linear_projection *p = g->projection;
     mha_linear_projection seen = *p;
     mha_linear_projection_gradients again = *g;
@@ -137,8 +137,8 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
         const mha_linear_projection product = of_weight(g);
         MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
     }
-    if (g->grad_weight != NULL && g->leaves_out_unseen) {
-        MHA_TRY(leave_out_unseen(g, execution));
+    if (g->grad_weight != NULL && g->skips_rows_without_gradient) {
+        MHA_TRY(skip_rows_without_gradient(g, execution));
     }
     if (g->grad_bias != NULL) {
         size_t bytes;

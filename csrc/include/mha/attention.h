@@ -258,7 +258,8 @@ typedef struct mha_linear_projection_gradients {
     const void *grad_output;
     int64_t grad_output_stride;
     void *grad_x, *grad_weight, *grad_bias;
-    bool leaves_out_unseen; /* NaN in rows of x that get no gradient, as padding has, stays there */
+    bool skips_rows_without_gradient; /* where grad_weight is not finite: a NaN of padding, whose
+                                         grad output is 0, does not reach it */
 } mha_linear_projection_gradients;
 
 mha_status

@@ -10,7 +10,7 @@
 /* The options of attention in the order of mha._functions.options.AttentionOptions: name, how it is
  * normalised, and what becomes of it: an array that the call owns, such an array of each head's
  * numbers, or a plain value in mha_attention_options. Each has a convert_<name> in options.c, in
- * this order, and an array a point_<name>. */
+ * this order, and an array a fill_<name>. */
 #define MHA_OPTIONS(X)                                                                             \
     X(mask, AS_ARRAY, ARRAY)                                                                       \
     X(bias, AS_REAL, ARRAY)                                                                        \

@@ -1,6 +1,6 @@
 """Every function of mha._core with junk in place of each of its arguments, forged capsules and
 tensors of DLPack among it: each call raises one of the errors below or returns. Run by
-test_junk_of_the_core.py in a process of its own, as `python junk_of_the_core.py FUNCTION`, since
+test_junk_of_the_core.py in processes of its own, `python junk_of_the_core.py FUNCTION ...`, since
 what goes wrong here ends the process."""
 
 import ctypes
@@ -127,8 +127,9 @@ def main(name):
         _core.num_threads_variable.reset(token)
     assert bad_input.answer() == bad_input.GOOD_ANSWER
     assert mha.get_num_threads() >= 1
-    os.write(1, f"refused {refused}\n".encode())
+    os.write(1, f"refused {name} {refused}\n".encode())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for function_name in sys.argv[1:]:
+        main(function_name)

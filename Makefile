@@ -34,9 +34,9 @@ NOT_OF_KERNELS := --ignore tests/examples --ignore tests/plot --ignore tests/tes
 	--deselect tests/package/test_hostile_input.py::test_nothing_is_left_behind
 # Of the arguments and what becomes of them, the same with every kernel set.
 NOT_OF_BASELINE := $(NOT_OF_KERNELS) --ignore tests/package $(call without,layer_integrity)
-# AVX-512's emulation needs AVX2, and that of AMX alone needs AVX-512.
-EMULATED := $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \
-	grep -qsw avx512dq /proc/cpuinfo && echo AMX)
+# AVX-512's emulation, AMX among it, needs AVX2. AMX's beside the real AVX-512 is for ALL_FLOATS.
+EMULATED = $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \
+	test "$(ALL_FLOATS)" && grep -qsw avx512dq /proc/cpuinfo && echo AMX)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
@@ -85,6 +85,7 @@ test: test-c $(VENV)/.test
 
 # The core alone, the whole Python suite with this machine's best kernels, and what kernels decide
 # with those of every machine.
+test-all: export ALL_FLOATS := 1
 test-all: test-c test-python test-baseline
 
 test-python: $(VENV)/.test
@@ -127,8 +128,9 @@ dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -type f -not -name '*.
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@touch $@
 
-# The core alone, without Python: its own small test programs. Then with the wider instructions
-# emulated, on every processor that can run the emulation, so that no machine hides a mistake in it.
+# The core alone, without Python: its own small test programs, with ALL_FLOATS=1 every float in them.
+# Then with the wider instructions emulated, on every processor that can run the emulation, so that
+# no machine hides a mistake in it.
 test-c: | check-prerequisites
 	$(TELL) "compiling and running the C tests (usually a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c

@@ -49,6 +49,8 @@ build_wheel() { # PLATFORM
         { tail -20 "$work/log"; return 1; }
     python -m wheel tags --remove --platform-tag "$1" "$work/$1"/mha-*.whl >/dev/null
     case $1 in musllinux_*) name_musl "$work/$1" "${target%%-*}" ;; esac
+    case $1 in macosx_*) ;; *) # its objects are not ELF
+        python tests/tools/wheel_contents.py "$work/$1"/mha-*.whl "$work"/source/build/temp*/csrc ;; esac
     mv "$work/$1"/mha-*.whl wheelhouse/
 }
 

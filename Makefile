@@ -41,7 +41,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train docs test-docs lib test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
@@ -260,6 +260,10 @@ sanitize: $(VENV)/.test
 sanitize-threads: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
 	tests/tools/sanitize_threads.sh
+
+coverage: $(VENV)/.test
+	$(PIP) 'pytest-cov>=5' 'setuptools>=77' # the script builds without isolation
+	tests/tools/coverage.sh
 
 lint: $(VENV)/.test
 	$(PIP) $$($(EXTRA) lint) 'setuptools>=77'

@@ -177,7 +177,13 @@ MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = 
                     .problem = offsetof(additive_call, additive), .results = results,
                     .clear = clear)
 
-#define GRADIENTS(X) X(query) X(key) X(value) X(W_q) X(W_k) X(w_v)
+#define GRADIENTS(X)                                                                               \
+    X(query)                                                                                       \
+    X(key)                                                                                         \
+    X(value)                                                                                       \
+    X(W_q)                                                                                         \
+    X(W_k)                                                                                         \
+    X(w_v)
 enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
 static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 

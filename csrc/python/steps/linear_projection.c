@@ -140,7 +140,10 @@ MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
                     .problem = offsetof(linear_call, projection), .results = results,
                     .clear = clear)
 
-#define GRADIENTS(X) X(x) X(weight) X(bias)
+#define GRADIENTS(X)                                                                               \
+    X(x)                                                                                           \
+    X(weight)                                                                                      \
+    X(bias)
 enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
 static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 

@@ -6,8 +6,22 @@
 #define GRADIENTS(X)                                                                               \
     X(query)                                                                                       \
     X(key)                                                                                         \
-    X(value) X(W_q) X(W_k) X(W_v) X(W_o) X(b_q) X(b_k) X(b_v) X(b_o) X(q_norm) X(k_norm)           \
-        X(head_gate) X(bias) X(alibi) X(relative_bias) X(sinks)
+    X(value)                                                                                       \
+    X(W_q)                                                                                         \
+    X(W_k)                                                                                         \
+    X(W_v)                                                                                         \
+    X(W_o)                                                                                         \
+    X(b_q)                                                                                         \
+    X(b_k)                                                                                         \
+    X(b_v)                                                                                         \
+    X(b_o)                                                                                         \
+    X(q_norm)                                                                                      \
+    X(k_norm)                                                                                      \
+    X(head_gate)                                                                                   \
+    X(bias)                                                                                        \
+    X(alibi)                                                                                       \
+    X(relative_bias)                                                                               \
+    X(sinks)
 enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
 static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 

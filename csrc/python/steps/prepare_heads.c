@@ -127,7 +127,9 @@ MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_AR
                     .problem = offsetof(prepare_call, preparation), .results = results,
                     .clear = clear)
 
-#define GRADIENTS(X) X(x) X(norm)
+#define GRADIENTS(X)                                                                               \
+    X(x)                                                                                           \
+    X(norm)
 enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
 static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 

@@ -3,7 +3,14 @@
 
 #include "python/steps/scaled_dot_product_attention.h"
 
-#define GRADIENTS(X) X(query) X(key) X(value) X(bias) X(alibi) X(relative_bias) X(sinks)
+#define GRADIENTS(X)                                                                               \
+    X(query)                                                                                       \
+    X(key)                                                                                         \
+    X(value)                                                                                       \
+    X(bias)                                                                                        \
+    X(alibi)                                                                                       \
+    X(relative_bias)                                                                               \
+    X(sinks)
 enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
 static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 

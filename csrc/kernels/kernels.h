@@ -129,7 +129,7 @@ typedef struct mha_moments {
     double gradients, weights;
 } mha_moments;
 
-/* What a row adds to the gradients that are one row a head (core/per_head_backward.c). */
+/* What a row adds to the gradients that are one row a head (core/attention/per_head_backward.c). */
 typedef struct mha_row_sums {
     double total;               /* of the gradients of its scores */
     double sink;                /* the gradient of its sink */

@@ -143,10 +143,10 @@ def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = 
     return _core.split_heads(heads, heads_of(state.settings, which))
 
 
-def _attended(state: LayerState, query: Array, after: CacheState, options: AttentionOptions,
+def _attended(state: LayerState, query: Array, seen: CacheState, options: AttentionOptions,
               head_gate: Maybe, return_weights: bool, return_lse: bool) -> list[Array]:
     """The layer's output (batch, n, output_dim), and weights and lse where asked for."""
-    key, value = after.held()
+    key, value = seen.held()
     if query.dtype == np.float64:
         key, value = widened(key), widened(value)
     attended = _core.scaled_dot_product_attention(
@@ -159,39 +159,39 @@ def _attended(state: LayerState, query: Array, after: CacheState, options: Atten
               else _core.merge_heads(results[0]))
     results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
                           state.settings.dtype)
-    if return_weights and after.start:
-        weights = np.zeros((batch, heads, n, after.longest), results[1].dtype)
-        copy_into(weights[..., after.start:], results[1])
+    if return_weights and seen.start:
+        weights = np.zeros((batch, heads, n, seen.longest), results[1].dtype)
+        copy_into(weights[..., seen.start:], results[1])
         results[1] = weights
     return results
 
 
-def _placed(options: AttentionOptions, after: CacheState, first: int | Array, real: Array | None,
+def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, real: Array | None,
             is_memory: bool) -> AttentionOptions:
     """The options with queries and keys in their places: column 0 of the keys is at start."""
-    start = after.start
+    start = seen.start
     if real is not None:  # rows of padding see no key
-        key_lengths = np.where(real, (after.lengths - start)[:, None], 0)
-    elif after.shortest != after.longest:
-        key_lengths = after.lengths - start
+        key_lengths = np.where(real, (seen.lengths - start)[:, None], 0)
+    elif seen.shortest != seen.longest:
+        key_lengths = seen.lengths - start
     else:
         key_lengths = None
     mask, bias = options.mask, options.bias
     if mask is not None or bias is not None:
-        mask, bias = _columns(mask, "mask", after), _columns(bias, "bias", after)
+        mask, bias = _columns(mask, "mask", seen), _columns(bias, "bias", seen)
     return options._replace(
         mask=mask, bias=bias, key_lengths=key_lengths, causal=not is_memory,
         query_offset=None if is_memory else first - start)
 
 
-def _columns(scores: Any, name: str, after: CacheState) -> Array | None:
+def _columns(scores: Any, name: str, seen: CacheState) -> Array | None:
     """A mask or bias without its columns of dropped positions."""
     if scores is None:
         return None
-    if scores.shape[-1] not in (1, after.longest):
-        raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {after.longest}: one for"
+    if scores.shape[-1] not in (1, seen.longest):
+        raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {seen.longest}: one for"
                          " every position so far, those of this call too")
-    return scores[..., after.start:] if scores.shape[-1] == after.longest else scores
+    return scores[..., seen.start:] if scores.shape[-1] == seen.longest else scores
 
 
 def _real_rows(counts: Array, n: int, left: bool) -> Array:

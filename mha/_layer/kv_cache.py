@@ -332,8 +332,13 @@ class KVCache:
         return after
 
     def _publish(self, after: CacheState, before: CacheState) -> None:
-        """Let this be the state that comes after the one before."""
+        """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
         if not (self._state is before and assign(self, "_state", after) is None):
+            raise _changed_meanwhile()
+
+    def _check_unchanged(self, before: CacheState) -> None:
+        """A RuntimeError where the cache was changed while its state was copied."""
+        if self._state is not before:
             raise _changed_meanwhile()
 
     def _publish_and_clear(self, after: CacheState, before: CacheState) -> None:
@@ -380,7 +385,7 @@ class KVCache:
     def __copy__(self) -> Self:
         other, state = self.__class__.__new__(self.__class__), self._state
         other._state, other._window = resized(state, None, state.key.shape[2]), self._window
-        self._publish(state, state)  # a RuntimeError where it was changed while it was copied
+        self._check_unchanged(state)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -390,7 +395,7 @@ class KVCache:
     def __getstate__(self) -> dict[str, Any]:
         state = self._state
         key, value = resized(state, None, state.longest - state.start).held()
-        self._publish(state, state)
+        self._check_unchanged(state)
         return {"key": key, "value": value, "lengths": state.lengths.copy(),
                 "start": state.start, "capacity": state.key.shape[2], "window": self._window}
 

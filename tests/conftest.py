@@ -3,8 +3,6 @@
 import os
 import signal
 
-import pytest
-
 # As many tests run side by side as there are cores: NumPy's products take one. OMP_NUM_THREADS
 # stays as it is: mha heeds it, and shall run on all its threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -19,12 +17,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="the tests marked `thorough`, too")
-
-
-@pytest.fixture
-def draws(request):
-    """draws(few, all): how many cases a test draws at random; `make test` draws few."""
-    return lambda few, every: every if request.config.getoption("--all") else few
 
 
 def pytest_collection_modifyitems(config, items):

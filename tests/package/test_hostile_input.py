@@ -236,15 +236,15 @@ def strange_objects():
 
 
 @pytest.mark.parametrize("name", calls_of_the_core())
-def test_random_arguments(name, draws):
-    """Thousands of calls with one to three arguments replaced, some with one too few or many."""
+def test_random_arguments(name):
+    """Two thousand calls with one to three arguments replaced, some with one too few or many."""
     generator = random.Random(name)
     strange = strange_objects()
     function, good = calls_of_the_core()[name]
     function(*good)
-    raised, calls = 0, draws(150, 2000)
-    for _ in range(calls):
-        function, arguments = calls_of_the_core()[name]
+    raised = 0
+    for _ in range(2000):
+        arguments = list(good)
         for _ in range(generator.choice((1, 1, 2, 3))):
             arguments[generator.randrange(len(arguments))] = generator.choice(strange)
         if generator.random() < 0.02:
@@ -253,7 +253,7 @@ def test_random_arguments(name, draws):
             function(*arguments)
         except (ValueError, TypeError, MemoryError):
             raised += 1
-    assert raised
+    assert 0 < raised < 2000
     assert bad_input.answer() == bad_input.GOOD_ANSWER
 
 
@@ -334,21 +334,21 @@ def run_all(good, bad, times):
             raise AssertionError("a bad call passed")
 
 
-def test_nothing_is_left_behind(draws):
-    """After thousands of calls, good and bad: references, Python's blocks, the process's size."""
+def test_nothing_is_left_behind():
+    """After 10,000 calls of each, good and bad: references, Python's blocks, the process's size."""
     inputs, good, bad = calls_that_must_not_leak()
     shared = [np.dtype(np.float32), np.dtype(bool), np.dtype(np.int64)]
-    run_all(good, bad, draws(500, 2000))
+    run_all(good, bad, 2000)
     gc.collect()
     references = [sys.getrefcount(array) for array in inputs]
     types = [sys.getrefcount(dtype) for dtype in shared]
     blocks = sys.getallocatedblocks()
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run_all(good, bad, draws(2500, 10_000))
+    run_all(good, bad, 10_000)
     gc.collect()
     assert [sys.getrefcount(array) for array in inputs] == references
     assert all(abs(sys.getrefcount(dtype) - before) < 1000
                for dtype, before in zip(shared, types, strict=True))
     assert abs(sys.getallocatedblocks() - blocks) < 1000
-    unit = 1 if sys.platform == "darwin" else 1024  # one array of 16 KiB a call would be 40 MB
+    unit = 1 if sys.platform == "darwin" else 1024  # one array of 16 KiB a call would be 160 MB
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size) * unit < 32e6

@@ -218,6 +218,14 @@ typedef struct mha_matmul_block {
     int64_t c_stride;
 } mha_matmul_block;
 
+/* Between two rows of depth of an a that lies transposed and was packed: numbers of `item` bytes,
+ * an odd number of cache lines, so that the rows of a chain spread over all sets of the cache. */
+static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
+    enum { BYTES_OF_A_LINE = 64 };
+    const int64_t of_a_line = BYTES_OF_A_LINE / item;
+    return (mha_divide_up(rows, of_a_line) | 1) * of_a_line;
+}
+
 typedef struct mha_merge_block {
     mha_checkpoint *checkpoint;
     int64_t parts, first_row, end_row, width;

@@ -238,19 +238,14 @@ static void project_panels(const projection_job *job, int number, int64_t panel,
         .c_stride = unrounded == NULL ? p->output_stride / item : width,
         .panel_storage = p->weight.storage,
         .panel_stride = width,
+        .transposed = p->x_transposed,
+        .packs_rows = plan->x_packing == X_PACKED_BY_CHAIN,
     };
-    if (p->x_transposed && plan->x_packing == X_PACKED_BEFORE) {
+    if (plan->x_packing == X_PACKED_BEFORE) {
         block.a = mha_packed_rows_block(&job->x_rows, first_row);
-        block.a_stride = mha_packed_rows_stride(p->dtype, job->x_rows.block_rows);
-        block.transposed = true;
-    } else if (p->x_transposed) {
-        block.a = (const char *)p->x + first_row * x_item;
-        block.a_stride = p->x_stride / x_item;
-        block.a_storage = p->x_storage;
-        block.transposed = true;
-        block.packs_rows = plan->x_packing == X_PACKED_BY_CHAIN;
+        block.a_stride = mha_packed_rows_stride(job->x_rows.block_rows, item);
     } else {
-        block.a = (const char *)p->x + first_row * p->x_stride;
+        block.a = (const char *)p->x + first_row * (p->x_transposed ? x_item : p->x_stride);
         block.a_stride = p->x_stride / x_item;
         block.a_storage = p->x_storage;
     }

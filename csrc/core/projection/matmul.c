@@ -73,22 +73,19 @@ mha_status mha_pack_weight(const mha_weight_packing *packing, mha_execution *exe
                         pack_one_panel, &job, &execution->cancel);
 }
 
-/* An odd number of cache lines, so that the rows of a chain spread over all sets. */
-int64_t mha_packed_rows_stride(mha_dtype dtype, int64_t block_rows) {
-    enum { CACHE_LINE = 64 };
-    const int64_t of_a_line = CACHE_LINE / (int64_t)mha_dtype_size(dtype);
-    return (mha_divide_up(block_rows, of_a_line) | 1) * of_a_line;
+static int64_t stride_of(const mha_transposed_rows *x) {
+    return mha_packed_rows_stride(x->block_rows, (int64_t)mha_dtype_size(x->dtype));
 }
 
 mha_status mha_packed_rows_size(const mha_transposed_rows *x, size_t *bytes) {
     const size_t blocks = (size_t)mha_divide_up(x->rows, x->block_rows);
-    const size_t stride = (size_t)mha_packed_rows_stride(x->dtype, x->block_rows);
+    const size_t stride = (size_t)stride_of(x);
     MHA_TRY(mha_multiply_sizes(blocks, (size_t)x->depth, bytes));
     return mha_multiply_sizes(*bytes, stride * mha_dtype_size(x->dtype), bytes);
 }
 
 char *mha_packed_rows_block(const mha_transposed_rows *x, int64_t first_row) {
-    const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
+    const int64_t stride = stride_of(x);
     const int64_t block = first_row / x->block_rows;
     return (char *)x->blocks + block * x->depth * stride * (int64_t)mha_dtype_size(x->dtype);
 }
@@ -98,7 +95,7 @@ void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
     const mha_kernels *kernels = mha_kernels_for(x->dtype);
     const int64_t item = (int64_t)mha_dtype_size(x->dtype);
     const int64_t from_item = (int64_t)mha_storage_size(x->dtype, x->storage);
-    const int64_t stride = mha_packed_rows_stride(x->dtype, x->block_rows);
+    const int64_t stride = stride_of(x);
     for (int64_t k = first; k < end; k++) {
         const char *from = (const char *)x->from + k * x->from_stride;
         for (int64_t row = 0; row < x->rows; row += x->block_rows) {

@@ -24,7 +24,6 @@ typedef struct mha_transposed_rows {
     void *blocks;
 } mha_transposed_rows;
 
-int64_t mha_packed_rows_stride(mha_dtype dtype, int64_t block_rows);
 mha_status mha_packed_rows_size(const mha_transposed_rows *x, size_t *bytes) MHA_MUST_CHECK;
 
 /* The block that begins with this row. */

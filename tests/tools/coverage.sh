@@ -5,23 +5,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+. tests/tools/build_apart.sh
 build=$PWD/.venv-coverage
-mkdir -p "$build"
-MHA_COVERAGE=1 .venv/bin/python setup.py --quiet build_ext --build-temp "$build/objects" \
-    --build-lib "$build/lib"
-cp -r mha/. "$build/lib/mha.new"
-rm -f "$build"/lib/mha.new/_core*.so
-cp "$build"/lib/mha/_core*.so "$build/lib/mha.new/"
-rm -rf "$build/lib/mha"
-mv "$build/lib/mha.new" "$build/lib/mha"
+build_apart "$build" MHA_COVERAGE=1
 
 run() { # NAME ARGUMENT ...: the suite, and what it ran, in files of that name
     local name=$1
     shift
     find "$build/objects" -name "*.gcda" -delete
-    PYTHONPATH="$build/lib:$PWD/tests/helpers:$PWD/examples" PYTHONSAFEPATH=1 \
+    PYTHONPATH="$build/package:$PWD/tests/helpers:$PWD/examples" PYTHONSAFEPATH=1 \
         COVERAGE_FILE="$build/$name.coverage" .venv/bin/python -m pytest -q -n auto --timeout 900 \
-        --cov "$build/lib/mha" --cov-report= -k "not is_writable" "$@" ||
+        --cov "$build/package/mha" --cov-report= -k "not is_writable" "$@" ||
         echo "coverage: some tests failed"
     COVERAGE_FILE="$build/$name.coverage" .venv/bin/python -m coverage json -q -o "$build/$name.json"
     rm -rf "$build/$name.gcov"

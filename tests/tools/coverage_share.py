@@ -21,7 +21,7 @@ def lines_of_c(folder):
 
 def lines_of_python(report):
     files = json.loads(report.read_text())["files"]
-    return {"mha/" + name.partition("lib/mha/")[2]: set(file["executed_lines"])
+    return {"mha/" + name.partition("package/mha/")[2]: set(file["executed_lines"])
             for name, file in files.items()}
 
 

@@ -11,15 +11,9 @@ report_signal_unsafe=0 die_after_fork=0"
 make --no-print-directory --jobs "$(getconf _NPROCESSORS_ONLN)" -C tests/c SANITIZE=thread \
     EMULATOR="${fixed[*]}"
 
+. tests/tools/build_apart.sh
 build=.venv-sanitize/thread
-mkdir -p "$build"
-MHA_SANITIZE=thread .venv/bin/python setup.py --quiet build_ext --build-temp "$build/objects" \
-    --build-lib "$build/lib"
-rm -rf "$build/package"
-mkdir "$build/package"
-cp -r mha "$build/package/"
-rm -f "$build"/package/mha/_core*.so
-cp "$build"/lib/mha/_core*.so "$build/package/mha/"
+build_apart "$build" MHA_SANITIZE=thread
 
 # Python and NumPy are not built with it, so its runtime is loaded first.
 export PYTHONPATH="$build/package" PYTHONSAFEPATH=1 OPENBLAS_NUM_THREADS=1 MHA_NUM_THREADS=4

@@ -42,14 +42,16 @@ if [ "${1:-}" = below ]; then
     exit $failed
 fi
 
-for set in $(.venv/bin/python -c 'from mha import _core; print(*_core.instruction_sets())'); do
-    run MHA_ISA="$set" .venv/bin/python -m pytest -q -n auto --all "$@"
-done
+# Ours and the peers as they are on a machine of each level.
 for level in "${levels[@]}"; do
-    run OPENBLAS_CORETYPE="${openblas[$level]}" .venv/bin/python -m pytest -q -n auto --all "$@"
-    # The peers as they are on a machine of this level.
+    # shellcheck disable=SC2046
+    run $(settings_of "$level") .venv/bin/python -m pytest -q -n auto --all "$@"
     # shellcheck disable=SC2046
     run $(settings_of "$level") PYTHONSAFEPATH=1 \
         .venv-peers/bin/python -m pytest -q -n auto tests/peers
+done
+# The sets that are no level's, such as amx.
+for set in $(.venv/bin/python -c 'from mha import _core; print(*_core.instruction_sets())'); do
+    [[ " ${ours[*]} " == *" $set "* ]] || run MHA_ISA="$set" .venv/bin/python -m pytest -q -n auto --all "$@"
 done
 [ $failed = 0 ] && echo "kernels: passed"

@@ -135,6 +135,41 @@ def test_a_weight_that_is_not_packed_is_divided_among_threads(width, out, thread
         assert np.array_equal(alone[1], alone[0])
 
 
+# How an x (rows, depth) may lie: the figure's way, transposed, turned around, repeated, with gaps.
+X_LAYOUTS = {
+    "transposed": np.asfortranarray,
+    "transposed, in wide rows": lambda x: np.pad(x.T, ((0, 0), (2, 300)))[:, 2:2 + len(x)].T,
+    "transposed backwards": lambda x: np.ascontiguousarray(x[:, ::-1].T).T[:, ::-1],
+    "one column repeated": lambda x: np.broadcast_to(x[:, :1], x.shape),
+    "one row repeated": lambda x: np.broadcast_to(x[:1], x.shape),
+    "every third column": lambda x: np.repeat(x, 3, axis=1)[:, ::3],
+    "rows backwards": lambda x: np.ascontiguousarray(x[::-1])[::-1],
+}
+
+
+@pytest.mark.parametrize("layout", X_LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_an_x_of_any_layout_gives_the_bits_of_a_contiguous_one(dtype, layout):
+    """One row is transposed as well as contiguous; packed weights and plain ones, halves too."""
+    rng = np.random.default_rng(16)
+    for width, out in ((5, 3), (64, 64), (130, 33), (64, 300), (513, 128)):
+        weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((width, out), out))
+        packed, halves = _core.pack_weight(weight), weight.astype(np.float16)
+        for rows in (1, 2, 3, 5, 9, 26):
+            x = X_LAYOUTS[layout](rng.standard_normal((rows, width)).astype(dtype))
+            plain = np.ascontiguousarray(x)
+            wanted = mha.linear(plain, weight, bias)
+            size = np.abs(plain).astype(float) @ np.abs(weight).astype(float) + np.abs(bias)
+            exact = plain.astype(float) @ weight.astype(float) + bias
+            assert (np.abs(wanted - exact) <= 4 * np.finfo(dtype).eps * size).all()
+            for threads in (1, 2):
+                with mha.threads(threads):
+                    assert np.array_equal(mha.linear(x, weight, bias), wanted)
+                    assert np.array_equal(mha.linear(x, packed, bias), wanted)
+                    of_halves = mha.linear(x, halves, bias)
+            assert np.array_equal(of_halves, mha.linear(plain, halves, bias))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_transposed_x_gives_the_same_bits(dtype):
     """x^T @ grad, the gradient of a weight: not transposed, the same bits."""
@@ -225,3 +260,10 @@ def test_gradients_of_any_byte_order():
     pullback = mha.linear_vjp(x, weight)[1]
     for dtype in (">f4", ">f8", "<f2"):
         assert np.array_equal(pullback(gradient.astype(dtype)).x, gradient)
+
+
+def test_the_gradient_of_no_biases_takes_no_memory():
+    x = np.lib.stride_tricks.as_strided(np.ones(2, np.float32), (2**40, 2), (0, 4))
+    pullback = mha.linear_vjp(x, np.ones((2, 0), np.float32), np.ones(0, np.float32),
+                              wrt=["bias"])[1]
+    assert pullback(np.empty((2**40, 0), np.float32)).bias.shape == (0,)

@@ -170,3 +170,14 @@ def test_other_widths_of_key_and_value():
     layer = mha.MultiHeadAttention(16, 4, key_dim=8)
     with pytest.raises(ValueError, match=r"starts: got some for query_dim, key_dim and value_dim"):
         layer(np.ones((5, 16)), starts=[0, 5])
+
+
+def test_one_row_of_any_layout():
+    """Of a frozen layer too: a row of a transposed array has gaps between its numbers."""
+    states = np.random.default_rng(1).standard_normal((64, 5)).astype(np.float32)
+    layer = mha.MultiHeadAttention(64, 4, rng=0)
+    for x in (states[:, :1].T, np.ascontiguousarray(states[::-1, :1].T)[:, ::-1],
+              np.broadcast_to(states[:1, :1], (1, 64))):
+        wanted = layer.unfreeze()(x.copy("C"), starts=[0, 1])
+        assert np.array_equal(layer.unfreeze()(x, starts=[0, 1]), wanted)
+        assert np.array_equal(layer.freeze()(x, starts=[0, 1]), wanted)

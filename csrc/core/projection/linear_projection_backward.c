@@ -140,7 +140,7 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
     if (g->grad_weight != NULL && g->skips_rows_without_gradient) {
         MHA_TRY(skip_rows_without_gradient(g, execution));
     }
-    if (g->grad_bias != NULL) {
+    if (g->grad_bias != NULL && g->projection->weight.out > 0) {
         size_t bytes;
         void *ones;
         MHA_TRY(

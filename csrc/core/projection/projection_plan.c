@@ -70,8 +70,8 @@ static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_bloc
         const int64_t count = mha_divide_up(num_panels(p) * row_blocks, tasks);
         return mha_smaller(mha_larger(count, fewest), most_unpacked_panels(p));
     }
-    return is_packed && p->rows == 1 && p->weight.in > 0 && p->x_storage == MHA_AS_COMPUTED &&
-                   output_is_plain(p)
+    const bool is_row = p->rows == 1 && !p->x_transposed && p->x_storage == MHA_AS_COMPUTED;
+    return is_packed && is_row && p->weight.in > 0 && output_is_plain(p)
                ? mha_panels_of(p->dtype)->in_one_go
                : 1;
 }

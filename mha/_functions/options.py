@@ -192,8 +192,8 @@ OPTIONS = {
         "Zhang et al., \"Dive into Deep Learning\", section 11.3"),
     "dropout": Option(
         "float in [0, 1)",
-        "The probability of dropping a weight, by the mask of `mha.dropout_mask`; weights that"
-        " are kept are divided by the kept fraction.",
+        "The probability of dropping a weight, rounded to 1/65536, by the mask of"
+        " `mha.dropout_mask`; weights that are kept are divided by the kept fraction.",
         "Srivastava et al. 2014, \"Dropout\"; on the weights as in \"Dive into Deep Learning\","
         " section 11.3",
         (("dropout_p dropout_rate attention_dropout attn_dropout p_dropout", "dropout="),)),

@@ -52,6 +52,12 @@ def test_static_heads_stand_for_projected_ones():
     assert forward(static_k=longer, static_v=longer,
                    key_padding_mask=np.zeros((2, 9), bool))[1].shape == (2, 5, 9)
     assert forward(static_k=longer, static_v=longer, add_zero_attn=True)[1].shape == (2, 5, 10)
+    for given, problem in (({"static_k": longer}, "static_k: got length 9, wanted 7 as value has"),
+                           ({"static_v": longer}, "static_v: got length 9, wanted 7 as key has"),
+                           ({"static_k": longer, "static_v": longer[:, :8]},
+                            "static_v: got length 8, wanted 9 as static_k has")):
+        with pytest.raises(ValueError, match=problem):
+            forward(**given)
 
 
 @pytest.mark.parametrize("appended", [{}, {"add_zero_attn": True},
@@ -105,7 +111,7 @@ def test_the_type_is_that_of_the_widest():
     ({"bias_k": np.zeros((1, 1, WIDTH)), "bias_v": np.zeros((1, 1, WIDTH)),
       "static_k": np.zeros((6, 7, 4))}, "bias_k: got an array beside static_k"),
     ({"static_k": np.zeros((5, 7, 4))}, r"static_k: got shape \(5, 7, 4\), wanted \(6, \*, 4\)"),
-    ({"static_v": np.zeros((6, 3, 4))}, "value: got length 3, wanted 7 as key has"),
+    ({"static_v": np.zeros((6, 3, 4))}, "static_v: got length 3, wanted 7 as key has"),
     ({"is_causal": True}, "attn_mask: got None with is_causal=True"),
     ({"out_proj_bias": np.zeros(3)}, r"out_proj_bias: got shape \(3,\), wanted \(12,\)"),
 ])

@@ -27,7 +27,8 @@ static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
 static int is_additive(PyArrayObject *mask) {
     enum { MOST_LOOKED_AT = 1 << 20 };
     const int type = PyArray_TYPE(mask);
-    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !PyArray_ISBEHAVED_RO(mask) ||
+    const bool of_halves = mha_storage_of(mask) != MHA_AS_COMPUTED;
+    if ((type != NPY_FLOAT && type != NPY_DOUBLE && !of_halves) || !PyArray_ISBEHAVED_RO(mask) ||
         PyArray_SIZE(mask) > MOST_LOOKED_AT) {
         return 0;
     }
@@ -38,7 +39,9 @@ static int is_additive(PyArrayObject *mask) {
     bool found = false;
     while (!found && PyArray_ITER_NOTDONE(at)) {
         const char *number = PyArray_ITER_DATA(at);
-        found = type == NPY_FLOAT ? *(const float *)number < 0 : *(const double *)number < 0;
+        found = of_halves           ? *(const uint16_t *)number > 0x8000 /* the sign, and not -0 */
+                : type == NPY_FLOAT ? *(const float *)number < 0
+                                    : *(const double *)number < 0;
         PyArray_ITER_NEXT(at);
     }
     Py_DECREF(at);
@@ -138,13 +141,11 @@ static int convert_sinks(PyObject *object, const option_context *context, conver
     return convert_by_head(object, "sinks", context, &c->sinks);
 }
 
-/* Names the number that was given; as int64 it may be another one. */
+/* Names the number that was given, which as int64 may be another one. */
 static int raise_wrong_length(PyObject *lengths, npy_intp index, int64_t key_len) {
-    PyArrayObject *given = mha_as_array(lengths, "key_lengths");
-    PyObject *length = NULL;
-    if (given != NULL) {
-        length = PyObject_CallMethod((PyObject *)given, "item", "n", (Py_ssize_t)index);
-    }
+    PyObject *given = (PyObject *)mha_as_array(lengths, "key_lengths");
+    PyObject *length =
+        given == NULL ? NULL : PyObject_CallMethod(given, "item", "n", (Py_ssize_t)index);
     if (length != NULL) {
         PyErr_Format(PyExc_ValueError, "key_lengths: got %S, wanted lengths in [0, %lld]", length,
                      (long long)key_len);
@@ -220,8 +221,7 @@ static int convert_query_offset(PyObject *object, const option_context *context,
     }
     int64_t *values = PyArray_DATA(*offset);
     for (npy_intp i = 0; i < PyArray_SIZE(*offset); i++) {
-        values[i] = values[i] > MHA_FARTHEST ? MHA_FARTHEST : values[i];
-        values[i] = values[i] < -MHA_FARTHEST ? -MHA_FARTHEST : values[i];
+        values[i] = mha_larger(mha_smaller(values[i], MHA_FARTHEST), -MHA_FARTHEST);
     }
     return 0;
 }

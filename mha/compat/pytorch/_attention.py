@@ -67,6 +67,7 @@ class Attention:
         batched = self._check_shapes(*arrays)
         query, key, value = (self._batch_first(array) for array in arrays)
         key_len = key.shape[1] if static_k is None else static_k.shape[2]
+        _check_static(key_len, value.shape[1], static_k, static_v)
 
         hint_is_enough = (is_causal and key_padding_mask is None and not need_weights
                           and not fast_path)
@@ -210,6 +211,17 @@ def _check_shape(array: NDArray[Any], name: str, *wanted: tuple[int, ...]) -> No
     if array.shape not in wanted:
         raise ValueError(f"{name}: got shape {array.shape}, wanted"
                          f" {' or '.join(str(shape) for shape in wanted)}")
+
+
+def _check_static(key_len: int, value_len: int, static_k: NDArray[Any] | None,
+                  static_v: NDArray[Any] | None) -> None:
+    """As many values as keys, where either is static: the ValueError names one that is."""
+    if static_v is not None and static_v.shape[2] != key_len:
+        beside = "key" if static_k is None else "static_k"
+        raise ValueError(f"static_v: got length {static_v.shape[2]}, wanted {key_len} as {beside}"
+                         " has")
+    if static_v is None and key_len != value_len:
+        raise ValueError(f"static_k: got length {key_len}, wanted {value_len} as value has")
 
 
 def _after_dropout(weights: NDArray[Any], p: float, seed: int) -> NDArray[Any]:

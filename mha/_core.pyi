@@ -5,7 +5,7 @@ A weight is an array (in, out), or what `pack_weight` made of one. With save=Tru
 (results, kept) instead of its results; its _backward takes `kept` and returns gradients by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -70,7 +70,9 @@ def multi_head_attention(
     save: bool = False, rotary: tuple[bytes, bool, float] | None = None,
     q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None,
     norm_eps: float | None = None, norm_offset: float | None = None,
-    positions: ArrayLike | None = None, key_positions: ArrayLike | None = None
+    positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
+    cached_key: NDArray[Any] | None = None, cached_value: NDArray[Any] | None = None,
+    append: Callable[[NDArray[Any], NDArray[Any]], None] | None = None
 ) -> Any: ...
 def multi_head_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /

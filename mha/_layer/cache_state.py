@@ -62,7 +62,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def read_only(array: Array) -> Array:
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -89,14 +89,15 @@ def resized(state: CacheState, sequences: list[int] | None, columns: int) -> Cac
 Write = tuple[Any, Any, Array]
 
 
-def writes(state: CacheState, key: Array, value: Array, counts: Array | None,
-            left: bool) -> Iterator[Write]:
-    """What puts each sequence's rows behind its own length: all n, or the first or, where left, the
-    last counts (batch,) of them. Rounded as they are stored, a piece at a time."""
-    pairs, n = ((state.key, key), (state.value, value)), key.shape[2]
+def writes(before: CacheState, after: CacheState, key: Array, value: Array, counts: Array | None,
+           left: bool) -> Iterator[Write]:
+    """What puts each sequence's rows behind its length before: all n, or the first or, where left,
+    the last counts (batch,) of them. Rounded as they are stored, a piece at a time."""
+    pairs, n = ((after.key, key), (after.value, value)), key.shape[2]
+    column_of_0 = after.first - after.start
     is_one_piece = key.size + value.size <= FEW
-    if counts is None and state.shortest == state.longest:
-        begin = state.first + state.longest - state.start
+    if counts is None and before.shortest == before.longest:
+        begin = before.longest + column_of_0
         behind = slice(None), slice(None), slice(begin, begin + n)
         for array, numbers in pairs:
             if is_one_piece:
@@ -104,12 +105,12 @@ def writes(state: CacheState, key: Array, value: Array, counts: Array | None,
             else:
                 yield from _in_pieces(array[behind], numbers)
     elif counts is None and is_one_piece:
-        of = np.arange(len(state.lengths))[:, None]
-        column = (state.lengths + (state.first - state.start))[:, None] + np.arange(n)
+        of = np.arange(len(before.lengths))[:, None]
+        column = (before.lengths + column_of_0)[:, None] + np.arange(n)
         for array, numbers in pairs:
             yield array, (of, slice(None), column), rounded(numbers, array.dtype).swapaxes(1, 2)
     else:
-        of, row, column = _places(state, n, counts, left)
+        of, row, column = _places(before.lengths + column_of_0, n, counts, left)
         for array, numbers in pairs:
             yield from _rows_in_pieces(array, numbers, of, row, column)
 
@@ -120,14 +121,15 @@ def _in_pieces(rows: Array, numbers: Array) -> Iterator[Write]:
         yield rows, piece, rounded(numbers[piece], rows.dtype)
 
 
-def _places(state: CacheState, n: int, counts: Array | None,
+def _places(begins: Array, n: int, counts: Array | None,
             left: bool) -> tuple[Array, Array, Array]:
-    """Of which sequence each real row is, which of its n rows, and the column that it goes to."""
-    lengths = np.full(len(state.lengths), n) if counts is None else counts
+    """Of which sequence each real row is, which of its n rows, and the column that it goes to:
+    begins[b] for the first one of sequence b."""
+    lengths = np.full(len(begins), n) if counts is None else counts
     padding = n - lengths if left else np.zeros_like(lengths)
     behind = np.arange(n) - padding[:, None]  # (batch, n): which of the sequence's real rows
     of, row = np.nonzero((behind >= 0) & (behind < lengths[:, None]))
-    return of, row, (state.lengths + (state.first - state.start) - padding)[of] + row
+    return of, row, (begins - padding)[of] + row
 
 
 def _rows_in_pieces(array: Array, numbers: Array, of: Array, row: Array,

@@ -1,7 +1,8 @@
 """A layer's call with a cache: project, append, attend to all positions so far, merge, project.
 
-Row i of sequence b stands at position lengths[b] + i, with the cache's lengths before the call. The
-cache changes by one assignment, after everything else has succeeded.
+Row i of sequence b stands at position lengths[b] + i, with the cache's lengths before the call. One
+call of the core does all of it; between projection and attention it calls back to append. The cache
+changes by one assignment, after everything else has succeeded.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha._base.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
-from mha._base.dtypes import as_computed, returned, shown_dtype, stored_dtype, widened
+from mha._base.dtypes import as_computed, shown_dtype, stored_dtype, widened
 from mha._base.pieces import copy_into
 from mha._functions.dropout import drawn
 from mha._functions.options import DEFAULTS, AttentionOptions, Window
 from mha._functions.rotary import as_record
 from mha._layer.cache_state import CacheState
-from mha._layer.kv_cache import KVCache, Memory
+from mha._layer.kv_cache import Append, KVCache, Memory
 from mha._layer.settings import LayerSettings, as_window
-from mha._layer.state import LayerState
+from mha._layer.state import LayerState, core_at
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
@@ -58,7 +59,10 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
 def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
           positions: Maybe, options: AttentionOptions, head_gate: Maybe, return_weights: bool,
           return_lse: bool) -> Any:
-    given, x = _rows(query, "query", state.settings.query_dim, state.settings)
+    settings, is_memory = state.settings, isinstance(cache, Memory)
+    given = as_array(query, "query")
+    check_rows(given.shape, "query", settings.query_dim)
+    x = given if given.ndim == 3 else given[None]
     batch, n, _ = x.shape
     if batch != cache.batch:
         raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has")
@@ -66,32 +70,57 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     real = None if counts is None else _real_rows(counts, n, left)
     if positions is not None:
         positions = as_positions(positions, "positions", batch, n)
-    is_memory = isinstance(cache, Memory)
-    before, after = cache._state, None
+    before = cache._state  # behind all conversions of arguments, which may run any code
     first = _first_positions(before, counts, n, left, is_memory)
-    if positions is None and state.settings.rotary is not None:
+    if positions is None and settings.rotary is not None:
         positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
-    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = state.call
-    query_heads = by_head(state, "q", _core.linear(x, W_q, b_q), positions)
-    try:
-        if not is_memory:
-            key_heads = by_head(state, "k", _core.linear(x, W_k, b_k), positions)
-            value_heads = by_head(state, "v", _core.linear(x, W_v, b_v))
-            after = cache._appended(before, key_heads, value_heads, counts, left)
-        seen = before if after is None else after
-        placed = _placed(options, seen, first, real, is_memory)
-        results = _attended(state, query_heads, seen, placed, head_gate, return_weights,
-                            return_lse)
+    core = state.core if positions is None else core_at(state, positions, None, not is_memory)
+    keys, values = x, x
+    if is_memory:  # no rows: its keys and values are there
+        keys, values = (np.empty((batch, 0, width), x.dtype)
+                        for width in (settings.key_dim, settings.value_dim))
+
+    def attend(after: CacheState, append: Append) -> Any:
+        """All of the call, before the cache changes."""
+        (key, value), append = _as_read(after, append, settings.dtype)
+        results = core(x, keys, values, *state.call, head_gate,
+                       _placed(options, after, first, real, is_memory),
+                       return_weights=return_weights, return_lse=return_lse, dtype=settings.dtype,
+                       cached_key=key, cached_value=value, append=append)
+        results = list(results) if isinstance(results, tuple) else [results]
         if real is not None:
             results[0][~real] = 0
+        if return_weights and after.start:
+            results[1] = _with_dropped(results[1], after)
         if given.ndim == 2:
             results = [result[0] for result in results]
-        result = tuple(results) if len(results) > 1 else results[0]
-        cache._publish(seen, before)  # Ctrl-C comes before this, or behind the call
-    except BaseException:
-        cache._take_back(after)
-        raise
-    return result
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return cache._extend(before, n, counts, left, attend)
+
+
+def _as_read(after: CacheState, append: Append,
+             dtype: np.dtype[Any]) -> tuple[list[Array], Append]:
+    """Key and value as a layer of this type reads them, once `append` has been called: float64
+    beside a narrower cache is a copy."""
+    held = list(after.held())
+    if dtype != np.float64 or held[0].dtype == dtype:
+        return held, append
+    copies = [np.empty(array.shape, dtype) for array in held]
+
+    def append_and_copy(key: Array, value: Array) -> None:
+        append(key, value)
+        for copy, array in zip(copies, held, strict=True):
+            copy_into(copy, widened(array))
+
+    return copies, append_and_copy
+
+
+def _with_dropped(weights: Array, after: CacheState) -> Array:
+    """(batch, heads, n, longest): with zeros for the positions that the cache has dropped."""
+    whole = np.zeros((*weights.shape[:3], after.longest), weights.dtype)
+    copy_into(whole[..., after.start:], weights)
+    return whole
 
 
 def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: Maybe,
@@ -112,7 +141,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
     key_heads = by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
     value_heads = by_head(state, "v", _core.linear(values, W_v, b_v))
-    memory._state = memory._appended(memory._state, key_heads, value_heads, counts)
+    memory._fill(key_heads, value_heads, counts)
     return memory
 
 
@@ -141,29 +170,6 @@ def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = 
     """`prepared`, split: (batch, heads, n, d)."""
     heads, _ = prepared(state, which, projected, positions)
     return _core.split_heads(heads, heads_of(state.settings, which))
-
-
-def _attended(state: LayerState, query: Array, seen: CacheState, options: AttentionOptions,
-              head_gate: Maybe, return_weights: bool, return_lse: bool) -> list[Array]:
-    """The layer's output (batch, n, output_dim), and weights and lse where asked for."""
-    key, value = seen.held()
-    if query.dtype == np.float64:
-        key, value = widened(key), widened(value)
-    attended = _core.scaled_dot_product_attention(
-        query, key, value, options, return_weights=return_weights, return_lse=return_lse,
-        head_gate=head_gate)
-    results = list(attended) if isinstance(attended, tuple) else [attended]
-    batch, heads, n, columns = results[0].shape
-    # Of one row each, heads lie side by side as they are.
-    merged = (results[0].reshape(batch, 1, heads * columns) if n == 1
-              else _core.merge_heads(results[0]))
-    results[0] = returned(_core.linear(merged, state.call.W_o, state.call.b_o),
-                          state.settings.dtype)
-    if return_weights and seen.start:
-        weights = np.zeros((batch, heads, n, seen.longest), results[1].dtype)
-        copy_into(weights[..., seen.start:], results[1])
-        results[1] = weights
-    return results
 
 
 def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, real: Array | None,

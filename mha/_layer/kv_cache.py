@@ -9,8 +9,9 @@ one raises: before each write it looks whether the value is still the one that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import setitem
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -54,6 +55,8 @@ from mha._layer.cache_state import (
 __all__ = ["KVCache"]
 
 Array = NDArray[Any]
+Append = Callable[[Array, Array], None]
+T = TypeVar("T")
 
 
 class KVCache:
@@ -211,7 +214,7 @@ class KVCache:
         if unknown:
             raise unknown_keyword(KVCache.append, unknown)
         keys, values = as_array(key, "key"), as_array(value, "value")
-        before, after = self._state, None
+        before = self._state
         of_bfloat16 = is_bfloat16(keys.dtype) or is_bfloat16(values.dtype)
         n = keys.shape[2] if keys.ndim == 4 else -1
         for array, like, name in ((keys, before.key, "key"), (values, before.value, "value")):
@@ -224,12 +227,7 @@ class KVCache:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
                                  f" ({heads[0]}, {heads[1]}, {length}, {columns})")
         counts = checked_lengths(lengths, before.key.shape[0], n)
-        try:
-            after = self._appended(before, keys, values, counts)
-            self._publish(after, before)
-        except BaseException:
-            self._take_back(after)
-            raise
+        self._extend(before, n, counts, False, lambda after, append: append(keys, values))
 
     @checks_keywords
     def truncate(self, lengths: ArrayLike) -> None:
@@ -306,30 +304,40 @@ class KVCache:
                                 longest=0, start=0, first=0)
         self._publish_and_clear(after, before)
 
-    def _appended(self, before: CacheState, key: Array, value: Array, counts: Array | None,
-                  left: bool = False) -> CacheState:
-        """The state with key (batch, kv_heads, n, head_dim) and value behind those of the one
-        before, and without what these rows do not need, for `_publish` once all has succeeded, or
-        `_take_back`. counts (batch,): of sequence b the first counts[b] rows are real, or, where
-        left, the last ones; None: all n."""
-        state, n = self._without_unneeded(before), key.shape[2]
+    def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
+                use: Callable[[CacheState, Append], T]) -> T:
+        """use(after, append), and then the cache has n positions more than before; where anything
+        fails it is as it was. `after` has room for them, and is without what they do not need;
+        append(key, value) writes them there: (batch, kv_heads, n, head_dim). counts (batch,): of
+        sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n.
+        """
+        after = self._extended(before, n, counts)
+
+        def append(key: Array, value: Array) -> None:
+            for array, where, numbers in writes(before, after, key, value, counts, left):
+                # The look and the write are one line, between whose parts no signal handler runs.
+                if not (self._state is before and setitem(array, where, numbers) is None):
+                    raise _changed_meanwhile()
+
+        try:
+            result = use(after, append)
+            self._publish(after, before)  # Ctrl-C comes before this, or behind the call
+        except BaseException:
+            self._take_back(after)
+            raise
+        return result
+
+    def _extended(self, before: CacheState, n: int, counts: Array | None) -> CacheState:
+        """The state with n positions more, or counts (batch,) of them, that nobody has written."""
+        state = self._without_unneeded(before)
         lengths = read_only(state.lengths + (n if counts is None else counts))
         if counts is None:
             shortest, longest = state.shortest + n, state.longest + n
         else:
             shortest, longest = int(lengths.min()), int(lengths.max())
         state = self._with_room(state, longest, longest - shortest + n)
-        after = CacheState(state.key, state.value, lengths, shortest, longest, state.start,
-                           state.first)
-        try:
-            for array, where, numbers in writes(state, key, value, counts, left):
-                # The look and the write are one line, between whose parts no signal handler runs.
-                if not (self._state is before and setitem(array, where, numbers) is None):
-                    raise _changed_meanwhile()
-        except BaseException:
-            self._take_back(after)
-            raise
-        return after
+        return CacheState(state.key, state.value, lengths, shortest, longest, state.start,
+                          state.first)
 
     def _publish(self, after: CacheState, before: CacheState) -> None:
         """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
@@ -351,11 +359,12 @@ class KVCache:
         ready = one_go(*steps)
         return self._state is before and take(ready) is not None
 
-    def _take_back(self, after: CacheState | None) -> None:
+    def _take_back(self, after: CacheState) -> None:
         """Zeros again for the rows of a call that failed, which views of longer sequences show."""
-        while after is not None:
+        while True:
             now = self._state
-            after = None if self._cleared(now, *clearing(after, now)) else after
+            if self._cleared(now, *clearing(after, now)):
+                return
 
     def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
         """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
@@ -435,8 +444,24 @@ class Memory(KVCache):
         """Raises a ValueError: a memory is filled already."""
         raise ValueError("cache: got an append to a memory, wanted a new_cache()")
 
+    def _fill(self, key: Array, value: Array, counts: Array | None) -> None:
+        """Its positions, once; as those that `KVCache.append` takes."""
+        super()._extend(self._state, key.shape[2], counts, False,
+                        lambda after, append: append(key, value))
+
+    def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
+                use: Callable[[CacheState, Append], T]) -> T:
+        """use(before, append): nothing is appended."""
+        result = use(before, _append_nothing)
+        self._check_unchanged(before)
+        return result
+
     def __reduce__(self) -> tuple[Any, ...]:
         return KVCache._new_memory, (), self.__getstate__()
+
+
+def _append_nothing(key: Array, value: Array) -> None:
+    pass
 
 
 def _changed_meanwhile() -> RuntimeError:

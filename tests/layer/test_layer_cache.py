@@ -10,7 +10,8 @@ from option_cases import SCORES
 
 import mha
 from mha import reference
-from mha._layer import cached_call as layer_cache
+from mha._functions.options import DEFAULTS
+from mha._layer import cache_state, cached_call, kv_cache
 
 LENGTH = 150  # more than one block of keys
 LAYERS = [{}, {"num_kv_heads": 2, "head_dim": 40, "value_head_dim": 3}, {"use_bias": False}]
@@ -244,25 +245,13 @@ def test_a_memory_of_one_sequence():
     assert np.array_equal(layer(query, cache=memory), layer(query, key, key_lengths=20))
 
 
-class Interrupted:
-    """mha._core whose step of this name raises KeyboardInterrupt at its call number `at`."""
-
-    def __init__(self, name, at):
-        self.name, self.left = name, at
-
-    def __getattr__(self, name):
-        if name == self.name:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-        return getattr(mha._core, name)
-
-
-@pytest.mark.parametrize(("name", "at"), [
-    ("linear", 0), ("linear", 2), ("scaled_dot_product_attention", 0), ("merge_heads", 0),
-    ("linear", 3)])
+@pytest.mark.parametrize("at", [0, 1, 2])  # writes: nothing, the keys, all
 @pytest.mark.parametrize("options", [{}, {"window": 8}, {"capacity": 500}])
-def test_what_fails_leaves_the_cache_as_it_was(name, at, options, monkeypatch):
+def test_what_fails_leaves_the_cache_as_it_was(at, options, monkeypatch):
+    def interrupted(*arguments):
+        yield from list(cache_state.writes(*arguments))[:at]
+        raise KeyboardInterrupt
+
     layer, x = random_layer(), random_x(2, 400)
     cache, other = layer.new_cache(2, **options), layer.new_cache(2, **options)
     for one in (cache, other):
@@ -270,9 +259,11 @@ def test_what_fails_leaves_the_cache_as_it_was(name, at, options, monkeypatch):
     before = repr(cache), cache.key.tobytes(), cache.value.tobytes(), cache.start
     for lengths in (None, [3, 200]):
         with monkeypatch.context() as patched:
-            patched.setattr(layer_cache, "_core", Interrupted(name, at))
+            patched.setattr(kv_cache, "writes", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 layer(x[:, 200:], cache=cache, lengths=lengths)
+            with pytest.raises(ValueError, match="head_gate"):
+                layer(x[:, 200:], cache=cache, lengths=lengths, head_gate=[1, 2])
         assert (repr(cache), cache.key.tobytes(), cache.value.tobytes(), cache.start) == before
     assert np.array_equal(layer(x[:, 200:], cache=cache), layer(x[:, 200:], cache=other))
 
@@ -352,12 +343,12 @@ def test_a_cache_that_another_call_changes_is_said_to_be(monkeypatch):
     layer, x = random_layer(), random_x(1, 6)
     cache = layer.new_cache(1, capacity=20)
 
-    def attended(*arguments):
+    def placed(*arguments):
         monkeypatch.undo()
         layer(x, cache=cache)
-        return layer_cache._attended(*arguments)
+        return cached_call._placed(*arguments)
 
-    monkeypatch.setattr(layer_cache, "_attended", attended)
+    monkeypatch.setattr(cached_call, "_placed", placed)
     with pytest.raises(RuntimeError, match="cache: got changed by one call in the midst of anoth"):
         layer(x[:, :2], cache=cache)
     assert cache.lengths == [6]
@@ -408,3 +399,27 @@ def test_the_same_bits_at_any_thread_count(threads):
     wanted = layer(x, causal=True)
     with mha.threads(threads):
         assert np.array_equal(in_pieces(layer, x, layer.new_cache(2), None), wanted)
+
+
+def test_the_core_takes_a_cache_that_fits_alone():
+    """Rows that are appended must show in what attention reads."""
+    layer, x = random_layer(), random_x(2, 3)
+    good = {"cached_key": np.zeros((2, 4, 9, 6), np.float32),
+            "cached_value": np.zeros((2, 4, 9, 6), np.float32), "append": lambda key, value: None}
+
+    def call(**changed):
+        return mha._core.multi_head_attention(x, x, x, *layer._state.call, None, DEFAULTS,
+                                              **good | changed)
+
+    assert call().shape == x.shape
+    for name, array in ((name, array) for name in ("cached_key", "cached_value") for array in (
+            np.zeros((2, 4, 9, 6)), np.zeros((2, 4, 9, 6), ">f4"), np.zeros((2, 4, 9, 7), "f4"),
+            np.zeros((2, 3, 9, 6), "f4"), np.zeros((1, 4, 9, 6), "f4"), np.zeros((4, 9, 6), "f4"))):
+        with pytest.raises(ValueError, match=name):
+            call(**{name: array})
+    with pytest.raises(ValueError, match="cached_value: got length 8, wanted 9"):
+        call(cached_value=np.zeros((2, 4, 8, 6), np.float32))
+    with pytest.raises(ValueError, match="cached_key: got one with save"):
+        call(save=True)
+    with pytest.raises(TypeError, match="not callable"):
+        call(append=3)

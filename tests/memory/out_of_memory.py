@@ -267,12 +267,14 @@ def references():
 
 def is_out_of_memory(error):
     """A MemoryError, or CPython's own words where there is no memory for the frame of a function
-    written in Python, or within it; of those written in C it says "<built-in function"."""
+    written in Python, or within it, or within NumPy, which is called while a cache is written; but
+    not of a function of ours."""
     if not isinstance(error, SystemError):
         return isinstance(error, MemoryError)
     text = str(error)
+    is_ours = any(text.startswith(f"<built-in function {name}>") for name in dir(_core))
     return text == "error return without exception set" or (
-        text.startswith("<function ") and "returned NULL without setting an exception" in text)
+        "returned NULL without setting an exception" in text and not is_ours)
 
 
 def attempt(call, how, first):

@@ -186,6 +186,10 @@ def calls_of_the_core():
         "multi_head_attention": with_options(
             _core.multi_head_attention,
             [a.x, a.x, a.x, a.W, packed, *weights[2:]], **flags, return_lse=False, dtype=None),
+        "multi_head_attention-cached": with_options(
+            _core.multi_head_attention, [a.x, a.x, a.x, a.W, packed, *weights[2:]],
+            return_weights=False, dtype=None, save=False, cached_key=f(2, 4, 9, 3),
+            cached_value=f(2, 4, 9, 3), append=lambda key, value: None),
         "multi_head_attention_backward": (
             _core.multi_head_attention_backward, [kept_layer, of_layer, None, {"query", "b_q"}]),
         "linear": (_core.linear, [a.x, packed, a.b]),

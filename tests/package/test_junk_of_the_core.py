@@ -14,7 +14,8 @@ PROGRAM = Path(__file__).parents[1] / "helpers/junk_of_the_core.py"
 
 
 def test_no_function_is_left_out():
-    assert set(all_functions()) == {name for name in dir(_core) if callable(getattr(_core, name))}
+    tested = {name.partition("-")[0] for name in all_functions()}
+    assert tested == {name for name in dir(_core) if callable(getattr(_core, name))}
 
 
 @pytest.mark.parametrize("names", [tuple(all_functions())[i::6] for i in range(6)],

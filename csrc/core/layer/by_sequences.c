@@ -44,12 +44,14 @@ static double operations_of(const mha_multi_head_attention *l, int64_t items) {
            queries * (double)l->key_len * (double)(l->W_q.out + l->W_o.in);
 }
 
-/* Not where a pullback wants the steps, where each group would pack the weights or make the table
- * of rotations again, and where so few groups are left that threads would wait for the last. */
+/* Not where a pullback wants the steps, with a cache, where each group would pack the weights or
+ * make the table of rotations again, and where so few groups are left that threads would wait for
+ * the last. */
 mha_sequence_groups mha_plan_sequence_groups(const mha_multi_head_attention *l, int num_threads) {
     enum { TASKS_A_THREAD = 2, MANY_TASKS = 8 };
     const mha_sequence_groups none = {0};
-    if (l->batch_axes == 0 || !is_packed(l) || saves_steps(&l->saved) || l->rotary != NULL) {
+    if (l->batch_axes == 0 || !is_packed(l) || saves_steps(&l->saved) || l->rotary != NULL ||
+        l->cache.key.axes > 0) {
         return none;
     }
     const int64_t outer = l->batch_shape[0];

@@ -118,9 +118,14 @@ static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
         .options = l->options,
     };
     see_heads(l, &m->query, &attention->query);
-    see_heads(l, &m->key, &attention->key);
-    see_heads(l, &m->value, &attention->value);
     see_heads(l, &m->merged, &attention->output);
+    if (l->cache.key.axes > 0) {
+        attention->key = l->cache.key;
+        attention->value = l->cache.value;
+    } else {
+        see_heads(l, &m->key, &attention->key);
+        see_heads(l, &m->value, &attention->value);
+    }
 }
 
 mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
@@ -246,6 +251,14 @@ static mha_linear_projection output_projection(const mha_multi_head_attention *l
     return projection;
 }
 
+/* Keys and values of these positions join those of the positions before. */
+static mha_status append_to_cache(const mha_layer_cache *cache, mha_execution *execution) {
+    if (cache->append == NULL || execution->workspace.measures) {
+        return MHA_OK;
+    }
+    return cache->append(cache->context, execution) == 0 ? MHA_OK : MHA_CANCELLED;
+}
+
 static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
     matrices m = {.batch = 0};
@@ -263,6 +276,7 @@ static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execu
     MHA_TRY(mha_linear_projection_forward(inputs, 3, execution));
     MHA_TRY(prepare(&m.of_query, execution));
     MHA_TRY(prepare(&m.of_key, execution));
+    MHA_TRY(append_to_cache(&layer->cache, execution));
 
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
      * 3. Scaled dot-product attention.

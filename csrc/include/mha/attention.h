@@ -331,6 +331,16 @@ typedef struct mha_saved_steps {
     void *unprepared_query, *unprepared_key;
 } mha_saved_steps;
 
+/* A layer's call with a cache: attention reads key (batch..., kv_heads, cached_len, head_dim) and
+ * value in place of the projected ones. Between projection and attention, append(context,
+ * execution) puts the projected ones there, which the caller keeps in mha_saved_steps; it returns
+ * 0, or stops the call with MHA_CANCELLED. NULL: it puts none. */
+typedef struct mha_layer_cache {
+    mha_tensor key, value; /* without axes: no cache */
+    int (*append)(void *context, mha_execution *execution);
+    void *context;
+} mha_layer_cache;
+
 /* The whole figure. query (batch..., query_len, query_dim), key (batch..., key_len, key_dim) and
  * value (batch..., key_len, value_dim) are C-contiguous; output (batch..., query_len, output_dim)
  * too; each may be halves. head_gate (num_heads,) or NULL; weights, lse, maximum and denominator as
@@ -354,6 +364,7 @@ typedef struct mha_multi_head_attention {
     void *output;
     void *weights, *lse, *maximum, *denominator;
     mha_saved_steps saved;
+    mha_layer_cache cache;
 } mha_multi_head_attention;
 
 mha_status mha_multi_head_attention_workspace(const mha_multi_head_attention *layer,

@@ -67,6 +67,14 @@ static int poll_signals(void *context) {
     return raised;
 }
 
+int mha_call_python(mha_execution *execution, int (*function)(void *context), void *context) {
+    polling *state = execution->cancel.context;
+    PyEval_RestoreThread(state->thread);
+    const int failed = function(context);
+    state->thread = PyEval_SaveThread();
+    return failed;
+}
+
 /* Fills `execution` but for cancel; -1 with a MemoryError. Needs call_end after success. */
 static int call_begin(mha_execution *execution, size_t bytes, int num_threads,
                       kept_for_thread *kept) {

@@ -20,4 +20,8 @@ typedef mha_status core_forward(const void *problem, mha_execution *execution);
 int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
                  int num_threads);
 
+/* function(context) with the GIL, for a step that runs so: 0, or -1 with the exception, for which
+ * the step has to stop. */
+int mha_call_python(mha_execution *execution, int (*function)(void *context), void *context);
+
 #endif

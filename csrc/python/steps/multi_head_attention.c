@@ -29,13 +29,14 @@ enum argument {
     ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
     LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
     MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) PREPARATION,
-    NUM_ARGUMENTS = PREPARATION + NUM_PREPARATION
+    CACHE = PREPARATION + NUM_PREPARATION,
+    NUM_ARGUMENTS = CACHE + NUM_CACHE
 };
 
 static const argument_form FORMS[NUM_ARGUMENTS] = {
     ARGUMENTS(MHA_ARGUMENT_FORM) /* then the options */
     MHA_OPTION_FORMS             /* and what is given by keyword */
-        MORE_ARGUMENTS(MHA_ARGUMENT_FORM) MHA_PREPARATION_FORMS};
+        MORE_ARGUMENTS(MHA_ARGUMENT_FORM) MHA_PREPARATION_FORMS MHA_CACHE_FORMS};
 
 static void clear(void *given) {
     layer_call *call = given;
@@ -62,6 +63,7 @@ static void clear(void *given) {
         Py_CLEAR(weights[i]->owner);
     }
     mha_clear_preparation(&call->preparation);
+    mha_clear_cache(&call->cache);
     mha_clear_options(&call->options);
     mha_clear_results(&call->results);
 }
@@ -212,30 +214,27 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
                               "W_o", &call->W_o);
 }
 
-/* The types of what convert_vectors made float32 of. */
-static void note_vectors(PyObject *const *arguments, layer_call *call) {
-    PyArrayObject *const converted[] = {call->b_q, call->b_k, call->b_v, call->b_o,
-                                        call->head_gate};
-    PyObject *const given[] = {arguments[ARG_b_q], arguments[ARG_b_k], arguments[ARG_b_v],
-                               arguments[ARG_b_o], arguments[ARG_head_gate]};
-    for (int i = 0; i < 5; i++) {
-        call->typenums[i] = converted[i] == NULL ? 0 : mha_given_typenum(given[i], converted[i]);
-    }
-}
-
+/* The biases and head_gate, and the types that they were given in. */
 static int convert_vectors(PyObject *const *arguments, layer_call *call) {
-    const mha_dtype dtype = call->dtype;
-    return mha_optional_vector(arguments[ARG_b_q], dtype, call->W_q.out, "b_q", &call->b_q) < 0 ||
-                   mha_optional_vector(arguments[ARG_b_k], dtype, call->W_k.out, "b_k",
-                                       &call->b_k) < 0 ||
-                   mha_optional_vector(arguments[ARG_b_v], dtype, call->W_v.out, "b_v",
-                                       &call->b_v) < 0 ||
-                   mha_optional_vector(arguments[ARG_b_o], dtype, call->W_o.out, "b_o",
-                                       &call->b_o) < 0 ||
-                   mha_optional_vector(arguments[ARG_head_gate], dtype, call->num_heads,
-                                       "head_gate", &call->head_gate) < 0
-               ? -1
-               : 0;
+    const struct {
+        int argument;
+        int64_t length;
+        PyArrayObject **to;
+    } vectors[] = {{ARG_b_q, call->W_q.out, &call->b_q},
+                   {ARG_b_k, call->W_k.out, &call->b_k},
+                   {ARG_b_v, call->W_v.out, &call->b_v},
+                   {ARG_b_o, call->W_o.out, &call->b_o},
+                   {ARG_head_gate, call->num_heads, &call->head_gate}};
+    for (int i = 0; i < NUM_VECTORS; i++) {
+        PyObject *given = arguments[vectors[i].argument];
+        PyArrayObject **to = vectors[i].to;
+        if (mha_optional_vector(given, call->dtype, vectors[i].length,
+                                FORMS[vectors[i].argument].name, to) < 0) {
+            return -1;
+        }
+        call->typenums[i] = *to == NULL ? 0 : mha_given_typenum(given, *to);
+    }
+    return 0;
 }
 
 static void set_scores(layer_call *call) {
@@ -293,51 +292,66 @@ static PyArrayObject *new_rows(const layer_call *call, int64_t length, int64_t w
     return mha_new_array(axes + 2, shape, typenum, name);
 }
 
-static PyArrayObject *new_step(const layer_call *call, int64_t length, int64_t width,
-                               const char *name) {
-    return new_rows(call, length, width, mha_typenum(call->dtype), name);
+/* An array that a step writes, (batch..., length, width), into *step. 0, or -1 with the exception.
+ */
+static int new_step(const layer_call *call, PyArrayObject **step, int64_t length, int64_t width,
+                    const char *name) {
+    *step = new_rows(call, length, width, mha_typenum(call->dtype), name);
+    return *step == NULL ? -1 : 0;
 }
 
 /* What the backward pass needs of the forward pass. Without gates the merged heads are what
  * attention wrote: one array for both. */
 static int new_saved_steps(layer_call *call) {
     const int64_t query_len = call->scores.query_len, key_len = call->scores.key_len;
-    call->projected_query = new_step(call, query_len, call->W_q.out, "projected query");
-    if (call->projected_query == NULL) {
+    const bool has_gate = call->head_gate != NULL;
+    const bool norms_query = call->preparation.q_norm != NULL;
+    const bool norms_key = call->preparation.k_norm != NULL;
+    if (new_step(call, &call->projected_query, query_len, call->W_q.out, "projected query") < 0 ||
+        new_step(call, &call->projected_key, key_len, call->W_k.out, "projected key") < 0 ||
+        new_step(call, &call->projected_value, key_len, call->W_v.out, "projected value") < 0 ||
+        new_step(call, &call->attended, query_len, call->W_o.in, "attended values") < 0 ||
+        (has_gate && new_step(call, &call->merged, query_len, call->W_o.in, "merged heads") < 0) ||
+        (norms_query && new_step(call, &call->unprepared_query, query_len, call->W_q.out,
+                                 "unprepared query") < 0) ||
+        (norms_key &&
+         new_step(call, &call->unprepared_key, key_len, call->W_k.out, "unprepared key") < 0)) {
         return -1;
     }
-    call->projected_key = new_step(call, key_len, call->W_k.out, "projected key");
-    if (call->projected_key == NULL) {
-        return -1;
-    }
-    call->projected_value = new_step(call, key_len, call->W_v.out, "projected value");
-    if (call->projected_value == NULL) {
-        return -1;
-    }
-    call->attended = new_step(call, query_len, call->W_o.in, "attended values");
-    if (call->attended == NULL) {
-        return -1;
-    }
-    call->merged = call->head_gate == NULL
-                       ? (PyArrayObject *)Py_NewRef((PyObject *)call->attended)
-                       : new_step(call, query_len, call->W_o.in, "merged heads");
-    if (call->merged == NULL) {
-        return -1;
-    }
-    if (call->preparation.q_norm != NULL) {
-        call->unprepared_query = new_step(call, query_len, call->W_q.out, "unprepared query");
-        if (call->unprepared_query == NULL) {
-            return -1;
-        }
-    }
-    if (call->preparation.k_norm != NULL) {
-        call->unprepared_key = new_step(call, key_len, call->W_k.out, "unprepared key");
-        if (call->unprepared_key == NULL) {
-            return -1;
-        }
+    if (!has_gate) {
+        call->merged = (PyArrayObject *)Py_NewRef((PyObject *)call->attended);
     }
     call->results.statistics = mha_new_statistics(call->dtype, &call->scores);
     return call->results.statistics == NULL ? -1 : 0;
+}
+
+/* The projected keys and values that join the cache, and the scores' length, that of the cache. */
+static int convert_cache(PyObject *const *arguments, layer_call *call) {
+    const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
+    const int64_t key_len = call->scores.key_len;
+    converted_cache *cache = &call->cache;
+    if (mha_convert_cache(arguments + CACHE, call->dtype, &call->scores, call->num_kv_heads,
+                          value_head_dim, cache) < 0) {
+        return -1;
+    }
+    if (cache->key == NULL) {
+        return 0;
+    }
+    if (arguments[ARG_save] == Py_True) {
+        PyErr_SetString(PyExc_ValueError, "cached_key: got one with save, wanted none");
+        return -1;
+    }
+    call->scores.key_len = PyArray_DIM(cache->key, call->scores.batch_axes + 1);
+    if (cache->append == NULL) {
+        return 0;
+    }
+    return new_step(call, &call->projected_key, key_len, call->W_k.out, "projected key") < 0 ||
+                   new_step(call, &call->projected_value, key_len, call->W_v.out,
+                            "projected value") < 0 ||
+                   mha_see_appended(call->projected_key, call->projected_value, call->num_kv_heads,
+                                    cache) < 0
+               ? -1
+               : 0;
 }
 
 static int refuse_packed(const layer_call *call) {
@@ -378,10 +392,10 @@ static int convert(void *given, PyObject **arguments) {
         convert_vectors(arguments, call) < 0) {
         return -1;
     }
-    note_vectors(arguments, call);
     set_scores(call);
     if (mha_convert_preparation(arguments + PREPARATION, call->dtype, &call->scores,
-                                call->num_kv_heads, &call->preparation) < 0) {
+                                call->num_kv_heads, &call->preparation) < 0 ||
+        convert_cache(arguments, call) < 0) {
         return -1;
     }
     const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
@@ -411,7 +425,7 @@ bool mha_fill_layer(void *given) {
         .dtype = call->dtype,
         .batch_axes = call->scores.batch_axes,
         .query_len = call->scores.query_len,
-        .key_len = call->scores.key_len,
+        .key_len = PyArray_DIM(call->key, PyArray_NDIM(call->key) - 2),
         .num_heads = call->num_heads,
         .num_kv_heads = call->num_kv_heads,
         .query = PyArray_DATA(call->query),
@@ -444,6 +458,7 @@ bool mha_fill_layer(void *given) {
                   .merged = mha_data_or_null(call->merged),
                   .unprepared_query = mha_data_or_null(call->unprepared_query),
                   .unprepared_key = mha_data_or_null(call->unprepared_key)},
+        .cache = mha_fill_cache(&call->cache),
     };
     mha_fill_preparation(&call->preparation, &call->scores, &call->layer);
     for (int axis = 0; axis < call->scores.batch_axes; axis++) {

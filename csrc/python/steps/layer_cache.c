@@ -1,0 +1,114 @@
+#include "python/steps/layer_cache.h"
+
+#include "python/call/call.h"
+#include "python/convert/convert.h"
+
+void mha_clear_cache(converted_cache *converted) {
+    Py_CLEAR(converted->key);
+    Py_CLEAR(converted->value);
+    Py_CLEAR(converted->key_heads);
+    Py_CLEAR(converted->value_heads);
+    Py_CLEAR(converted->append);
+}
+
+/* (batch..., kv_heads, cached_len, columns) as attention reads it, in *cached. Rows that are
+ * appended must show in it: it may be no copy then. */
+static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
+                       const score_shape *scores, int64_t kv_heads, int64_t columns, bool appends,
+                       PyArrayObject **cached) {
+    char text[MHA_SHAPE_TEXT];
+    PyArrayObject *array = mha_as_array(object, name);
+    if (array == NULL) {
+        return -1;
+    }
+    const int axes = scores->batch_axes;
+    if (PyArray_NDIM(array) != axes + 3 ||
+        !PyArray_CompareLists(PyArray_DIMS(array), scores->batch, axes) ||
+        PyArray_DIM(array, axes) != kv_heads || PyArray_DIM(array, axes + 2) != columns) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (batch, %lld, len, %lld)", name,
+                     mha_array_shape_text(array, text), (long long)kv_heads, (long long)columns);
+    } else {
+        *cached = mha_as_stored(array, dtype, name);
+    }
+    if (*cached != NULL && appends && PyArray_DATA(*cached) != PyArray_DATA(array)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got an array that is to be converted, wanted one that "
+                     "attention reads as it is, since rows are appended to it",
+                     name);
+        Py_CLEAR(*cached);
+    }
+    Py_DECREF(array);
+    return *cached == NULL ? -1 : 0;
+}
+
+int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
+                      const score_shape *scores, int64_t kv_heads, int64_t value_head_dim,
+                      converted_cache *converted) {
+    PyObject *append = arguments[CACHE_append];
+    const bool appends = append != Py_None;
+    if (arguments[CACHE_cached_key] == Py_None) {
+        return 0;
+    }
+    if (convert_one(arguments[CACHE_cached_key], "cached_key", dtype, scores, kv_heads,
+                    scores->head_dim, appends, &converted->key) < 0 ||
+        convert_one(arguments[CACHE_cached_value], "cached_value", dtype, scores, kv_heads,
+                    value_head_dim, appends, &converted->value) < 0) {
+        return -1;
+    }
+    const int64_t key_len = PyArray_DIM(converted->key, scores->batch_axes + 1);
+    const int64_t value_len = PyArray_DIM(converted->value, scores->batch_axes + 1);
+    if (key_len != value_len) {
+        PyErr_Format(PyExc_ValueError,
+                     "cached_value: got length %lld, wanted %lld as cached_key "
+                     "has",
+                     (long long)value_len, (long long)key_len);
+        return -1;
+    }
+    converted->append = appends ? Py_NewRef(append) : NULL;
+    return 0;
+}
+
+/* Step 2: rows (batch..., len, heads * d) seen by head: (batch..., heads, len, d). */
+static PyArrayObject *see_heads(PyArrayObject *rows, int64_t heads) {
+    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(rows) - 2; /* of the batch */
+    const npy_intp columns = PyArray_DIM(rows, axes + 1) / (npy_intp)heads;
+    memcpy(shape, PyArray_DIMS(rows), (size_t)axes * sizeof *shape);
+    memcpy(strides, PyArray_STRIDES(rows), (size_t)axes * sizeof *strides);
+    shape[axes] = (npy_intp)heads;
+    strides[axes] = columns * PyArray_ITEMSIZE(rows);
+    shape[axes + 1] = PyArray_DIM(rows, axes);
+    strides[axes + 1] = PyArray_STRIDE(rows, axes);
+    shape[axes + 2] = columns;
+    strides[axes + 2] = PyArray_ITEMSIZE(rows);
+    return mha_new_view(rows, axes + 3, shape, strides, 0);
+}
+
+int mha_see_appended(PyArrayObject *key_rows, PyArrayObject *value_rows, int64_t kv_heads,
+                     converted_cache *converted) {
+    converted->key_heads = see_heads(key_rows, kv_heads);
+    converted->value_heads = see_heads(value_rows, kv_heads);
+    return converted->key_heads == NULL || converted->value_heads == NULL ? -1 : 0;
+}
+
+static int call_append(void *context) {
+    const converted_cache *cache = context;
+    PyObject *nothing =
+        PyObject_CallFunctionObjArgs(cache->append, cache->key_heads, cache->value_heads, NULL);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* The core calls it between projection and attention, without the GIL. */
+static int append(void *context, mha_execution *execution) {
+    return mha_call_python(execution, call_append, context);
+}
+
+mha_layer_cache mha_fill_cache(converted_cache *converted) {
+    return (mha_layer_cache){
+        .key = mha_tensor_of(converted->key),
+        .value = mha_tensor_of(converted->value),
+        .append = converted->append == NULL ? NULL : append,
+        .context = converted,
+    };
+}

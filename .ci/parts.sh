@@ -9,7 +9,8 @@ install() {
         echo "ci: could not install $*"
 }
 
-summary=()
+# A line a part; a file, since parts may run side by side.
+summary=$(mktemp)
 part() { # NAME COMMAND ...
     local name=$1 started=$SECONDS status=0
     shift
@@ -17,20 +18,22 @@ part() { # NAME COMMAND ...
     "$@" </dev/null || status=$?
     local took=$(((SECONDS - started + 30) / 60))
     case $status in
-    0) summary+=("ci: $name: passed in $took min") ;;
-    75) summary+=("ci: $name: cannot run here") ;;
-    *) summary+=("ci: $name: FAILED ($status) after $took min") ;;
-    esac
-    echo "${summary[-1]}"
-    return $status
+    0) echo "ci: $name: passed in $took min" ;;
+    75) echo "ci: $name: cannot run here" ;;
+    *) echo "ci: $name: FAILED ($status) after $took min" ;;
+    esac | tee -a "$summary"
 }
 
-# The summary comes last, however the run ends.
+# The summary comes last, however the run ends; a part that failed makes it fail.
 finish() {
     local status=$?
-    printf '%s\n' "" "${summary[@]}"
+    echo
+    cat "$summary"
+    if grep -q ": FAILED" "$summary"; then status=1; fi
     if [ $status = 0 ]; then echo "ci: passed in $((SECONDS / 60)) min"
     else echo "ci: FAILED after $((SECONDS / 60)) min"; fi
+    rm -f "$summary"
     [ -z "${bare:-}" ] || rm -rf --one-file-system "$bare"
+    exit $status
 }
 trap finish EXIT

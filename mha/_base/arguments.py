@@ -93,6 +93,26 @@ def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray
     return np.full(batch, array)
 
 
+def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> NDArray[Any]:
+    """Positions (n,) or (batch, n) as integers."""
+    given = as_array(positions, name)
+    most = np.iinfo(np.int64).max
+    if given.dtype.kind == "u" and given.size and given.max() > most:
+        raise ValueError(f"{name}: got {given.max()}, wanted at most {most}")
+    given = as_int_array(given, name)
+    if given.shape not in ((n,), (batch, n)):
+        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
+    return given
+
+
+def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:
+    """(batch, len, width) or (len, width)."""
+    if len(shape) not in (2, 3):
+        raise ValueError(f"{name}: got shape {shape}, wanted (batch, len, dim) or (len, dim)")
+    if shape[-1] != width:
+        raise ValueError(f"{name}: got shape {shape}, wanted a last axis of {width}")
+
+
 def detached_array(array: Any, name: str) -> NDArray[Any]:
     """`as_array`, of tensors that require a gradient detached, as NumPy wants them."""
     if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):

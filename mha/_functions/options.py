@@ -290,3 +290,13 @@ def _paragraphs(names: tuple[str, ...], indent: str) -> str:
         lines.append(f"{indent}{name} : {option.type}\n")
         lines += [f"{indent}    {line}\n" for line in textwrap.wrap(option.meaning, 92)]
     return "".join(lines)
+
+
+def check_score_axes(ndim: int, name: str) -> None:
+    """Of a mask or bias."""
+    if ndim not in (2, 4):
+        hint = (f"for one per batch item write {name}[:, None], for one per head {name}[None]"
+                if ndim == 3 else
+                f"for one per key write {name}[None], for documents {name}[:, None] == {name}")
+        raise ValueError(f"{name}: got {ndim} dimensions, wanted 2 (query_len, key_len) or 4"
+                         f" (batch, heads, query_len, key_len); {hint}")

@@ -13,14 +13,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_bool, as_int, as_int_array, checked_lengths
+from mha._base.arguments import (
+    as_array,
+    as_bool,
+    as_int,
+    as_positions,
+    check_rows,
+    checked_lengths,
+)
 from mha._base.dtypes import as_computed, shown_dtype, stored_dtype, widened
 from mha._base.pieces import copy_into
 from mha._functions.dropout import drawn
-from mha._functions.options import DEFAULTS, AttentionOptions, Window
-from mha._functions.rotary import as_record
+from mha._functions.options import DEFAULTS, AttentionOptions, Window, check_score_axes
 from mha._layer.cache_state import CacheState
 from mha._layer.kv_cache import Append, KVCache, Memory
+from mha._layer.prepare_heads import by_head
 from mha._layer.settings import LayerSettings, as_window
 from mha._layer.state import LayerState, core_at
 
@@ -145,33 +152,6 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
     return memory
 
 
-def heads_of(settings: LayerSettings, which: str) -> int:
-    """How many there are of "q", "k" or "v"."""
-    return settings.num_heads if which == "q" else settings.num_kv_heads
-
-
-def prepared(state: LayerState, which: str, projected: Array, positions: Maybe = None, *,
-             save: bool = False) -> tuple[Array, object]:
-    """What is projected (batch, n, heads * d) to "q", "k" or "v", shaped as it is: queries and keys
-    normed, and rotated by positions (n,) or (batch, n), by default 0, 1, ...; and with save what
-    `_core.prepare_heads_backward` takes, None where nothing was done."""
-    settings = state.settings
-    if which == "v" or (settings.rotary is None and settings.qk_norm is None):
-        return projected, None
-    record = as_record(settings.rotary)
-    result = _core.prepare_heads(projected, heads_of(settings, which), record,
-                                 None if record is None else positions,
-                                 state.parameters.get(which + "_norm"), settings.norm_eps,
-                                 settings.norm_offset, save=save)
-    return result if save else (result, None)
-
-
-def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:
-    """`prepared`, split: (batch, heads, n, d)."""
-    heads, _ = prepared(state, which, projected, positions)
-    return _core.split_heads(heads, heads_of(state.settings, which))
-
-
 def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, real: Array | None,
             is_memory: bool) -> AttentionOptions:
     """The options with queries and keys in their places: column 0 of the keys is at start."""
@@ -217,31 +197,12 @@ def _first_positions(before: CacheState, counts: Array | None, n: int, left: boo
     return before.shortest if before.shortest == before.longest else before.lengths
 
 
-def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> Array:
-    """Positions (n,) or (batch, n) as integers."""
-    given = as_array(positions, name)
-    most = np.iinfo(np.int64).max
-    if given.dtype.kind == "u" and given.size and given.max() > most:
-        raise ValueError(f"{name}: got {given.max()}, wanted at most {most}")
-    given = as_int_array(given, name)
-    if given.shape not in ((n,), (batch, n)):
-        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
-    return given
-
-
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
     """What was given, and it as (batch, n, width) in the layer's type."""
     given = as_array(array, name)
     rows = as_computed(given, name, settings.dtype)
     check_rows(given.shape, name, width)
     return given, rows if rows.ndim == 3 else rows[None]
-
-
-def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:
-    if len(shape) not in (2, 3):
-        raise ValueError(f"{name}: got shape {shape}, wanted (batch, len, dim) or (len, dim)")
-    if shape[-1] != width:
-        raise ValueError(f"{name}: got shape {shape}, wanted a last axis of {width}")
 
 
 def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
@@ -321,16 +282,6 @@ def _of_scores(array: Maybe, name: str) -> Array | None:
     scores = as_array(array, name)
     check_score_axes(scores.ndim, name)
     return scores
-
-
-def check_score_axes(ndim: int, name: str) -> None:
-    """Of a mask or bias."""
-    if ndim not in (2, 4):
-        hint = (f"for one per batch item write {name}[:, None], for one per head {name}[None]"
-                if ndim == 3 else
-                f"for one per key write {name}[None], for documents {name}[:, None] == {name}")
-        raise ValueError(f"{name}: got {ndim} dimensions, wanted 2 (query_len, key_len) or 4"
-                         f" (batch, heads, query_len, key_len); {hint}")
 
 
 def _within(window: Window | None, kept: int) -> Window:

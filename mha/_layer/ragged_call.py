@@ -18,7 +18,7 @@ from mha._functions.dropout import drawn
 from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
 from mha._functions.options import AttentionOptions
 from mha._layer import state as layer_state
-from mha._layer.cached_call import heads_of, prepared
+from mha._layer.prepare_heads import heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
 
 Array = NDArray[Any]

@@ -14,14 +14,20 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array
+from mha._base.arguments import as_array, as_positions, check_rows
 from mha._base.dtypes import as_computed, computing_dtype, returned, shown_dtype
 from mha._base.keywords import checks_keywords
 from mha._base.runtime import threads
-from mha._functions.options import LAYER, LayerKeywords, RandomSource, takes_options
-from mha._layer.cached_call import as_positions, by_head, check_rows, check_score_axes, heads_of
+from mha._functions.options import (
+    LAYER,
+    LayerKeywords,
+    RandomSource,
+    check_score_axes,
+    takes_options,
+)
 from mha._layer.layer import MultiHeadAttention as Layer
 from mha._layer.options import call_options
+from mha._layer.prepare_heads import by_head, heads_of
 from mha.dask._attention import DaskOrArray, scaled_dot_product_attention
 from mha.dask._cuts import adopted, as_dask, is_dask, starts
 from mha.dask._graph import Key, Task, TaskRef

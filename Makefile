@@ -162,7 +162,8 @@ check-windows:
 test-fresh:
 	tests/tools/fresh.sh
 
-# What needs the peers themselves, in a virtual environment of their own.
+# What needs the peers themselves, in a virtual environment of their own. With MHA_CONFIGURATIONS=200,
+# as at night, random ones are as many, and what takes long runs too.
 .venv-peers/.built: dist/.built tests/peers/requirements.txt examples/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(INSTALL) -r tests/peers/requirements.txt
@@ -171,7 +172,8 @@ test-fresh:
 	@touch $@
 
 test-peers: .venv-peers/.built
-	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) .venv-peers/bin/python $(PYTEST) tests/peers
+	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) .venv-peers/bin/python \
+		-m pytest -n auto $(if $(MHA_CONFIGURATIONS),--all) tests/peers
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built

@@ -306,5 +306,9 @@ setup(
     # What is built beside NumPy 1 cannot be loaded beside NumPy 2, and lies where no build beside
     # NumPy 2 takes it for its own.
     install_requires=["numpy>=1.26,<2" if BESIDE_NUMPY_1 else "numpy>=1.26"],
-    options={"build": {"build_base": "build/numpy1"}} if BESIDE_NUMPY_1 else {},
+    options={
+        "build": {"build_base": "build/numpy1"} if BESIDE_NUMPY_1 else {},
+        # A path, which type checkers and editors follow; by default it is a hook of imports.
+        "editable_wheel": {"mode": "compat"},
+    },
 )

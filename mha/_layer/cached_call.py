@@ -72,7 +72,10 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     x = given if given.ndim == 3 else given[None]
     batch, n, _ = x.shape
     if batch != cache.batch:
-        raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has")
+        token = ("; x[:, i] is no token of each sequence but one sequence: write x[:, i:i + 1]"
+                 if given.ndim == 2 else "")
+        raise ValueError(f"cache: got one of {cache.batch} sequences, wanted {batch} as query has"
+                         + token)
     counts = checked_lengths(lengths, batch, n)
     real = None if counts is None else _real_rows(counts, n, left)
     if positions is not None:

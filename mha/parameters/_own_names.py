@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mha._base.arguments import as_bool, printable
@@ -22,6 +23,28 @@ BUFFERS = ("mask", "*_mask", "tril")
 EQUAL = (("key_dim", "value_dim"), ("head_dim", "value_head_dim"))
 BIASED = tuple("".join(letters) for count in range(1, 5)
                for letters in itertools.combinations("qkvo", count))
+
+
+# How programs call the four layers: q, W_query, to_k, v_proj, out_linear, c_proj, ...
+AROUND = r"(?:(?:w|to|c)_?)?(?:{})(?:_?(?:proj|projection|lin|linear))?"
+CALLED = {"q": AROUND.format("q|query"), "k": AROUND.format("k|key"),
+          "v": AROUND.format("v|value"), "o": AROUND.format("o|out|output") + "|(?:c_)?proj|dense"}
+
+
+def seen_names(names: Iterable[str]) -> str:
+    """What an error adds where a state has names of its own: names= as a call would give it, or how
+    to join a weight of each head."""
+    layers = {name.removesuffix(ending) for name in names for ending in (".weight", ".kernel")
+              if name.endswith(ending)}
+    if any(re.search(r"heads?\.\d+\.", layer) for layer in layers):
+        return ("a weight a head, wanted one for all, joined by np.concatenate, along the axis of"
+                " head_dim")
+    found = {letter: [layer for layer in sorted(layers) if re.fullmatch(
+        pattern, layer.rpartition(".")[2], re.IGNORECASE)] for letter, pattern in CALLED.items()}
+    if not all(len(layers) == 1 for layers in found.values()):
+        return ""
+    own = ", ".join(f'"{letter}": "{layer}"' for letter, [layer] in found.items())
+    return f"if these are names of your own: names={{{own}}}, num_heads=..."
 
 
 def own_layout(names: Any, transposed: bool | None) -> Layout:

@@ -30,7 +30,7 @@ from mha.parameters._names import (
     looks_like,
     shown,
 )
-from mha.parameters._own_names import NAME, own_layout
+from mha.parameters._own_names import NAME, own_layout, seen_names
 from mha.parameters._table import (
     FUSED,
     Array,
@@ -129,11 +129,11 @@ def _layout(given: Any, config: Mapping[str, Any] | None, state: Mapping[Any, An
     got = "no config" if config is None else "no model_type in config" if model is None else (
         f"model_type {model!r} in config, which has no layout here")
     first = prefix.replace(PLACE, "0")
-    alike = looks_like({name.removeprefix(first) for name in map(str, state)
-                        if name.startswith(first)})
+    under = {name.removeprefix(first) for name in map(str, state) if name.startswith(first)}
+    alike, own = looks_like(under), seen_names(under)
     raise ValueError(printable(
         f"layout: got none, and {got}, wanted one of {', '.join(sorted(LAYOUTS))}, or names="
-        + f"; state has the names of {' or '.join(alike)}" * bool(alike)))
+        + f"; state has the names of {' or '.join(alike)}" * bool(alike) + f"; {own}" * bool(own)))
 
 
 def _rotary_layout(given: RotaryLayout | None, layout: Layout,
@@ -182,9 +182,12 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> Any:
     found = shown(f"{name} {array.shape}" for name, array in arrays.items())
     if not under and asked.state:
         found += f", but elsewhere {shown(asked.state)}"
+    hints = advice(layout, under, asked.state, prefix)
+    if layout.name != NAME and not fits(layout, under):
+        hints += filter(None, [seen_names(under)])
     raise ValueError(printable("; ".join([
         f"state: got what does not fit {_shown_layout(layout)} under prefix {prefix!r}",
-        *problems, f"found {found}", *advice(layout, under, asked.state, prefix)])))
+        *problems, f"found {found}", *hints])))
 
 
 def _found(asked: Asked, form: Form, prefix: str,

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import pydoc
+import sys
 
 import pytest
 
@@ -77,3 +78,16 @@ def test_calls_of_layers_say_what_they_take(module):
     call = next(getattr(layer, name) for name in ("forward", "call", "__call__")
                 if hasattr(layer, name))
     assert "ArrayLike" in str(inspect.signature(call))
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    """Without PyTorch, as where the quick tests run."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "mha.compat.transformers", raising=False)
+    monkeypatch.delitem(sys.modules, "mha.compat.pytorch._tensors", raising=False)
+    with pytest.raises(ImportError, match="pip install torch; arrays go to mha.scaled_dot_product"):
+        pytorch.functional_attention(None, None, None)
+    with pytest.raises(ImportError, match=r"mha\.compat\.transformers: .*pip install torch trans"):
+        compat.transformers.register()

@@ -152,3 +152,15 @@ def test_torch_is_imported_by_tensors_alone():
             " print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False"], done.stderr
+
+
+def test_masks_of_ints_are_told_how_to_be_bool():
+    """1 is a real token in a tokenizer's mask; True blocks here and attends in the function."""
+    ints = np.array([[1, 1, 1, 1, 1, 0, 0]] * 2)
+    with pytest.raises(TypeError, match="key_padding_mask == 0 where 1 means attend, key_padding_"):
+        forward(key_padding_mask=ints)
+    with pytest.raises(TypeError, match="attn_mask != 0 where 1 means attend"):
+        mha.compat.pytorch.scaled_dot_product_attention(*[np.ones((1, 7, 4))] * 3,
+                                                        attn_mask=ints[:1])
+    with pytest.raises(ValueError, match=r"np\.triu\(np\.ones\(\(len, len\), bool\), 1\)"):
+        forward(is_causal=True)

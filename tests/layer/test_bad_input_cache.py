@@ -124,7 +124,7 @@ CASES = [
     row(call, "query", f(12), V, "shape (12,)", "(batch, len, dim) or (len, dim)"),
     row(call, "query", f(2, 5, 11), V, "shape (2, 5, 11)", "a last axis of 12"),
     ("one sequence", lambda a: call(a, query=f(5, 12)), V, "cache", "one of 2 sequences",
-     "1 as query has"),
+     "1 as query has; x[:, i] is no token of each sequence but one sequence: write x[:, i:i + 1]"),
     row(call, "query", f(2, 5, 12).astype(complex), T, "an array of complex128", REAL),
     row(call, "query", f(2, 5, 12) > 0, T, "an array of bool", REAL),
     row(call, "mask", f(2, 5, 10) > 0, V, "3 dimensions", "mask[:, None]"),

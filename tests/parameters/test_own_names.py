@@ -1,5 +1,7 @@
 """from_state(names=...): layers of programs with names of their own."""
 
+import ast
+
 import numpy as np
 import pytest
 from layouts import HEADS, WIDTH, error_of
@@ -130,3 +132,27 @@ def test_a_wrong_prefix_and_names_of_a_layout_are_told():
 def test_transposed_is_a_bool():
     assert "transposed: got int" in error_of(from_state, state_of(layer_of()), names=NAMES,
                                              num_heads=HEADS, transposed=1, kind=TypeError)
+
+
+@pytest.mark.parametrize("letters", [
+    ("q", "k", "v", "o"), ("W_query", "W_key", "W_value", "out_proj"),
+    ("to_q", "to_k", "to_v", "to_out"), ("q_lin", "k_lin", "v_lin", "dense")])
+def test_errors_say_how_to_give_names_of_your_own(letters):
+    """And what they say to give is right."""
+    layer = mha.MultiHeadAttention(6, 2, use_bias=False, rng=0, head_dim=4)
+    state = {f"block.{name}.weight": layer.parameters()[f"W_{letter}"].T
+             for letter, name in zip("qkvo", letters)}
+    for layout in (None, "pytorch"):
+        with pytest.raises(ValueError, match="names of your own: names=") as told:
+            mha.MultiHeadAttention.from_state(state, layout, prefix="block.", num_heads=2)
+        names = ast.literal_eval(str(told.value).split("names=")[-1].split(", num_heads")[0])
+        read = mha.MultiHeadAttention.from_state(state, names=names, prefix="block.", num_heads=2,
+                                               transposed=True)
+        assert np.array_equal(read.W_o, layer.W_o)
+
+
+def test_an_error_says_how_to_join_weights_of_heads():
+    state = {f"heads.{head}.{name}.weight": np.ones((8, 4)) for head in (0, 1)
+             for name in ("query", "key", "value")}
+    with pytest.raises(ValueError, match=r"a weight a head, wanted one for all, joined by np\.conc"):
+        mha.MultiHeadAttention.from_state(state, "pytorch", num_heads=2)

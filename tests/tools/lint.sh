@@ -6,9 +6,13 @@ bin=.venv/bin
 
 $bin/ruff check .
 $bin/mypy
-# What users write, under mypy and under pyright's strict rules.
-$bin/mypy tests/helpers/typed_program.py
-$bin/basedpyright --level error tests/helpers/typed_program.py
+# What users write, under mypy and under pyright's strict rules, in a folder where mha is not: they
+# find it as `pip install --editable` left it.
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+cp tests/helpers/typed_program.py "$objects/"
+(cd "$objects" && "$OLDPWD/$bin/mypy" --strict --python-executable "$OLDPWD/$bin/python" typed_program.py &&
+    "$OLDPWD/$bin/basedpyright" --level error --pythonpath "$OLDPWD/$bin/python" typed_program.py)
 # The other modules are their own stubs, whose functions show their signatures without **unknown.
 $bin/python -m mypy.stubtest --mypy-config-file pyproject.toml mha._core
 git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
@@ -17,8 +21,6 @@ git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
 
 # Warnings are errors: the extension from scratch, and the kernels of the other machine if a
 # compiler for it is here.
-objects=$(mktemp -d)
-trap 'rm -rf "$objects"' EXIT
 MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
 core=$(find "$objects" -name '_core*.so')
 # Beside it, the wheel has 360 kB of Python. Growth by accident is to be seen.

@@ -57,8 +57,9 @@ class Attention:
         what key or value are projected to."""
         need_weights, is_causal = bool(need_weights), bool(is_causal)
         if is_causal and attn_mask is None:
-            raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask:"
-                             " is_causal is only a hint about it")
+            raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask,"
+                             " np.triu(np.ones((len, len), bool), 1): is_causal is only a hint"
+                             " about it")
         masks = [None if mask is None else widened(detached_array(mask, name)) for mask, name in (
             (attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask"))]
         fast_path = query is key is value and self._takes_fast_path(np.ndim(query), masks)
@@ -164,7 +165,7 @@ class Attention:
         bias: NDArray[Any] | None = None
         for name, given in over_scores:
             padded = np.pad(given, [(0, 0)] * 3 + [(0, self._appended_keys)])
-            if is_bool(padded, name):
+            if is_bool(padded, name, true_blocks=True):
                 mask = ~padded if mask is None else mask & ~padded
             else:
                 bias = padded if bias is None else bias + padded

@@ -85,7 +85,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     if attn_mask is not None:
         attn_mask = detached_array(attn_mask, "attn_mask")
         check_over_scores(attn_mask, "attn_mask", (*query.shape[:-1], key.shape[-2]))
-        if is_bool(attn_mask, "attn_mask"):
+        if is_bool(attn_mask, "attn_mask", true_blocks=False):
             mask = attn_mask
         else:
             bias = attn_mask
@@ -147,8 +147,12 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
     >>> query = torch.randn(2, 8, 4, 64, requires_grad=True)
     >>> functional_attention(query, query, query, causal=True).sum().backward()
     """
-    from mha.compat.pytorch._tensors import attention  # which imports torch
-
+    try:
+        from mha.compat.pytorch._tensors import attention  # which imports torch
+    except ModuleNotFoundError as error:
+        raise ImportError(f"functional_attention: {error}, wanted PyTorch, whose tensors it takes:"
+                          " pip install torch; arrays go to mha.scaled_dot_product_attention"
+                          ) from error
     extras = None
     if return_weights is not False or return_lse is not False:
         extras = (as_bool(return_weights, "return_weights"), as_bool(return_lse, "return_lse"))
@@ -160,10 +164,12 @@ def functional_attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
     return tuple(found) if any(extras) else found[0]
 
 
-def is_bool(mask: NDArray[Any], name: str) -> bool:
-    """True for a bool mask, False for an additive one."""
+def is_bool(mask: NDArray[Any], name: str, *, true_blocks: bool) -> bool:
+    """True for a bool mask, False for an additive one; an error says how to make one of ints."""
     if not is_bfloat16(mask.dtype):
-        check_kind(mask, name, "bf", "bool or float")
+        attend, block = ("==", "!=") if true_blocks else ("!=", "==")
+        check_kind(mask, name, "bf", f"bool or float: {name} {attend} 0 where 1 means attend, {name}"
+                                     f" {block} 0 where 1 means blocked")
     return mask.dtype.kind == "b"
 
 

@@ -108,7 +108,8 @@ def writes(before: CacheState, after: CacheState, key: Array, value: Array, coun
         of = np.arange(len(before.lengths))[:, None]
         column = (before.lengths + column_of_0)[:, None] + np.arange(n)
         for array, numbers in pairs:
-            yield array, (of, slice(None), column), rounded(numbers, array.dtype).swapaxes(1, 2)
+            apart = _apart(numbers, array)  # NumPy 1.26 does not look for that with arrays of ints
+            yield array, (of, slice(None), column), rounded(apart, array.dtype).swapaxes(1, 2)
     else:
         of, row, column = _places(before.lengths + column_of_0, n, counts, left)
         for array, numbers in pairs:

@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask_workers import Counted, cripple, greedy
 from distributed import Client, LocalCluster, wait
 from distributed.scheduler import KilledWorker
 
@@ -65,15 +66,6 @@ def test_threads_of_a_worker_share_its_cores():
         assert before == 1
 
 
-class Counted(mha.MultiHeadAttention):
-    """Leaves a file where it is unpickled."""
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        with open(f"{self.folder}/{os.getpid()}-{time.monotonic_ns()}", "x"):
-            pass
-
-
 def test_parameters_come_to_each_worker_once_and_packed(client, tmp_path):
     layer = Counted(16, 2, rng=0)
     layer.folder = str(tmp_path)
@@ -108,13 +100,6 @@ def test_a_worker_that_is_killed_midway(client):
         assert np.array_equal(ours, others)
 
 
-def greedy(chunk):
-    """More than the worker may have."""
-    hoard = [np.ones(10_000_000) for _ in range(20)]
-    time.sleep(3)
-    return chunk + hoard[0][0] - 1
-
-
 def test_a_worker_that_runs_out_of_memory(client):
     """Its nanny ends it, and the next one; the error names the chunk."""
     x = random_array(1, 2, 40, 8, chunks=(1, 1, 20, 8))
@@ -123,14 +108,7 @@ def test_a_worker_that_runs_out_of_memory(client):
         mha.dask.scaled_dot_product_attention(x, hungry, hungry).compute()
 
 
-def out_of_memory(*_, **__):
-    raise MemoryError("could not allocate a workspace of 1 bytes")
-
-
 def test_a_part_that_finds_no_memory_says_which_it_is(client):
-    def cripple():
-        mha.dask._tasks._core.scaled_dot_product_attention = out_of_memory
-
     x = random_array(1, 2, 40, 8, chunks=(1, 1, 20, 8))
     client.run(cripple)
     with pytest.raises(MemoryError, match="workspace") as error:

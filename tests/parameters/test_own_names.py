@@ -154,5 +154,5 @@ def test_errors_say_how_to_give_names_of_your_own(letters):
 def test_an_error_says_how_to_join_weights_of_heads():
     state = {f"heads.{head}.{name}.weight": np.ones((8, 4)) for head in (0, 1)
              for name in ("query", "key", "value")}
-    with pytest.raises(ValueError, match=r"a weight a head, wanted one for all, joined by np\.conc"):
+    with pytest.raises(ValueError, match=r"a weight a head, wanted one for all, joined by np\."):
         mha.MultiHeadAttention.from_state(state, "pytorch", num_heads=2)

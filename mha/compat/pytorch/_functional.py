@@ -168,8 +168,8 @@ def is_bool(mask: NDArray[Any], name: str, *, true_blocks: bool) -> bool:
     """True for a bool mask, False for an additive one; an error says how to make one of ints."""
     if not is_bfloat16(mask.dtype):
         attend, block = ("==", "!=") if true_blocks else ("!=", "==")
-        check_kind(mask, name, "bf", f"bool or float: {name} {attend} 0 where 1 means attend, {name}"
-                                     f" {block} 0 where 1 means blocked")
+        check_kind(mask, name, "bf", f"bool or float: {name} {attend} 0 where 1 means attend,"
+                                     f" {name} {block} 0 where 1 means blocked")
     return mask.dtype.kind == "b"
 
 

@@ -116,6 +116,10 @@ def mixes_items(q, k, v):
     (lambda q, k, v: right(q, k, v) * np.nan, "gives NaN on ordinary input"),
     (lambda q, k, v: right(q, k, v) * np.inf, "gives infinity on ordinary input"),
     (lambda q, k, v: right(q, k, v)[..., :1], "returns (2, 3, 5, 1), wanted (2, 3, 5, 6)"),
+    (lambda q, k, v: q @ np.swapaxes(k, -1, -2), "the output is the scores: softmax and"),
+    (lambda q, k, v: q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]), "forgot the softmax"),
+    (lambda q, k, v: np.tanh(q @ np.swapaxes(k, -1, -2)).sum(-1, keepdims=True) + v[0, 0, 0] * 0,
+     "the values do not reach it"),
 ])
 def test_what_nothing_explains_is_described(function, words):
     found = diagnose(function)

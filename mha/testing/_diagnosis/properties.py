@@ -26,6 +26,8 @@ def differences(outcome: Outcome) -> list[str]:
     subject, mine = outcome.subject, outcome.mine
     output, weights = subject.expected(subject.inputs)
     if mine is None or mine.shape != output.shape:
+        if _is_scores(subject):
+            return ["the output is the scores: softmax and the values are missing"]
         shapes = " and ".join(str(shape) for shape in subject.returned.shapes)
         wanted = np.shape(subject.layout.to_user(output)) if output.ndim > 2 else output.shape
         return [f"returns {shapes}, wanted {wanted}"]
@@ -102,6 +104,14 @@ def _checks(outcome: Outcome,
            " multiplied by")
 
 
+def _is_scores(subject: Subject) -> bool:
+    """Whether a function of query, key and value returns their scores, without a scale."""
+    query, key, _ = subject.inputs
+    scores = query @ np.swapaxes(key, -1, -2)
+    return not subject.model.layer and len(subject.signature.roles) == 3 and any(
+        equal(array, scores) for array in subject.returned.arrays)
+
+
 def _factor(outcome: Outcome, mine: Array) -> float | None:
     """The number that the whole output is multiplied by, if it is."""
     expected, _ = outcome.subject.expected(outcome.subject.inputs)
@@ -161,10 +171,12 @@ def _permuted_self(subject: Subject) -> bool:
     return equal(moved, _moved(subject, subject.inputs)[..., order, :], 1e-5)
 
 
-def _linear(subject: Subject) -> bool:
+def _linear(subject: Subject) -> Answer:
     query, key, value = subject.inputs
     zero = _moved(subject, [query, key, value * 0])
     once, twice = (_moved(subject, [query, key, value * k]) for k in (1, 2))
+    if equal(once, zero):
+        return "the values do not reach it"
     return equal(twice - zero, 2 * (once - zero), 1e-5)
 
 

@@ -272,7 +272,7 @@ BAD = [
     (lambda q: attend(q, q, q, [0, 4, 3, 6]), ValueError,
      "query_starts: got 3 after 4, wanted starts that never fall"),
     (lambda q: attend(q, q, q, [0, 5]), ValueError,
-     "query_starts: got 5 at last, wanted 6, the number of rows of query"),
+     "query_starts: got 5 at last, wanted 6, the number of rows of query (total_len, heads, head"),
     (lambda q: attend(q, q, q, np.array([0, 2**64 - 1], np.uint64)), ValueError,
      "query_starts: got 9223372036854775807 at last, wanted 6"),
     (lambda q: attend(q, q, q, [0, -(2**63), 6]), ValueError,

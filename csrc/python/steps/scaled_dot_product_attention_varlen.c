@@ -100,9 +100,11 @@ static int check_starts(PyArrayObject *starts, const char *name, const char *row
         }
     }
     if (values[last] != total) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got %lld at last, wanted %lld, the number of rows of %s", name,
-                     (long long)values[last], (long long)total, rows_of);
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s: got %lld at last, wanted %lld, the number of rows of %s (total_len, heads, "
+            "head_dim)",
+            name, (long long)values[last], (long long)total, rows_of);
         return -1;
     }
     return 0;

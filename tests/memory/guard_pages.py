@@ -364,14 +364,20 @@ def steps(case):
     grad = case.place(case.numbers(2, rows, out))
     rotary = mha.Rotary(2 * case.rng.integers(1, 3), layout=str(case.choose("half", "interleaved")))
     wide_heads = case.place(case.numbers(2, 3, rows, width + 3))
+    # One row that is transposed, and one of a number that is repeated.
+    row = case.place(case.numbers(width, 3))[:, 1:2].T
+    same = case.place(case.numbers(1))
+    same = np.lib.stride_tricks.as_strided(same, (1, width), (same.itemsize, 0), writeable=False)
 
-    def call(x, weight, b, heads, split, outputs, lses, grad, wide_heads):
+    def call(x, weight, b, heads, split, outputs, lses, grad, wide_heads, row, same):
         output, pullback = mha.linear_vjp(x, weight, b)
+        packed = mha._core.pack_weight(weight)
         return (output, pullback(grad), mha.linear(x, weight), mha.merge_heads(heads),
-                mha.split_heads(split, 4), mha.merge_attention(outputs, lses),
-                rotary(wide_heads))
+                mha.split_heads(split, 4), mha.merge_attention(outputs, lses), rotary(wide_heads),
+                mha.linear(x, packed), [mha.linear(one, w) for one in (row, same)
+                                        for w in (weight, packed)])
 
-    return call, (x, weight, b, heads, split, outputs, lses, grad, wide_heads)
+    return call, (x, weight, b, heads, split, outputs, lses, grad, wide_heads, row, same)
 
 
 KINDS = (scaled_dot_product_attention, scaled_dot_product_attention, additive_attention,

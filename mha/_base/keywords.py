@@ -183,7 +183,8 @@ def too_many(function: Callable[..., Any], more: tuple[Any, ...]) -> TypeError:
     meant = dict.fromkeys(keyword for value in more for keyword in _meant(value, by_keyword))
     return TypeError(f"{_shown(function)}: got {len(by_place) + len(more)} arguments by position,"
                      f" wanted {', '.join(by_place)} and the rest by name:"
-                     f" {'=, '.join(meant or by_keyword[:3])}=")
+                     f" {'=, '.join(meant or by_keyword[:3])}="
+                     + ", ..." * (not meant and len(by_keyword) > 3))
 
 
 def meant_by_place(function: Callable[..., Any], value: Any) -> str:

@@ -144,7 +144,7 @@ def test_anything_too_many_is_refused_by_its_place(value):
     ([np.ones((3, 3), bool)], "mask="), ([np.array([1, 1])], "key_lengths="),
     ([np.array([[3, 2]])], "key_lengths="), ([np.zeros((3, 3))], "bias="),
     ([np.array([[0, -np.inf]])], "bias="), ([None, 0.0, True], "dropout=, causal="),
-    ([None], "mask=, bias=, alibi="),
+    ([None], r"mask=, bias=, alibi=, \.\.\."),
 ])
 def test_what_is_too_many_is_named_by_what_it_looks_like(values, wanted):
     with pytest.raises(TypeError, match=f"and the rest by name: {wanted}$"):

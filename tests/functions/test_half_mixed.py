@@ -118,3 +118,13 @@ def test_gradients_of_outputs():
             with pytest.raises(TypeError, match="grad_output: got an array of"):
                 pullback(np.ones(output.shape, other))
             pullback(np.ones(output.shape, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.float64])
+def test_the_error_of_an_additive_mask_says_so(dtype):
+    x = np.ones((3, 4), np.float32)
+    for numbers, hint in (([0, -np.inf, 0], "give it as bias="), ([0, -1e4, 0], "give it as bias="),
+                          ([0, 1, 1], "write mask != 0"), ([-0.0, 1, 0], "write mask != 0")):
+        mask = np.array(numbers, np.float32).astype(dtype)
+        with pytest.raises(TypeError, match=hint):
+            mha.scaled_dot_product_attention(x, x, x, mask=mask)

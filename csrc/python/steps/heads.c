@@ -1,4 +1,6 @@
 /* split_heads and merge_heads: steps 2 and 4 of the figure. */
+#include "python/steps/heads.h"
+
 #include <stddef.h>
 
 #include "python/call/function.h"
@@ -39,9 +41,24 @@ static PyArrayObject *shown_array(PyObject *object) {
     return x;
 }
 
+PyArrayObject *mha_view_by_head(PyArrayObject *x, int64_t heads, int writeable) {
+    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    const mha_tensor whole = mha_tensor_of(x);
+    mha_tensor split;
+    mha_split_heads(&whole, heads, &split);
+    for (int axis = 0; axis < split.axes; axis++) {
+        shape[axis] = (npy_intp)split.shape[axis];
+        strides[axis] = (npy_intp)split.strides[axis];
+    }
+    PyArrayObject *view = mha_new_view(x, split.axes, shape, strides, writeable);
+    if (view == NULL) { /* of nothing each, but too many */
+        mha_name_missing_memory(shape, split.axes, "num_heads");
+    }
+    return view;
+}
+
 static int convert_split(void *given, PyObject **arguments) {
     heads_call *call = given;
-    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
     char text[MHA_SHAPE_TEXT];
     int64_t num_heads;
     call->x = shown_array(arguments[X]);
@@ -60,20 +77,9 @@ static int convert_split(void *given, PyObject **arguments) {
                      (long long)num_heads, mha_array_shape_text(call->x, text));
         return -1;
     }
-    mha_tensor split;
-    const mha_tensor whole = mha_tensor_of(call->x);
-    mha_split_heads(&whole, num_heads, &split);
-    for (int axis = 0; axis < split.axes; axis++) {
-        shape[axis] = (npy_intp)split.shape[axis];
-        strides[axis] = (npy_intp)split.strides[axis];
-    }
-    call->result = mha_new_view(call->x, split.axes, shape, strides,
-                                PyArray_FLAGS(call->x) & NPY_ARRAY_WRITEABLE);
-    if (call->result == NULL) { /* of nothing each, but too many */
-        mha_name_missing_memory(shape, split.axes, "num_heads");
-        return -1;
-    }
-    return 0;
+    call->result =
+        mha_view_by_head(call->x, num_heads, PyArray_FLAGS(call->x) & NPY_ARRAY_WRITEABLE);
+    return call->result == NULL ? -1 : 0;
 }
 
 static bool nothing_to_compute(void *given) {

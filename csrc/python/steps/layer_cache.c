@@ -2,6 +2,7 @@
 
 #include "python/call/call.h"
 #include "python/convert/convert.h"
+#include "python/steps/heads.h"
 
 void mha_clear_cache(converted_cache *converted) {
     Py_CLEAR(converted->key);
@@ -68,26 +69,10 @@ int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
     return 0;
 }
 
-/* Step 2: rows (batch..., len, heads * d) seen by head: (batch..., heads, len, d). */
-static PyArrayObject *see_heads(PyArrayObject *rows, int64_t heads) {
-    npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
-    const int axes = PyArray_NDIM(rows) - 2; /* of the batch */
-    const npy_intp columns = PyArray_DIM(rows, axes + 1) / (npy_intp)heads;
-    memcpy(shape, PyArray_DIMS(rows), (size_t)axes * sizeof *shape);
-    memcpy(strides, PyArray_STRIDES(rows), (size_t)axes * sizeof *strides);
-    shape[axes] = (npy_intp)heads;
-    strides[axes] = columns * PyArray_ITEMSIZE(rows);
-    shape[axes + 1] = PyArray_DIM(rows, axes);
-    strides[axes + 1] = PyArray_STRIDE(rows, axes);
-    shape[axes + 2] = columns;
-    strides[axes + 2] = PyArray_ITEMSIZE(rows);
-    return mha_new_view(rows, axes + 3, shape, strides, 0);
-}
-
 int mha_see_appended(PyArrayObject *key_rows, PyArrayObject *value_rows, int64_t kv_heads,
                      converted_cache *converted) {
-    converted->key_heads = see_heads(key_rows, kv_heads);
-    converted->value_heads = see_heads(value_rows, kv_heads);
+    converted->key_heads = mha_view_by_head(key_rows, kv_heads, 0);
+    converted->value_heads = mha_view_by_head(value_rows, kv_heads, 0);
     return converted->key_heads == NULL || converted->value_heads == NULL ? -1 : 0;
 }
 

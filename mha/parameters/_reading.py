@@ -133,7 +133,7 @@ def _layout(given: Any, config: Mapping[str, Any] | None, state: Mapping[Any, An
     alike, own = looks_like(under), seen_names(under)
     raise ValueError(printable(
         f"layout: got none, and {got}, wanted one of {', '.join(sorted(LAYOUTS))}, or names="
-        + f"; state has the names of {' or '.join(alike)}" * bool(alike) + f"; {own}" * bool(own)))
+        + f"; {own}" * bool(own) + f"; state has the names of {' or '.join(alike)}" * bool(alike)))
 
 
 def _rotary_layout(given: RotaryLayout | None, layout: Layout,

@@ -1,5 +1,6 @@
 """Layers with a cache: one call over everything gives the same bits, however it is cut."""
 
+import functools
 import signal
 import sys
 
@@ -245,6 +246,16 @@ def test_a_memory_of_one_sequence():
     assert np.array_equal(layer(query, cache=memory), layer(query, key, key_lengths=20))
 
 
+def fails_before(core, *arguments, **options):
+    raise KeyboardInterrupt
+
+
+def fails_after(core, *arguments, **options):
+    """After all steps: the rows are written, and nobody has seen them."""
+    core(*arguments, **options)
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])  # writes: nothing, the keys, all
 @pytest.mark.parametrize("options", [{}, {"window": 8}, {"capacity": 500}])
 def test_what_fails_leaves_the_cache_as_it_was(at, options, monkeypatch):
@@ -264,6 +275,12 @@ def test_what_fails_leaves_the_cache_as_it_was(at, options, monkeypatch):
                 layer(x[:, 200:], cache=cache, lengths=lengths)
             with pytest.raises(ValueError, match="head_gate"):
                 layer(x[:, 200:], cache=cache, lengths=lengths, head_gate=[1, 2])
+        for failing in (fails_before, fails_after):
+            with monkeypatch.context() as patched:
+                core = functools.partial(failing, layer._state.core)
+                patched.setattr(layer, "_state", layer._state._replace(core=core))
+                with pytest.raises(KeyboardInterrupt):
+                    layer(x[:, 200:], cache=cache, lengths=lengths)
         assert (repr(cache), cache.key.tobytes(), cache.value.tobytes(), cache.start) == before
     assert np.array_equal(layer(x[:, 200:], cache=cache), layer(x[:, 200:], cache=other))
 

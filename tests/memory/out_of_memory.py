@@ -7,6 +7,7 @@ the right result; the call after it is right to the bit; nothing of it is left b
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 
@@ -267,14 +268,14 @@ def references():
 
 def is_out_of_memory(error):
     """A MemoryError, or CPython's own words where there is no memory for the frame of a function
-    written in Python, or within it, or within NumPy, which is called while a cache is written; but
-    not of a function of ours."""
+    written in Python, or within it, or within a method or ufunc of NumPy's, called while a cache is
+    written; of those of ours, written in C, it says "<built-in function"."""
     if not isinstance(error, SystemError):
         return isinstance(error, MemoryError)
     text = str(error)
-    is_ours = any(text.startswith(f"<built-in function {name}>") for name in dir(_core))
+    others = re.match(r"<function |<ufunc |<built-in method \w+ of numpy\.ndarray object ", text)
     return text == "error return without exception set" or (
-        "returned NULL without setting an exception" in text and not is_ours)
+        others is not None and "returned NULL without setting an exception" in text)
 
 
 def attempt(call, how, first):

@@ -48,7 +48,7 @@ for level in "${levels[@]}"; do
     run $(settings_of "$level") .venv/bin/python -m pytest -q -n auto --all "$@"
     # shellcheck disable=SC2046
     run $(settings_of "$level") PYTHONSAFEPATH=1 \
-        .venv-peers/bin/python -m pytest -q -n auto tests/peers
+        .venv-peers/bin/python -m pytest -q -n auto --all tests/peers
 done
 # The sets that are no level's, such as amx.
 for set in $(.venv/bin/python -c 'from mha import _core; print(*_core.instruction_sets())'); do

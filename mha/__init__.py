@@ -11,6 +11,7 @@ What is public, by use; all else in the package is internal:
     attention        MultiHeadAttention, multi_head_attention, scaled_dot_product_attention,
                      scaled_dot_product_attention_varlen, additive_attention, merge_attention
     the other steps  linear, split_heads, merge_heads
+    masks            BlockMask, and mha.masks
     positions        Rotary, alibi_slopes, t5_relative_bias
     decoding         KVCache, MultiHeadAttention.new_cache
     gradients        multi_head_attention_vjp, scaled_dot_product_attention_vjp,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha import testing as testing
     from mha import view as view
     from mha._functions.additive_attention import additive_attention, additive_attention_vjp
+    from mha._functions.block_mask import BlockMask
     from mha._functions.heads import merge_heads, split_heads
     from mha._functions.merge_attention import merge_attention
     from mha._functions.position_biases import alibi_slopes, t5_relative_bias, t5_relative_bias_vjp
@@ -81,6 +83,7 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
     from mha._layer.kv_cache import KVCache
 
 __all__ = [
+    "BlockMask",
     "KVCache",
     "MultiHeadAttention",
     "Rotary",
@@ -115,6 +118,7 @@ _warn_of_wrong_environment()
 _SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "reference",
                "testing", "view")
 _LATE = {  # names of these modules, which load when used
+    "BlockMask": "_functions.block_mask",
     "KVCache": "_layer.kv_cache",
     "additive_attention": "_functions.additive_attention",
     "additive_attention_vjp": "_functions.additive_attention",

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import as_array, as_int, as_size, check_kind, no_memory
 from mha._base.keywords import checks_keywords
-from mha._functions.options import Window
+from mha._functions.options import Window, as_sides
 
 __all__ = ["causal", "from_attend", "from_blocked", "from_lengths", "sliding_window"]
 
@@ -73,7 +73,7 @@ def sliding_window(query_len: int, key_len: int | None = None, *, window: Window
     key_len = as_size(key_len, "key_len", query_len, least=0)
     if query_offset is None:
         query_offset = key_len - query_len
-    left, right = _sides(window)
+    left, right = as_sides(window)
     try:
         visible = np.ones((query_len, key_len), bool)
         query_index, key_index = np.arange(query_len)[:, None], np.arange(key_len)
@@ -85,17 +85,6 @@ def sliding_window(query_len: int, key_len: int | None = None, *, window: Window
     if right is not None:
         visible &= key_index <= position + _clipped(right)
     return visible
-
-
-def _sides(window: Window | None) -> Window:
-    if window is None:
-        return None, None
-    if not isinstance(window, (tuple, list)):
-        raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
-    if len(window) != 2:
-        raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
-    left, right = (None if side is None else as_size(side, "window", least=0) for side in window)
-    return left, right
 
 
 @checks_keywords

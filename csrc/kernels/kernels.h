@@ -3,6 +3,7 @@
 #ifndef MHA_KERNELS_H
 #define MHA_KERNELS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -65,7 +66,9 @@ typedef struct mha_scores {
     double scale, softcap; /* scale 1 of additive scores; softcap 0: none */
     const uint8_t *mask;   /* of query 0 and key 0, or NULL */
     int64_t mask_query_stride, mask_key_stride;
-    const void *bias; /* of query 0 and key 0, or NULL */
+    const mha_block_mask *block_mask; /* or NULL */
+    int64_t first_block_row;          /* of the head, among the rows of block_mask */
+    const void *bias;                 /* of query 0 and key 0, or NULL */
     int64_t bias_query_stride, bias_key_stride;
     int64_t query_offset;      /* the position of query 0 among the keys */
     const void *alibi;         /* the head's number, or NULL */
@@ -81,6 +84,21 @@ typedef struct mha_scores {
 typedef struct mha_key_ranges {
     int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];
 } mha_key_ranges;
+
+/* What a mask or a bias hides of a block of queries and a block of keys: a mha_block_visibility. */
+typedef enum mha_block_visibility {
+    MHA_UNKNOWN_VISIBILITY,
+    MHA_HIDDEN, /* all of it */
+    MHA_MIXED,
+    MHA_VISIBLE /* all of it */
+} mha_block_visibility;
+
+/* What has been found out of a block of queries by heads that share mask or bias, a byte for so
+ * many keys, or NULL. */
+typedef struct mha_known_blocks {
+    _Atomic uint8_t *mask, *bias;
+    int64_t keys;
+} mha_known_blocks;
 
 /* Between arrays of halves and float32, which alone has them: a row of `count` numbers. */
 typedef void mha_read_row(const void *from, mha_storage storage, void *to, int64_t count);
@@ -107,6 +125,7 @@ typedef struct mha_attention_block {
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */
     bool sees_all_keys;                 /* every query, by these */
+    mha_known_blocks known;
     mha_scores scores;
 
     void *output; /* (query_len, value_head_dim) */

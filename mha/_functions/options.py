@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Never, TypeAlias, TypedDict, TypeVa
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mha._base.arguments import as_size
 from mha._base.keywords import (
     AnnotationText,
     names_its_keywords,
@@ -116,7 +117,7 @@ class Option(NamedTuple):
 
 OPTIONS = {
     "mask": Option(
-        "bool array, optional",
+        "bool array or BlockMask, optional",
         "True = attend; broadcast to the scores (..., heads, query_len, key_len).",
         "Vaswani et al. 2017, section 3.2.3",
         (("attn_mask attention_mask",
@@ -290,6 +291,23 @@ def _paragraphs(names: tuple[str, ...], indent: str) -> str:
         lines.append(f"{indent}{name} : {option.type}\n")
         lines += [f"{indent}    {line}\n" for line in textwrap.wrap(option.meaning, 92)]
     return "".join(lines)
+
+
+def as_sides(window: Any) -> Window:
+    """The sides of a window, None where it is open; None is open on both."""
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
+    if len(window) != 2:
+        raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
+    left, right = (None if side is None else as_size(side, "window", least=0) for side in window)
+    return left, right
+
+
+def is_block_mask(mask: object) -> bool:
+    """Whether the core takes it as a BlockMask, without loading that."""
+    return hasattr(type(mask), "_core_record")
 
 
 def check_score_axes(ndim: int, name: str) -> None:

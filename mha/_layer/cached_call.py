@@ -24,7 +24,13 @@ from mha._base.arguments import (
 from mha._base.dtypes import as_computed, shown_dtype, stored_dtype, widened
 from mha._base.pieces import copy_into
 from mha._functions.dropout import drawn
-from mha._functions.options import DEFAULTS, AttentionOptions, Window, check_score_axes
+from mha._functions.options import (
+    DEFAULTS,
+    AttentionOptions,
+    Window,
+    check_score_axes,
+    is_block_mask,
+)
 from mha._layer.cache_state import CacheState
 from mha._layer.kv_cache import Append, KVCache, Memory
 from mha._layer.prepare_heads import by_head
@@ -173,10 +179,15 @@ def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, rea
         query_offset=None if is_memory else first - start)
 
 
-def _columns(scores: Any, name: str, seen: CacheState) -> Array | None:
+def _columns(scores: Any, name: str, seen: CacheState) -> Any:
     """A mask or bias without its columns of dropped positions."""
     if scores is None:
         return None
+    if is_block_mask(scores):
+        if scores.key_len != seen.longest:
+            raise ValueError(f"{name}: got a BlockMask of key_len {scores.key_len}, wanted"
+                             f" {seen.longest}: every position so far, those of this call too")
+        return scores[:, seen.start:] if seen.start else scores
     if scores.shape[-1] not in (1, seen.longest):
         raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {seen.longest}: one for"
                          " every position so far, those of this call too")
@@ -279,9 +290,9 @@ def _is_in_force(name: str, given: Any) -> bool:
     return given is not None and given is not False
 
 
-def _of_scores(array: Maybe, name: str) -> Array | None:
-    if array is None:
-        return None
+def _of_scores(array: Maybe, name: str) -> Any:
+    if array is None or (name == "mask" and is_block_mask(array)):
+        return array
     scores = as_array(array, name)
     check_score_axes(scores.ndim, name)
     return scores

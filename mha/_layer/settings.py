@@ -20,7 +20,7 @@ from mha._base.arguments import (
 )
 from mha._base.dtypes import layer_dtype, shown, shown_dtype
 from mha._functions.multi_head_attention import NormOf
-from mha._functions.options import Window
+from mha._functions.options import Window, as_sides
 from mha._functions.rotary import Rotary, as_record
 
 T = TypeVar("T")
@@ -173,16 +173,7 @@ def as_softcap(softcap: Any) -> float | None:
 
 def as_window(window: Any) -> Window | None:
     """None for a window that is open on both sides."""
-    if window is None:
-        return None
-    if not isinstance(window, (tuple, list)):
-        raise TypeError(f"window: got {type(window).__name__}, wanted a pair (left, right)")
-    if len(window) != 2:
-        raise ValueError(f"window: got {len(window)} entries, wanted two (left, right)")
-    left, right = (None if side is None else as_int(side, "window") for side in window)
-    for side in (left, right):
-        if side is not None and side < 0:
-            raise ValueError(f"window: got {side}, wanted at least 0")
+    left, right = as_sides(window)
     return None if left is right is None else (left, right)
 
 

@@ -131,30 +131,50 @@ def mask(mask: ArrayLike, query_labels: Sequence[object] | None = None,
          cmap: str | Colormap | None = None, title: str | None = None) -> Figure:
     """One mask (query_len, key_len), bool, True = attend, in two colours with a legend.
 
+    A `mha.BlockMask` of long sequences is drawn in cells, the darker the more of one is visible.
     Axes of size 1 before the last two are dropped. cmap: a colour map whose two ends stand for
     blocked and attend. Raises TypeError for a mask that is not bool. Returns the figure.
 
     >>> mha.plot.mask(mha.masks.causal(6), title="causal").savefig("mask.png")
     """
-    array = np.asarray(mask)
-    if array.dtype != bool:
-        raise TypeError(f"mask: got an array of {array.dtype}, wanted bool, True = attend; write"
-                        " mask != 0 where 1 means attend, mask == 0 where 1 means blocked")
-    matrix = _one_matrix(array, "mask").astype(float)
+    matrix, lengths = _mask_matrix(mask)
     matplotlib = matplotlib_module()
     if cmap is None:
-        cmap = matplotlib.colors.ListedColormap(["#e4e4e4", "#2f6db3"])
+        cmap = matplotlib.colors.LinearSegmentedColormap.from_list("mask", ["#e4e4e4", "#2f6db3"])
     drawing = _Drawing(matrix.shape, query_labels, key_labels, False, 1, cmap, title)
     layout, axes = drawing.place(matrix, ax)
     image = drawing.draw(axes, matrix, layout)
     _grid_lines(axes, matrix.shape)
     axes.set(xlabel="key", ylabel="query")
+    for side, length, cells in zip((axes.yaxis, axes.xaxis), lengths, matrix.shape, strict=True):
+        if length > cells:
+            ticks = matplotlib.ticker.MaxNLocator(6).tick_values(0, length)
+            ticks = ticks[ticks < length]
+            side.set_ticks(ticks * (cells / length), [f"{tick:,.0f}" for tick in ticks])
     colours = image.to_rgba(np.array([1.0, 0.0]))
     patches = [matplotlib.patches.Patch(facecolor=colour, label=label)
                for colour, label in zip(colours, ("attend", "blocked"))]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.8,
                 frameon=False, fontsize=9)
     return _figure_of(axes)
+
+
+def _mask_matrix(mask: Any) -> tuple[NDArray[Any], tuple[int, int]]:
+    """The mask as numbers from 0 to 1, one a pair or one a cell of them, and its lengths."""
+    most, least = 512, 0.3  # cells; what shows one pair of a cell
+    if not hasattr(mask, "_shares"):
+        array = np.asarray(mask)
+        if array.dtype != bool:
+            raise TypeError(f"mask: got an array of {array.dtype}, wanted bool, True = attend;"
+                            " write mask != 0 where 1 means attend, mask == 0 where 1 means"
+                            " blocked")
+        matrix = _one_matrix(array, "mask").astype(float)
+        return matrix, matrix.shape
+    if (mask.batch, mask.heads) != (1, 1):
+        raise ValueError(f"mask: got a BlockMask of batch {mask.batch} and heads {mask.heads},"
+                         " wanted one of 1 and 1")
+    shares = mask._shares(most, most)
+    return np.where(shares > 0, least + (1 - least) * shares, 0), (mask.query_len, mask.key_len)
 
 
 def importance(scores: ArrayLike, *, annotate: bool | None = None, cmap: str | Colormap = COLOURS,

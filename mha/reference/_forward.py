@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mha._functions.block_mask import BlockMask
 from mha._functions.dropout import seed_from
 from mha._functions.options import EmptyRows, RandomSource, Window
 from mha._functions.rotary import Rotary
@@ -282,7 +283,8 @@ def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = Non
 
     visible = np.ones((1, 1), bool)
     if mask is not None:
-        visible = visible & np.asarray(mask)
+        visible = visible & (over_scores(mask, scores_shape) if isinstance(mask, BlockMask)
+                             else np.asarray(mask))
     if key_lengths is not None:
         lengths = np.asarray(key_lengths)
         per_query = lengths.ndim == batch_axes + 1
@@ -297,6 +299,16 @@ def visible_pairs(scores_shape: tuple[int, ...], *, mask: ArrayLike | None = Non
         if right is not None:
             visible = visible & (distance <= min(right, 2**60))
     return visible
+
+
+def over_scores(mask: BlockMask, scores_shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """A BlockMask as a bool array with the axes of the scores: (batch..., heads, query_len,
+    key_len), batch axes flattened in C order."""
+    dense = mask.to_dense()
+    if len(scores_shape) < 4:
+        return dense[0, 0] if len(scores_shape) == 2 else dense[:, 0]
+    batch = scores_shape[:-3] if mask.batch > 1 else (1,) * len(scores_shape[:-3])
+    return dense.reshape(*batch, *dense.shape[1:])
 
 
 def merge_attention(outputs: Sequence[ArrayLike],

@@ -13,12 +13,12 @@ import typing
 
 import numpy as np
 import pytest
+from public_signatures import GROUPS, SIGNATURES
 
 import mha
-from mha._functions.options import ADDITIVE, ATTENTION, LAYER, VARLEN, AttentionOptions
 
-NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_attention",
-         "additive_attention_vjp", "alibi_slopes", "dropout_mask",
+NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "Rotary", "__version__",
+         "additive_attention", "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
          "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
@@ -26,7 +26,8 @@ NAMES = ["KVCache", "MultiHeadAttention", "Rotary", "__version__", "additive_att
          "scaled_dot_product_attention_varlen_vjp", "scaled_dot_product_attention_vjp",
          "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
-LAZY = {"KVCache": "_layer.kv_cache", "additive_attention": "_functions.additive_attention",
+LAZY = {"BlockMask": "_functions.block_mask", "KVCache": "_layer.kv_cache",
+        "additive_attention": "_functions.additive_attention",
         "additive_attention_vjp": "_functions.additive_attention",
         "alibi_slopes": "_functions.position_biases",
         "merge_attention": "_functions.merge_attention", "merge_heads": "_functions.heads",
@@ -39,114 +40,6 @@ LAZY = {"KVCache": "_layer.kv_cache", "additive_attention": "_functions.additive
 SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "reference", "testing",
               "view"]
 
-def spelled(names):
-    """As a signature has these options; test_options.py compares their defaults with the core's."""
-    return ", ".join(f"{name}={AttentionOptions._field_defaults[name]!r}" for name in names)
-
-
-PREPARED = {"rotary": None, "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "norm_offset": 0.0,
-            "positions": None, "key_positions": None}
-GROUPS = {"<prepared>": ", ".join(f"{name}={value!r}" for name, value in PREPARED.items()),
-          "<options>": spelled(ATTENTION), "<layer>": spelled(LAYER),
-          "<additive>": spelled(ADDITIVE),
-          "<varlen>": spelled(VARLEN)}  # what stands for options in the signatures below
-SIGNATURES = {
-    "scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
-        return_lse=False, out=None""",
-    "scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None""",
-    "scaled_dot_product_attention_backward": """query, key, value, output, lse, grad_output, *,
-        grad_lse=None, <options>, wrt=None""",
-    "scaled_dot_product_attention_varlen": """query, key, value, query_starts, key_starts=None, *,
-        <varlen>, return_lse=False""",
-    "scaled_dot_product_attention_varlen_vjp": """query, key, value, query_starts, key_starts=None,
-        *, <varlen>, wrt=None""",
-    "additive_attention": """query, key, value, W_q, W_k, w_v, *, <additive>,
-        return_weights=False""",
-    "additive_attention_vjp": """query, key, value, W_q, W_k, w_v, *, <additive>, wrt=None""",
-    "linear": "x, weight, bias=None",
-    "linear_vjp": "x, weight, bias=None, *, wrt=None",
-    "split_heads": "x, num_heads",
-    "merge_heads": "x",
-    "multi_head_attention": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
-        <options>,
-        return_weights=False, return_lse=False""",
-    "multi_head_attention_vjp": """query, key, value, W_q, W_k, W_v, W_o, *, b_q=None, b_k=None,
-        b_v=None, b_o=None, num_heads, num_kv_heads=None, head_gate=None, <prepared>,
-        <options>, wrt=None""",
-    "merge_attention": "outputs, lses",
-    "dask.scaled_dot_product_attention": """query, key, value, *, <options>, return_weights=False,
-        return_lse=False, split_every=8""",
-    "dask.scaled_dot_product_attention_vjp": """query, key, value, *, <options>, wrt=None,
-        split_every=8""",
-    "dask.MultiHeadAttention": "layer",
-    "dask.MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, positions=None, key_positions=None, return_weights=False,
-        return_lse=False, split_every=8""",
-    "dropout_mask": "shape, p, seed, *, offsets=(0, 0, 0, 0)",
-    "alibi_slopes": "num_heads, max_bias=8.0",
-    "t5_relative_bias": "table, *, bidirectional, max_distance=128",
-    "t5_relative_bias_vjp": "table, *, bidirectional, max_distance=128",
-    "MultiHeadAttention": """embed_dim, num_heads, *, use_bias=True, dropout=0.0,
-        num_kv_heads=None, head_dim=None, value_head_dim=None, query_dim=None, key_dim=None,
-        value_dim=None, output_dim=None, scale=None, softcap=None, window=None, alibi=None,
-        sinks=False, relative_bias=None, rotary=None, qk_norm=None, norm_eps=1e-06, norm_offset=0.0,
-        dtype=<class 'numpy.float32'>, rng=None""",
-    "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, head_gate=None, positions=None, key_positions=None, cache=None,
-        lengths=None, padding='right', starts=None,
-        return_weights=False, return_lse=False""",
-    "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, <layer>,
-        training=False, rng=None, head_gate=None, positions=None, key_positions=None, starts=None,
-        wrt=None""",
-    "MultiHeadAttention.dropout": "self",
-    "MultiHeadAttention.parameters": "self",
-    "MultiHeadAttention.load_parameters": "self, mapping",
-    "MultiHeadAttention.from_state": """state, layout=None, *, prefix='', config=None,
-        layer_index=None, num_heads=None, num_kv_heads=None, head_dim=None, names=None,
-        transposed=None, rotary_layout=None, dtype=None, dropout=0.0, scale=Ellipsis,
-        softcap=Ellipsis, window=Ellipsis, alibi=Ellipsis, rotary=Ellipsis, norm_eps=Ellipsis,
-        norm_offset=Ellipsis""",
-    "MultiHeadAttention.to_state": "self, layout, *, prefix=''",
-    "MultiHeadAttention.num_parameters": "self",
-    "MultiHeadAttention.astype": "self, dtype",
-    "MultiHeadAttention.freeze": "self",
-    "MultiHeadAttention.unfreeze": "self",
-    "MultiHeadAttention.prune_heads": "self, heads",
-    "MultiHeadAttention.new_cache": "self, batch, capacity=0, *, dtype=None, window=None",
-    "MultiHeadAttention.new_memory": "self, key, value=None, key_lengths=None, key_positions=None",
-    "KVCache": """batch, kv_heads, head_dim, value_head_dim=None, *, capacity=0,
-        dtype=<class 'numpy.float32'>, window=None""",
-    "KVCache.append": "self, key, value, lengths=None",
-    "KVCache.truncate": "self, lengths",
-    "KVCache.select": "self, indices",
-    "KVCache.reset": "self",
-    "Rotary": """dims, *, base=10000.0, layout='half', frequencies=None, magnitude=1.0""",
-    "Rotary.from_config": """mapping, head_dim, *, layout='half', length=None,
-        layer_type=None""",
-    "Rotary.__call__": "self, x, positions=None",
-    "Rotary.vjp": "self, x, positions=None",
-    "importance.variance": "weights, *, lengths=None",
-    "importance.confidence": "weights, *, lengths=None",
-    "importance.entropy": "weights, *, lengths=None",
-    "importance.ablation": "loss, shape",
-    "importance.gradient": "gate_gradients, *, normalise=True",
-    "importance.rollout": "weights, *, residual=0.5",
-    "parameters.layouts": "",
-    "parameters.open": "path",
-    "masks.causal": "query_len, key_len=None, query_offset=None",
-    "masks.sliding_window": "query_len, key_len=None, *, window, query_offset=None",
-    "masks.from_lengths": "key_lengths, key_len",
-    "masks.from_attend": "mask",
-    "masks.from_blocked": "mask",
-    "reference.steps": """layer, x, key=None, value=None, *, head_gate=None, positions=None,
-        key_positions=None, <layer>""",
-    "set_num_threads": "num_threads",
-    "get_num_threads": "",
-    "threads": "num_threads",
-    "instruction_set": "",
-    "show_config": "mode='stdout'",
-}
 NEVER_RAISE = {"get_num_threads", "instruction_set", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
                "MultiHeadAttention.unfreeze", "KVCache.reset", "parameters.layouts"}
@@ -155,7 +48,7 @@ WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
                   "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset",
-                  "parameters.layouts"}
+                  "parameters.layouts", "BlockMask"}
 
 
 def looked_up(name):
@@ -193,15 +86,17 @@ def test_no_public_function_is_forgotten_here():
     functions |= {"masks." + name for name in mha.masks.__all__}
     functions |= {"parameters." + name for name in mha.parameters.__all__}
     functions |= {"dask." + name for name in mha.dask.__all__}
-    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary):
+    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary, mha.BlockMask):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
                       and not name.startswith("_")}
     of_caches = {"KVCache." + name for name in (
         "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "capacity", "nbytes",
         "lengths", "start", "key", "value")}
+    of_masks = {"BlockMask." + name for name in (
+        "batch", "heads", "query_len", "key_len", "nbytes", "density")}
     undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
-    assert functions - set(SIGNATURES) == undescribed | of_caches
+    assert functions - set(SIGNATURES) == undescribed | of_caches | of_masks
 
 
 @pytest.mark.parametrize("name", ["masks", "importance"])
@@ -339,6 +234,16 @@ CALLS = {
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
+    "BlockMask.from_function": (mha.BlockMask.from_function, [len, 3]),
+    "BlockMask.from_dense": (mha.BlockMask.from_dense, [[[True]]]),
+    "BlockMask.causal": (mha.BlockMask.causal, [3]),
+    "BlockMask.sliding_window": (functools.partial(mha.BlockMask.sliding_window, window=(1, 0)),
+                                 [3]),
+    "BlockMask.from_lengths": (mha.BlockMask.from_lengths, [[3], 3, 3]),
+    "BlockMask.documents": (mha.BlockMask.documents, [[0, 1]]),
+    "BlockMask.prefix": (mha.BlockMask.prefix, [1, 3]),
+    "BlockMask.global_tokens": (mha.BlockMask.global_tokens, [[0], 3]),
+    "BlockMask.strided": (functools.partial(mha.BlockMask.strided, stride=2), [3]),
     "Rotary": (mha.Rotary, [4]), "Rotary.__call__": (mha.Rotary(4), [X]),
     "Rotary.vjp": (mha.Rotary(4).vjp, [X]), "Rotary.from_config": (mha.Rotary.from_config, [{}, 4]),
     "parameters.open": (mha.parameters.open, ["weights.npz"]),
@@ -398,7 +303,7 @@ def test_a_cache_has_no_gradients():
 
 
 def test_every_function_with_arguments_says_so():
-    with_arguments = {name for name in SIGNATURES if keywords_of(name)}
+    with_arguments = {name for name in SIGNATURES if keywords_of(name)} - {"BlockMask"}
     assert with_arguments == set(CALLS)
 
 

@@ -109,6 +109,19 @@ def test_mask_draws_two_colours_with_a_legend():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["attend", "blocked"]
 
 
+def test_a_block_mask_is_drawn_in_cells():
+    """Its axes count tokens; a cell of which one pair is visible is to be seen."""
+    mask = mha.BlockMask.causal(4)
+    np.testing.assert_array_equal(panels(mha.plot.mask(mask))[0].images[0].get_array(), np.tri(4))
+    (ax,) = panels(mha.plot.mask(mha.BlockMask.strided(100_000, stride=200_000)))
+    drawn = ax.images[0].get_array()
+    assert drawn.shape == (512, 512)
+    assert (np.diag(drawn) > 0.3).all()
+    assert drawn.sum() == np.diag(drawn).sum()
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["0", "20,000", "40,000", "60,000", "80,000"]
+
+
 def test_figures_are_not_known_to_pyplot_and_draw_themselves_in_a_notebook():
     figure = mha.plot.heads(some_weights(2, 3, 3))
     assert isinstance(figure, Figure)
@@ -407,6 +420,7 @@ def test_rows_may_come_as_a_tuple():
     (lambda: mha.plot.attention(np.ones((3, 3)), vmax=0), ValueError, "vmax: got 0"),
     (lambda: mha.plot.attention(np.ones((3, 3), complex)), TypeError, "weights: got an array of"),
     (lambda: mha.plot.mask(np.ones((3, 3))), TypeError, "mask: got an array of float64"),
+    (lambda: mha.plot.mask(mha.BlockMask.prefix([1, 2], 3)), ValueError, "BlockMask of batch 2"),
     (lambda: mha.plot.text(np.ones((2, 2, 2)), "ab"), ValueError, "weights: got shape"),
     (lambda: mha.plot.text(np.ones((2, 3)), "ab"), ValueError, "key_words: got none"),
     (lambda: mha.plot.text(np.ones((2, 3)), "abc"), ValueError, "query_words: got 3, wanted 2"),

@@ -3,6 +3,7 @@
  */
 #include "core/attention/attention_rows.h"
 #include "core/attention/few_queries.h"
+#include "core/attention/known_blocks.h"
 #include "core/attention/varlen.h"
 #include "core/base/run.h"
 #include "threads/partition.h"
@@ -19,6 +20,7 @@ typedef struct attention_job {
     bool prefetches;          /* what the next query tile needs */
     int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
     bool copies_heads;        /* each worker copies the key head that it is at, side by side */
+    mha_known_visibility known;
     mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copy */
     size_t scratch_size, keys_size, values_size;
 } attention_job;
@@ -45,6 +47,8 @@ static void fill_block(const attention_job *job, int64_t batch_head, int64_t que
     const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
     mha_fill_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
                          visible, block);
+    block->known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
+                                       batch_head % heads, query_block);
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
@@ -267,6 +271,7 @@ static bool nothing_to_compute(const mha_attention *attention) {
             attention->lse == NULL && attention->maximum == NULL);
 }
 
+/* Each worker's own. */
 static mha_status take_memory(attention_job *job, int threads, mha_workspace *workspace) {
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
@@ -295,6 +300,8 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     }
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(take_memory(&job, threads, &execution->workspace));
+    MHA_TRY(mha_take_known_blocks(attention, job.query_blocks, MHA_KEY_BLOCK, &execution->workspace,
+                                  &job.known));
     const mha_status status =
         mha_run_tasks(execution, num_tasks, threads, attend_query_blocks, &job);
     mha_workspace_give_back(&execution->workspace, used_before);

@@ -368,6 +368,8 @@ mha_status mha_take_gradient_sums(mha_gradient_job *job, mha_workspace *workspac
     for (int64_t i = 0; i < query_blocks && !workspace->measures; i++) {
         atomic_init(&job->done[i], 0);
     }
+    MHA_TRY(mha_take_known_blocks(job->attention, job->query_blocks, MHA_KEY_CHAIN, workspace,
+                                  &job->known));
     return mha_take_per_head(job, workspace);
 }
 

@@ -86,6 +86,14 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
         scores->mask_query_stride = mha_stride(mask, 2);
         scores->mask_key_stride = mha_stride(mask, 1);
     }
+    scores->block_mask = NULL;
+    if (options->block_mask.starts != NULL) {
+        const mha_block_mask *blocks = &options->block_mask;
+        const int64_t number = blocks->batch == 1 ? 0 : blocks->first_batch + batch;
+        scores->block_mask = blocks;
+        scores->first_block_row =
+            (number * blocks->heads + (blocks->heads == 1 ? 0 : head)) * blocks->rows;
+    }
     scores->bias = NULL;
     if (bias->data != NULL) {
         scores->bias = mha_at_row(bias, axes, batch, head, 0);

@@ -106,6 +106,7 @@ static void fill_group(const sequences_job *job, int64_t group, mha_multi_head_a
     part->maximum = behind(l->maximum, queries * l->num_heads, item);
     part->denominator = behind(l->denominator, queries * l->num_heads, item);
     move_tensor(&options->mask, first, count);
+    options->block_mask.first_batch += first * job->groups.inner;
     move_tensor(&options->bias, first, count);
     move_tensor(&options->key_lengths, first, count);
     move_tensor(&options->query_offset, first, count);

@@ -31,14 +31,30 @@ typedef struct mha_dropout_offsets {
     int64_t batch, head, query, key;
 } mha_dropout_offsets;
 
+/* A mask by blocks of MHA_MASK_BLOCK queries and keys from 0 on: mha.BlockMask. Row r of blocks of
+ * group g, a head of a batch item, has the entries starts[g * rows + r]..starts[g * rows + r + 1];
+ * a block without one is hidden. */
+enum { MHA_MASK_BLOCK = 128, MHA_FULL_BLOCK = -1 };
+typedef struct mha_block_mask {
+    int64_t batch, heads;    /* 1, or those of the problem; batch items in C order */
+    int64_t rows;            /* of blocks, of a group */
+    int64_t first_batch;     /* which item batch item 0 of the problem is */
+    const int64_t *starts;   /* (batch * heads * rows + 1,); NULL: absent */
+    const int32_t *columns;  /* (entries,): of blocks, ascending in a row */
+    const int32_t *contents; /* (entries,): MHA_FULL_BLOCK, or which of the patterns */
+    const uint8_t *patterns; /* (count, MHA_MASK_BLOCK, MHA_MASK_BLOCK / 8): bit k % 8 of byte k / 8
+                                is key k; 1 = attend, 0 beyond the lengths */
+} mha_block_mask;
+
 /* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes
  * of the problem in front (stride 0 where broadcast). */
 typedef struct mha_attention_options {
-    mha_tensor mask;         /* bool bytes, (batch..., heads, query_len, key_len), 1 = attend */
-    mha_tensor bias;         /* real,       (batch..., heads, query_len, key_len) */
-    mha_tensor key_lengths;  /* int64,      (batch..., query_len) */
-    mha_tensor query_offset; /* int64,      (batch...) */
-    mha_head_numbers alibi;  /* real, 1 column */
+    mha_tensor mask;           /* bool bytes, (batch..., heads, query_len, key_len), 1 = attend */
+    mha_block_mask block_mask; /* or this */
+    mha_tensor bias;           /* real,       (batch..., heads, query_len, key_len) */
+    mha_tensor key_lengths;    /* int64,      (batch..., query_len) */
+    mha_tensor query_offset;   /* int64,      (batch...) */
+    mha_head_numbers alibi;    /* real, 1 column */
     mha_head_numbers relative_bias; /* real, 2 * farthest + 1 columns */
     mha_head_numbers sinks;         /* real, 1 column; not with uniform_empty_rows */
     bool causal;

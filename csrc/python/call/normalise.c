@@ -1,11 +1,17 @@
 #include "python/call/normalise.h"
 
+#include "python/call/mask.h"
 #include "python/call/weight.h"
 
 static PyObject *normalise_array(PyObject *object, const char *name) {
     return PyLong_CheckExact(object) || PyBool_Check(object)
                ? Py_NewRef(object)
                : (PyObject *)mha_as_array(object, name);
+}
+
+static PyObject *normalise_mask(PyObject *object, const char *name) {
+    PyObject *record = mha_block_mask_record(object);
+    return record != NULL || PyErr_Occurred() ? record : normalise_array(object, name);
 }
 
 static PyObject *normalise_real(PyObject *object, const char *name) {
@@ -61,6 +67,8 @@ static PyObject *normalise_one(argument_form form, PyObject *object) {
         return Py_NewRef(object);
     case AS_ARRAY:
         return normalise_array(object, form.name);
+    case AS_MASK:
+        return normalise_mask(object, form.name);
     case AS_ANY_ARRAY:
         return PyLong_CheckExact(object) || PyBool_Check(object)
                    ? Py_NewRef(object)
@@ -116,8 +124,8 @@ int mha_normalise(const argument_form *forms, int count, PyObject *const *given,
     }
     /* Not before all are normalised: a view of an array that is resized keeps the old address. */
     for (int i = 0; i < count; i++) {
-        const bool is_input =
-            forms[i].kind == AS_ARRAY || forms[i].kind == AS_ANY_ARRAY || forms[i].kind == AS_REAL;
+        const bool is_input = forms[i].kind == AS_ARRAY || forms[i].kind == AS_MASK ||
+                              forms[i].kind == AS_ANY_ARRAY || forms[i].kind == AS_REAL;
         if (is_input && PyArray_CheckExact(normalised[i]) && mha_make_private(&normalised[i]) < 0) {
             return -1;
         }

@@ -13,6 +13,7 @@ typedef struct argument_form {
         AS_IT_IS,     /* names, the seed, what a call saved: reading them runs no code */
         AS_FLAG,      /* likewise; False where it is not given */
         AS_ARRAY,     /* of any type of bools or numbers; an int stays */
+        AS_MASK,      /* the same, or the record of a BlockMask */
         AS_ANY_ARRAY, /* of any type, objects too; an int stays */
         AS_REAL, /* an array of numbers, float16 and integers not beside bfloat16; an int or packed
                     weight stays */

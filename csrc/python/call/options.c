@@ -1,5 +1,7 @@
 #include "python/call/options.h"
 
+#include "python/call/mask.h"
+
 #include <math.h>
 
 /* What an option is checked against, apart from those before it. */
@@ -22,54 +24,8 @@ static bool has_shape(PyArrayObject *array, const npy_intp *shape, int axes) {
     return PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
 }
 
-/* Whether a mask is one to be added to scores: it has negative numbers, as -inf or -1e9. Of a large
- * one nobody knows: a view of one number may have any size. 1, 0, or -1 with a MemoryError. */
-static int is_additive(PyArrayObject *mask) {
-    enum { MOST_LOOKED_AT = 1 << 20 };
-    const int type = PyArray_TYPE(mask);
-    const bool of_halves = mha_storage_of(mask) != MHA_AS_COMPUTED;
-    if ((type != NPY_FLOAT && type != NPY_DOUBLE && !of_halves) || !PyArray_ISBEHAVED_RO(mask) ||
-        PyArray_SIZE(mask) > MOST_LOOKED_AT) {
-        return 0;
-    }
-    PyArrayIterObject *at = (PyArrayIterObject *)PyArray_IterNew((PyObject *)mask);
-    if (at == NULL) {
-        return -1;
-    }
-    bool found = false;
-    while (!found && PyArray_ITER_NOTDONE(at)) {
-        const char *number = PyArray_ITER_DATA(at);
-        found = of_halves           ? *(const uint16_t *)number > 0x8000 /* the sign, and not -0 */
-                : type == NPY_FLOAT ? *(const float *)number < 0
-                                    : *(const double *)number < 0;
-        PyArray_ITER_NEXT(at);
-    }
-    Py_DECREF(at);
-    return found;
-}
-
 static int convert_mask(PyObject *object, const option_context *context, converted_options *c) {
-    if (object == Py_None) {
-        return 0;
-    }
-    c->mask = mha_as_array(object, "mask");
-    if (c->mask == NULL) {
-        return -1;
-    }
-    if (PyArray_TYPE(c->mask) != NPY_BOOL) {
-        const int additive = is_additive(c->mask);
-        if (additive < 0) {
-            return -1;
-        }
-        PyErr_Format(PyExc_TypeError,
-                     "mask: got an array of %S, wanted bool with True = attend; %s",
-                     (PyObject *)PyArray_DESCR(c->mask),
-                     additive ? "it is added to the scores, it seems: give it as bias="
-                              : "write mask != 0 where 1 means attend, mask == 0 where 1 means "
-                                "blocked, or bias= for an additive mask");
-        return -1;
-    }
-    return mha_check_broadcasts(c->mask, context->scores, "mask");
+    return mha_convert_mask(object, context->scores, c);
 }
 
 static int convert_bias(PyObject *object, const option_context *context, converted_options *c) {
@@ -447,6 +403,7 @@ void mha_clear_options(converted_options *converted) {
 #define CLEAR_VALUE(name)
 #define CLEAR(name, form, becomes) CLEAR_##becomes(name)
     MHA_OPTIONS(CLEAR)
+    Py_CLEAR(converted->block_mask);
 }
 /* clang-format on */
 

@@ -12,7 +12,7 @@
  * numbers, or a plain value in mha_attention_options. Each has a convert_<name> in options.c, in
  * this order, and an array a fill_<name>. */
 #define MHA_OPTIONS(X)                                                                             \
-    X(mask, AS_ARRAY, ARRAY)                                                                       \
+    X(mask, AS_MASK, ARRAY)                                                                        \
     X(bias, AS_REAL, ARRAY)                                                                        \
     X(alibi, AS_REAL, HEADS)                                                                       \
     X(relative_bias, AS_REAL, HEADS)                                                               \
@@ -51,6 +51,7 @@ typedef struct score_shape {
 #define MHA_OWNED_OPTION(name, form, becomes) MHA_OWNED_##becomes(name)
 typedef struct converted_options {
     MHA_OPTIONS(MHA_OWNED_OPTION)
+    PyObject *block_mask;         /* the record of a BlockMask, in place of mask; or NULL */
     int64_t default_offset;       /* used where query_offset is NULL */
     mha_attention_options values; /* the arrays only once pointers are taken */
 } converted_options;

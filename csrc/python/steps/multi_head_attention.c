@@ -253,7 +253,7 @@ static void set_scores(layer_call *call) {
  * single sequence's has a batch axis of 1, it loses it, as the scores have none. */
 static int normalise_score_axes(PyObject **object, const char *name, bool of_layer,
                                 int batch_axes) {
-    if (*object == Py_None) {
+    if (*object == Py_None || PyTuple_Check(*object)) { /* a tuple: a BlockMask */
         return 0;
     }
     PyArrayObject *array =

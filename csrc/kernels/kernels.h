@@ -93,11 +93,11 @@ typedef enum mha_block_visibility {
     MHA_VISIBLE /* all of it */
 } mha_block_visibility;
 
-/* What has been found out of a block of queries by heads that share mask or bias, a byte for so
- * many keys, or NULL. */
+/* What has been found out of a block of queries so far: a byte for so many keys, from key 0 on;
+ * NULL where there is no mask or bias, or it has no number for each pair. */
 typedef struct mha_known_blocks {
     _Atomic uint8_t *mask, *bias;
-    int64_t keys;
+    int64_t keys, end; /* end: nobody asks for what lies behind */
 } mha_known_blocks;
 
 /* Between arrays of halves and float32, which alone has them: a row of `count` numbers. */
@@ -210,6 +210,9 @@ typedef struct mha_few_queries_block {
     bool from_memory; /* caches do not hold the keys and values of the call */
     int64_t first_block, end_block;
     void *blocks, *state;
+    bool heads_mask_alike;       /* mask and bias are the same for the heads of all rows, and ... */
+    mha_attention_block queries; /* ... what they hide from all queries of one head: its scores,
+                                    queries and known blocks alone are set */
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
 } mha_few_queries_block;
 

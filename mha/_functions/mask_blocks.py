@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
     starts: Array    # int64 (batch * heads * rows + 1,)
     columns: Array   # int32 (entries,): of blocks, ascending in a row
     contents: Array  # int32 (entries,): FULL, or which of the patterns
-    patterns: Array  # uint8 (count, BLOCK, BLOCK // 8): bit k % 8 of byte k // 8 is key k; sorted
+    patterns: Array  # uint8 (count, BLOCK keys, BLOCK // 8): bit q % 8 of byte q // 8 is query q
 
     def places(self) -> tuple[Array, Array]:
         """(group, row) of each entry."""
@@ -111,7 +111,7 @@ def _contents(bools: Array, queries: Array, keys: Array, numbers: dict[bytes, in
     index = np.arange(BLOCK)
     counted = (index < queries[:, None])[:, :, None] & (index < keys[:, None])[:, None, :]
     visible = bools & counted
-    packed = np.packbits(visible, axis=-1, bitorder="little")
+    packed = np.packbits(visible.swapaxes(1, 2), axis=-1, bitorder="little")
     seen, pairs = visible.sum(axis=(1, 2)), queries * keys
     return [HIDDEN if seen[i] == 0 else FULL if seen[i] == pairs[i]
             else numbers.setdefault(packed[i].tobytes(), len(numbers)) for i in range(len(bools))]
@@ -132,11 +132,12 @@ def _in_order(shape: Shape, candidates: Candidates, contents: Array, patterns: A
 
 
 def as_bools(contents: Array, patterns: Array) -> Array:
-    """(n,) contents -> (n, BLOCK, BLOCK)."""
+    """(n,) contents -> (n, BLOCK queries, BLOCK keys)."""
     found = np.zeros((len(contents), BLOCK, BLOCK), bool)
     found[contents == FULL] = True
     has_bits = contents >= 0
-    found[has_bits] = np.unpackbits(patterns[contents[has_bits]], axis=-1, bitorder="little")
+    by_key = np.unpackbits(patterns[contents[has_bits]], axis=-1, bitorder="little")
+    found[has_bits] = by_key.swapaxes(1, 2)
     return found
 
 

@@ -128,7 +128,7 @@ static void differentiate_bias(void *context, int64_t task, mha_worker *worker) 
             block.first_key = area.first_key;
             block.end_key = area.end_key;
             mha_want_bias(job, batch, head, block.attention.first_query, &block);
-            mha_run_gradient_block(job, &block, worker);
+            mha_run_gradient_block(job, batch, head, &block, worker);
         }
     }
 }

@@ -6,6 +6,7 @@
 #include "core/attention/few_queries.h"
 
 #include "core/attention/attention_rows.h"
+#include "core/attention/known_blocks.h"
 #include "core/base/run.h"
 #include "threads/partition.h"
 
@@ -19,6 +20,8 @@ typedef struct few_job {
     int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
     int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
     int64_t round;                     /* at hand */
+    bool heads_mask_alike;             /* those on one key head */
+    mha_known_visibility known;        /* of the blocks of keys, by all queries of a head */
     mha_pieces blocks, state;          /* what tasks and rounds leave, for each row block */
     mha_pieces scratch, block_scratch; /* for each worker, the second for the kernel of blocks */
     size_t blocks_size, state_size, scratch_size, block_scratch_size;
@@ -85,6 +88,17 @@ static void plan_rounds(few_job *job) {
     job->state_size = kernels->state_size(rows, value_head_dim);
 }
 
+/* Whether heads on one key head have the same mask and bias. */
+static bool heads_mask_alike(const few_job *job) {
+    const mha_attention_options *options = job->attention->options;
+    const mha_tensor *const tensors[] = {&options->mask, &options->bias};
+    bool alike = options->block_mask.starts == NULL || options->block_mask.heads == 1;
+    for (int i = 0; i < 2; i++) {
+        alike = alike && (tensors[i]->data == NULL || mha_is_shared(tensors[i], 3));
+    }
+    return alike || job->group == 1;
+}
+
 /* The rows of a problem, and the scratch of their kernels. */
 static void describe(const mha_attention *attention, few_job *job) {
     const int64_t head_dim = mha_extent(&attention->query, 1);
@@ -97,6 +111,7 @@ static void describe(const mha_attention *attention, few_job *job) {
     job->group = kv_heads == 0 ? 0 : mha_extent(&attention->query, 3) / kv_heads;
     job->rows = job->group * job->query_len;
     job->row_blocks = mha_divide_up(job->rows, MHA_MAX_FEW_ROWS);
+    job->heads_mask_alike = heads_mask_alike(job);
     job->scratch_size = job->kernels->few_queries->scratch_size(head_dim, value_head_dim);
     job->block_scratch_size = job->kernels->attention->scratch_size(head_dim, value_head_dim, 1);
 }
@@ -163,6 +178,24 @@ static row_place place_of(const few_job *job, int64_t row_task, int64_t row) {
     return place;
 }
 
+/* What a mask or bias hides from the queries of a head, where those of the row block agree on it.
+ */
+static void fill_queries(const few_job *job, const row_place *place, mha_few_queries_block *block) {
+    const mha_attention_options *options = job->attention->options;
+    block->heads_mask_alike = job->heads_mask_alike;
+    if (!job->heads_mask_alike || (options->mask.data == NULL && options->bias.data == NULL &&
+                                   options->block_mask.starts == NULL)) {
+        return;
+    }
+    block->queries = (mha_attention_block){
+        .query_len = job->query_len,
+        .key_len = job->key_len,
+        .scores = block->row[0].scores,
+        .known = mha_known_blocks_of(&job->known, job->attention, place->batch, place->head, 0, 0,
+                                     NO_SLOTS),
+    };
+}
+
 /* A row block, and the keys that one of its rows may see: whole blocks from first_key on. */
 static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
                        mha_few_queries_block *block) {
@@ -198,6 +231,7 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     if (block->end_key == 0) {
         block->first_key = 0;
     }
+    fill_queries(job, &first, block);
 }
 
 /* The same for the round at hand. */
@@ -284,6 +318,8 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     int threads;
     int64_t tasks;
     MHA_TRY(plan(job->attention, execution->num_threads, job, &threads));
+    MHA_TRY(mha_take_known_blocks(job->attention, 1, MHA_KEY_BLOCK, 1, NO_SLOTS, workspace,
+                                  &job->known));
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
     MHA_TRY(mha_workspace_take_pieces(workspace, job->block_scratch_size, (size_t)threads,

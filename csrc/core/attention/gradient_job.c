@@ -48,15 +48,17 @@ void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t
         .grad_lse = g->grad_lse == NULL ? NULL : (const char *)g->grad_lse + row * item,
     };
     mha_fill_query_block(job->attention, batch, head, first, count, visible, &block->attention);
-    block->attention.known =
-        mha_known_blocks_of(&job->known, job->attention, batch, head, query_block);
     block->grad_output =
         mha_gradient_rows(job, &g->grad_output, batch, head, first, &block->grad_output_stride);
 }
 
-void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_block *block,
-                            mha_worker *worker) {
+void mha_run_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t head,
+                            mha_attention_backward_block *block, mha_worker *worker) {
+    const int64_t query_block = block->attention.first_query / MHA_QUERY_CHAIN;
     block->attention.checkpoint = &worker->checkpoint;
+    block->attention.known = mha_known_blocks_of(&job->known, job->attention, batch, head,
+                                                 query_block, worker->number, 0);
+    block->attention.known.end = block->end_key;
     job->kernels->attention->backward(block, mha_piece(&job->scratch, worker->number));
 }
 

@@ -60,8 +60,8 @@ void *mha_gradient_rows(const mha_gradient_job *job, const mha_tensor *gradient,
 void mha_fill_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t head,
                              int64_t query_block, mha_key_ranges *visible,
                              mha_attention_backward_block *block);
-void mha_run_gradient_block(const mha_gradient_job *job, mha_attention_backward_block *block,
-                            mha_worker *worker);
+void mha_run_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t head,
+                            mha_attention_backward_block *block, mha_worker *worker);
 
 /* A multiply-add of the forward pass is two and a half here. */
 int mha_gradient_threads(const mha_gradient_job *job, int64_t num_tasks, int num_threads);

@@ -22,14 +22,15 @@ static int64_t group_of(const mha_tensor *option, int batch_axes, int64_t batch,
     return group;
 }
 
-/* Whether looking once repays the bytes: several heads share it, and it is large, one number for
- * each pair. */
-static bool is_worth_knowing(const mha_attention *a, const mha_tensor *option) {
-    if (option->data == NULL || mha_is_empty(option->shape, option->axes) ||
-        mha_stride(option, 2) == 0 || mha_stride(option, 1) == 0) {
-        return false;
-    }
-    for (int axis = 0; axis <= a->batch_axes; axis++) {
+/* Whether it has a number for each pair, so that looking at it takes time. */
+static bool has_pairs(const mha_tensor *option) {
+    return option->data != NULL && !mha_is_empty(option->shape, option->axes) &&
+           mha_stride(option, 2) != 0 && mha_stride(option, 1) != 0;
+}
+
+/* Whether several heads look at the same numbers. */
+static bool is_shared(const mha_tensor *option, int batch_axes) {
+    for (int axis = 0; axis <= batch_axes; axis++) {
         if (option->shape[axis] > 1 && option->strides[axis] == 0) {
             return true;
         }
@@ -37,15 +38,11 @@ static bool is_worth_knowing(const mha_attention *a, const mha_tensor *option) {
     return false;
 }
 
-static mha_status take(const mha_attention *a, const mha_tensor *option,
-                       const mha_known_visibility *known, mha_workspace *workspace,
-                       _Atomic uint8_t **bytes) {
+static mha_status take_shared(const mha_attention *a, const mha_tensor *option,
+                              const mha_known_visibility *known, mha_workspace *workspace,
+                              _Atomic uint8_t **bytes) {
     int64_t groups, count;
     void *piece;
-    *bytes = NULL;
-    if (!is_worth_knowing(a, option)) {
-        return MHA_OK;
-    }
     group_of(option, a->batch_axes, 0, 0, &groups);
     const int64_t shape[] = {groups, known->query_blocks, known->key_blocks};
     MHA_TRY(mha_count_elements(shape, 3, &count));
@@ -57,36 +54,56 @@ static mha_status take(const mha_attention *a, const mha_tensor *option,
     return MHA_OK;
 }
 
+static mha_status take(const mha_attention *a, const mha_tensor *option,
+                       const mha_known_visibility *known, int threads, int slots,
+                       mha_workspace *workspace, mha_known_option *found) {
+    *found = (mha_known_option){.is_there = has_pairs(option)};
+    if (!found->is_there) {
+        return MHA_OK;
+    }
+    if (is_shared(option, a->batch_axes)) {
+        return take_shared(a, option, known, workspace, &found->shared);
+    }
+    return mha_workspace_take_pieces(workspace, (size_t)slots * (size_t)known->key_blocks,
+                                     (size_t)threads, &found->own);
+}
+
 mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_blocks, int64_t keys,
-                                 mha_workspace *workspace, mha_known_visibility *known) {
+                                 int threads, int slots, mha_workspace *workspace,
+                                 mha_known_visibility *known) {
     *known = (mha_known_visibility){
         .query_blocks = query_blocks,
         .key_blocks = mha_divide_up(mha_extent(&attention->key, 2), keys),
         .keys = keys,
+        .slots = slots,
     };
-    MHA_TRY(take(attention, &attention->options->mask, known, workspace, &known->mask));
-    return take(attention, &attention->options->bias, known, workspace, &known->bias);
-}
-
-static _Atomic uint8_t *of_block(_Atomic uint8_t *bytes, const mha_tensor *option,
-                                 const mha_known_visibility *known, int batch_axes, int64_t batch,
-                                 int64_t head, int64_t query_block) {
-    int64_t groups;
-    if (bytes == NULL) {
-        return NULL;
-    }
-    const int64_t group = group_of(option, batch_axes, batch, head, &groups);
-    return bytes + (group * known->query_blocks + query_block) * known->key_blocks;
+    MHA_TRY(
+        take(attention, &attention->options->mask, known, threads, slots, workspace, &known->mask));
+    return take(attention, &attention->options->bias, known, threads, slots, workspace,
+                &known->bias);
 }
 
 mha_known_blocks mha_known_blocks_of(const mha_known_visibility *known,
                                      const mha_attention *attention, int64_t batch, int64_t head,
-                                     int64_t query_block) {
-    const mha_attention_options *options = attention->options;
-    const int axes = attention->batch_axes;
-    return (mha_known_blocks){
-        .mask = of_block(known->mask, &options->mask, known, axes, batch, head, query_block),
-        .bias = of_block(known->bias, &options->bias, known, axes, batch, head, query_block),
-        .keys = known->keys,
-    };
+                                     int64_t query_block, int worker, int slot) {
+    const mha_known_option *const options[] = {&known->mask, &known->bias};
+    const mha_tensor *const tensors[] = {&attention->options->mask, &attention->options->bias};
+    _Atomic uint8_t *bytes[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        if (options[i]->shared != NULL) {
+            int64_t groups;
+            const int64_t group = group_of(tensors[i], attention->batch_axes, batch, head, &groups);
+            bytes[i] = options[i]->shared +
+                       (group * known->query_blocks + query_block) * known->key_blocks;
+        } else if (options[i]->is_there && slot < known->slots) {
+            char *own = mha_piece(&options[i]->own, worker);
+            own += slot * known->key_blocks;
+            memset(own, MHA_UNKNOWN_VISIBILITY, (size_t)known->key_blocks);
+            bytes[i] = (_Atomic uint8_t *)own;
+        }
+    }
+    return (mha_known_blocks){.mask = bytes[0],
+                              .bias = bytes[1],
+                              .keys = known->keys,
+                              .end = mha_extent(&attention->key, 2)};
 }

@@ -1,24 +1,35 @@
-/* What the tasks of a call tell each other of a mask or bias that heads or batch items share: which
- * blocks of keys it hides from which blocks of queries. The first one that looks leaves a byte. */
+/* What has been found out of a dense mask or bias: which blocks of keys it hides from which blocks
+ * of queries, a byte each. Where heads or batch items share it, the first task that looks tells the
+ * others; else a worker keeps it while it is at a block of queries. */
 #ifndef MHA_KNOWN_BLOCKS_H
 #define MHA_KNOWN_BLOCKS_H
 
 #include "kernels/kernels.h"
 #include "mha/attention.h"
 
+/* Of a mask or of a bias with a number for each pair. */
+typedef struct mha_known_option {
+    bool is_there;
+    _Atomic uint8_t *shared; /* (groups, query_blocks, key_blocks), or NULL */
+    mha_pieces own;          /* of each worker, where it is not shared: (slots, key_blocks) */
+} mha_known_option;
+
 typedef struct mha_known_visibility {
-    _Atomic uint8_t *mask, *bias; /* (groups, query_blocks, key_blocks), or NULL: not shared */
+    mha_known_option mask, bias;
     int64_t query_blocks, key_blocks, keys; /* keys: of a block of them */
+    int slots;
 } mha_known_visibility;
 
-/* Nothing is known yet. */
+/* Nothing is known yet. A worker is at `slots` blocks of queries at a time; with NO_SLOTS it keeps
+ * nothing of its own. */
+enum { NO_SLOTS = 0 };
 mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_blocks, int64_t keys,
-                                 mha_workspace *workspace,
+                                 int threads, int slots, mha_workspace *workspace,
                                  mha_known_visibility *known) MHA_MUST_CHECK;
 
-/* For one block of queries of a head. */
+/* For one block of queries of a head, that the worker has in this slot. */
 mha_known_blocks mha_known_blocks_of(const mha_known_visibility *known,
                                      const mha_attention *attention, int64_t batch, int64_t head,
-                                     int64_t query_block);
+                                     int64_t query_block, int worker, int slot);
 
 #endif

@@ -47,8 +47,6 @@ static void fill_block(const attention_job *job, int64_t batch_head, int64_t que
     const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
     mha_fill_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
                          visible, block);
-    block->known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
-                                       batch_head % heads, query_block);
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
@@ -152,10 +150,13 @@ static void attend_query_tile(const attention_job *job, int64_t query_tile, int6
     mha_prefetch_rows prefetch[MOST_PREFETCH_ROWS];
     const int64_t batch_head = query_tile / job->query_tiles_of_a_head;
     const int64_t first = first_block_of(job, query_tile);
+    const int64_t heads = mha_extent(&job->attention->query, 3);
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         fill_block(job, batch_head, first + i, &visible[i], &blocks[i]);
         blocks[i].checkpoint = &worker->checkpoint;
+        blocks[i].known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
+                                              batch_head % heads, first + i, worker->number, i);
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
@@ -300,8 +301,8 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     }
     MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(take_memory(&job, threads, &execution->workspace));
-    MHA_TRY(mha_take_known_blocks(attention, job.query_blocks, MHA_KEY_BLOCK, &execution->workspace,
-                                  &job.known));
+    MHA_TRY(mha_take_known_blocks(attention, job.query_blocks, MHA_KEY_BLOCK, threads,
+                                  job.joint_blocks, &execution->workspace, &job.known));
     const mha_status status =
         mha_run_tasks(execution, num_tasks, threads, attend_query_blocks, &job);
     mha_workspace_give_back(&execution->workspace, used_before);

@@ -257,7 +257,7 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
     }
     if (sees_chunk(&block)) {
         await_turn(done, c->number, worker);
-        mha_run_gradient_block(job, &block, worker);
+        mha_run_gradient_block(job, c->batch, head, &block, worker);
     }
     atomic_fetch_or(done, (uint64_t)1 << c->number);
 }
@@ -368,8 +368,6 @@ mha_status mha_take_gradient_sums(mha_gradient_job *job, mha_workspace *workspac
     for (int64_t i = 0; i < query_blocks && !workspace->measures; i++) {
         atomic_init(&job->done[i], 0);
     }
-    MHA_TRY(mha_take_known_blocks(job->attention, job->query_blocks, MHA_KEY_CHAIN, workspace,
-                                  &job->known));
     return mha_take_per_head(job, workspace);
 }
 
@@ -399,6 +397,8 @@ static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
     int64_t tasks;
     MHA_TRY(mha_take_gradient_sums(job, &execution->workspace));
     MHA_TRY(mha_take_gradient_scratch(job, threads, &execution->workspace));
+    MHA_TRY(mha_take_known_blocks(job->attention, job->query_blocks, MHA_KEY_CHAIN, (int)threads, 1,
+                                  &execution->workspace, &job->known));
     MHA_TRY(mha_count_gradient_tasks(job, &tasks));
     job->threads = mha_gradient_threads(job, tasks, execution->num_threads);
     job->prefetches = mha_comes_from_afar(job->attention, job->batch * job->heads);

@@ -42,8 +42,8 @@ typedef struct mha_block_mask {
     const int64_t *starts;   /* (batch * heads * rows + 1,); NULL: absent */
     const int32_t *columns;  /* (entries,): of blocks, ascending in a row */
     const int32_t *contents; /* (entries,): MHA_FULL_BLOCK, or which of the patterns */
-    const uint8_t *patterns; /* (count, MHA_MASK_BLOCK, MHA_MASK_BLOCK / 8): bit k % 8 of byte k / 8
-                                is key k; 1 = attend, 0 beyond the lengths */
+    const uint8_t *patterns; /* (count, MHA_MASK_BLOCK keys, MHA_MASK_BLOCK / 8): bit q % 8 of byte
+                                q / 8 is query q; 1 = attend, 0 beyond the lengths */
 } mha_block_mask;
 
 /* The options of the scores. Tensors with data == NULL are absent; all others have the batch axes

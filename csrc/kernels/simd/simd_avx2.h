@@ -30,6 +30,11 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
 }
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i chosen = _mm256_and_si256(_mm256_set1_epi32((int)lanes), bit);
+    return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, bit)));
+}
 INLINE vector v_abs(vector a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vector v_copy_sign(vector magnitude, vector sign) {
     return _mm256_or_ps(magnitude, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
@@ -110,6 +115,11 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_EQ_OQ));
+}
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    const __m256i bit = _mm256_setr_epi64x(1, 2, 4, 8);
+    const __m256i chosen = _mm256_and_si256(_mm256_set1_epi64x(lanes), bit);
+    return _mm256_blendv_pd(no, yes, _mm256_castsi256_pd(_mm256_cmpeq_epi64(chosen, bit)));
 }
 INLINE vector v_abs(vector a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
 INLINE vector v_copy_sign(vector magnitude, vector sign) {

@@ -31,6 +31,9 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
 }
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    return _mm512_mask_blend_ps((__mmask16)lanes, no, yes);
+}
 INLINE vector v_abs(vector a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
 INLINE vector v_copy_sign(vector magnitude, vector sign) {
     return _mm512_or_ps(magnitude, _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));
@@ -137,6 +140,9 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), no, yes);
+}
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    return _mm512_mask_blend_pd((__mmask8)lanes, no, yes);
 }
 INLINE vector v_abs(vector a) { return _mm512_andnot_pd(_mm512_set1_pd(-0.0), a); }
 INLINE vector v_copy_sign(vector magnitude, vector sign) {

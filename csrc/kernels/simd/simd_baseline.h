@@ -12,6 +12,7 @@
  *   v_max(a, b), v_min(a, b)   b where either is NaN
  *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
+ *   v_keep_lanes(bits, y, n)   y in the lanes whose bits are 1, lane 0 the lowest, else n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
  * each; v_load_line: the same of LINE_COLUMNS, with each line of memory read in one go
@@ -36,11 +37,13 @@ typedef float real;
 typedef uint32_t bits;
 #define DTYPE float32
 #define MANTISSA_BITS 23
+#define LANE_BITS ((vector_bits){1, 2, 4, 8})
 #else
 typedef double real;
 typedef uint64_t bits;
 #define DTYPE float64
 #define MANTISSA_BITS 52
+#define LANE_BITS ((vector_bits){1, 2})
 #endif
 #define LANES ((int)(16 / sizeof(real)))
 #define PIECE_COLUMNS LANES
@@ -68,6 +71,10 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return v_blend((vector_bits)(a == b), yes, no);
+}
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    const vector_bits none = {0};
+    return v_blend((vector_bits)(((none + lanes) & LANE_BITS) != none), yes, no);
 }
 INLINE vector v_max(vector a, vector b) { return v_blend((vector_bits)(a > b), a, b); }
 INLINE vector v_min(vector a, vector b) { return v_blend((vector_bits)(a < b), a, b); }

@@ -19,6 +19,7 @@ typedef float32x4_t vector;
 #define AS_REAL vreinterpretq_f32_u32
 #define SIGN_BIT 0x80000000u
 #define MANTISSA_BITS 23
+#define LANE_BITS ((uint32x4_t){1, 2, 4, 8})
 INLINE real r_fma(real a, real b, real c) { return __builtin_fmaf(a, b, c); }
 #else
 typedef double real;
@@ -31,6 +32,7 @@ typedef float64x2_t vector;
 #define AS_REAL vreinterpretq_f64_u64
 #define SIGN_BIT 0x8000000000000000u
 #define MANTISSA_BITS 52
+#define LANE_BITS ((uint64x2_t){1, 2})
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
 
@@ -53,6 +55,9 @@ INLINE vector v_zero_if_less(vector a, vector b, vector value) {
 }
 INLINE vector v_select_equal(vector a, vector b, vector yes, vector no) {
     return NEON(vbslq)(NEON(vceqq)(a, b), yes, no);
+}
+INLINE vector v_keep_lanes(uint32_t lanes, vector yes, vector no) {
+    return NEON(vbslq)(NEON_BITS(vtstq)(NEON_BITS(vdupq_n)(lanes), LANE_BITS), yes, no);
 }
 INLINE vector v_max(vector a, vector b) { return v_select_less(b, a, a, b); }
 INLINE vector v_min(vector a, vector b) { return v_select_less(a, b, a, b); }

@@ -443,6 +443,21 @@ class BlockMask:
         except (ValueError, MemoryError):
             raise no_memory("to_dense", tuple(self._core_record[:4])) from None
 
+    def _part(self, items: Array, heads: slice, queries: tuple[int, int],
+              keys: tuple[int, int]) -> BlockMask | None:
+        """Of these batch items and heads, and of the queries and keys from begin to end; None where
+        nothing is visible."""
+        blocks = self._blocks
+        shape = blocks.shape
+        groups = np.arange(shape.batch * shape.heads).reshape(shape.batch, shape.heads)
+        groups = groups[np.zeros(1, np.int64) if shape.batch == 1 else items]
+        blocks = mask_blocks.of_groups(blocks, groups[:, heads] if shape.heads > 1 else groups)
+        first, end = keys[0] // BLOCK, -(-keys[1] // BLOCK)
+        if not ((blocks.columns >= first) & (blocks.columns < end)).any():
+            return None
+        part = mask_blocks.part(blocks, queries, keys)
+        return BlockMask._of(part) if len(part.columns) else None
+
     def _shares(self, tall: int, wide: int) -> Array:
         """For pictures: how much of each of at most (tall, wide) cells is visible."""
         return mask_blocks.shares(self._blocks, tall, wide)

@@ -241,8 +241,14 @@ def broadcast(blocks: Blocks, shape: Shape) -> Blocks:
     if blocks.shape == shape:
         return blocks
     old = blocks.shape.batch * blocks.shape.heads
-    groups = np.broadcast_to(np.arange(old).reshape(blocks.shape[:2]), shape[:2]).reshape(-1)
-    starts, ends = (side.reshape(old, shape.rows)[groups].reshape(-1)
+    return of_groups(blocks, np.broadcast_to(np.arange(old).reshape(blocks.shape[:2]), shape[:2]))
+
+
+def of_groups(blocks: Blocks, groups: Array) -> Blocks:
+    """Of these of its groups alone, (batch, heads)."""
+    old = blocks.shape.batch * blocks.shape.heads
+    shape = blocks.shape._replace(batch=groups.shape[0], heads=groups.shape[1])
+    starts, ends = (side.reshape(old, shape.rows)[groups.reshape(-1)].reshape(-1)
                     for side in (blocks.starts[:-1], blocks.starts[1:]))
     _, entry = runs(starts, ends)
     return Blocks(shape, np.concatenate([[0], np.cumsum(ends - starts)]),

@@ -23,6 +23,7 @@ from mha._functions.options import (
     LayerKeywords,
     RandomSource,
     check_score_axes,
+    is_block_mask,
     takes_options,
 )
 from mha._layer.layer import MultiHeadAttention as Layer
@@ -203,7 +204,7 @@ def _of_scores(options: dict[str, Any], is_one: bool) -> dict[str, Any]:
     """The options for (batch, heads, query_len, key_len), from those of a call of the layer; of one
     sequence they have no batch axis."""
     for name in ("mask", "bias"):
-        if options[name] is not None:
+        if options[name] is not None and not is_block_mask(options[name]):
             check_score_axes(np.ndim(options[name]), name)
     lengths = options["key_lengths"]
     if is_one and lengths is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import as_array, as_int, as_int_array
-from mha._functions.options import AttentionOptions
+from mha._functions.options import AttentionOptions, is_block_mask
 from mha.dask._cuts import Cuts, starts
 
 FARTHEST = 2**60  # beyond which the core clips offsets, too
@@ -55,6 +57,7 @@ class Visibility:
         self.right = FARTHEST * 4 if right is None else min(right, FARTHEST)
         if options.causal:
             self.right = min(self.right, 0)
+        self.mask = checked_mask(options.mask, self.batch_shape, cuts)
         # A row that sees nothing, for whatever reason, is the mean of all values.
         self.needs_all = options.empty_rows == "uniform"
 
@@ -66,9 +69,25 @@ class Visibility:
     def offset_of(self, batch: tuple[int, ...]) -> int | NDArray[np.int64]:
         return self.offset if isinstance(self.offset, int) else self.offset[self.items(batch)]
 
-    def seen(self, batch: tuple[int, ...], queries: int) -> range:
+    def mask_of(self, batch: tuple[int, ...], head: int, queries: int, keys: int) -> Any:
+        """The part of a BlockMask that belongs to chunks; None where nobody sees anything."""
+        items = np.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)
+        heads = slice(*self.head_starts[head:head + 2])
+        of_queries, of_keys = (tuple(starts[at:at + 2]) for starts, at in (
+            (self.query_starts, queries), (self.key_starts, keys)))
+        return self.mask._part(items[self.items(batch)].reshape(-1), heads, of_queries, of_keys)
+
+    def seen(self, batch: tuple[int, ...], head: int, queries: int) -> Sequence[int]:
         """The chunks of keys that a chunk of queries has parts with: at least one where there are
         keys, since what no part sees still has its result."""
+        chunks = self._in_reach(batch, queries)
+        if self.mask is None or self.needs_all:
+            return chunks
+        shown = [keys for keys in chunks if self.mask_of(batch, head, queries, keys) is not None]
+        return shown or chunks[:1]
+
+    def _in_reach(self, batch: tuple[int, ...], queries: int) -> range:
+        """As far as positions and lengths tell."""
         first_query, end_query = self.query_starts[queries:queries + 2]
         offset = np.asarray(self.offset_of(batch))
         if offset.size == 0 or first_query == end_query:
@@ -91,6 +110,19 @@ class Visibility:
         if here.ndim > len(batch):
             here = here[..., first_query:end_query]
         return int(here.max(initial=0))
+
+
+def checked_mask(mask: Any, batch_shape: tuple[int, ...], cuts: Cuts) -> Any:
+    """A BlockMask that fits the scores; None for all else."""
+    if not is_block_mask(mask):
+        return None
+    heads = 1 if cuts.heads is None else sum(cuts.heads)
+    wanted = math.prod(batch_shape), heads, sum(cuts.queries), sum(cuts.keys)
+    got = mask.batch, mask.heads, mask.query_len, mask.key_len
+    if got[2:] != wanted[2:] or got[0] not in (1, wanted[0]) or got[1] not in (1, heads):
+        raise ValueError(f"mask: got a BlockMask (batch, heads, query_len, key_len) {got}, wanted"
+                         f" one that broadcasts to {wanted}")
+    return mask
 
 
 def checked_offset(given: ArrayLike | None, batch: tuple[int, ...],

@@ -13,7 +13,7 @@ import numpy as np
 from dask.base import tokenize
 
 from mha._base.arguments import as_array, as_int, as_size
-from mha._functions.options import AttentionOptions
+from mha._functions.options import AttentionOptions, is_block_mask
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
 from mha.dask._cuts import Cuts, agreed, as_dask, check_shapes, cut_like_scores, is_dask
 from mha.dask._graph import Key, TaskRef
@@ -65,7 +65,7 @@ class Plan:
         batch, seen = tuple(chunk), self.visibility
         numbers = (*batch, head, self.cuts.key_head_chunk[head], queries)
         references = [self._references(array, numbers) for array in arrays]
-        chunks_of_keys = seen.seen(batch, queries)
+        chunks_of_keys = seen.seen(batch, head, queries)
         where = (tuple(of_axis[at] for of_axis, at in zip(seen.batch_starts, batch, strict=True)),
                  seen.head_starts[head], seen.query_starts[queries], self.cuts.queries[queries],
                  flat_item(batch, seen), seen.offset_of(batch))
@@ -75,9 +75,22 @@ class Plan:
                      [reference(keys) for reference in references])
                 for keys in chunks_of_keys]
 
+    def _mask_part(self, batch: tuple[int, ...], head: int, queries: int, keys: int) -> Any:
+        """Of a BlockMask, which tasks have with them."""
+        part = self.visibility.mask_of(batch, head, queries, keys)
+        if part is not None:
+            return part
+        places = self.visibility
+        lengths = (starts[at + 1] - starts[at] for starts, at in (
+            (places.query_starts, queries), (places.key_starts, keys)))
+        return np.zeros((1, 1), bool) if 0 not in lengths else None
+
     def _references(self, array: str, numbers: Key) -> Callable[[int], TaskRef | None]:
         """From the number of a chunk of keys to the chunk of an array that belongs to that part of
         a block, (*batch, head, key head, queries); to None where there is no such array."""
+        if array == "mask" and self.visibility.mask is not None:
+            *chunk, head, _, queries = numbers
+            return lambda keys: self._mask_part(tuple(chunk), head, queries, keys)
         if array not in self.inputs:
             return _no_array
         name, locator = self.inputs[array]
@@ -125,8 +138,9 @@ def plan_of(query: Any, key: Any, value: Any, options: AttentionOptions, split_e
     call = Call(computed, sum(cuts.keys), {name: array.dtype for name, array in by_name.items()},
                 {name: choice for name, choice in plain.items() if choice is not None})
     inputs = {name: (array.name, _locator(name, array, cuts)) for name, array in by_name.items()}
+    mask = visibility.mask
     token = tokenize(function.__name__, sorted(inputs.items()), plain, options.query_offset,
-                     known, split_every)
+                     known, split_every, None if mask is None else mask._core_record)
     _log.debug("%s: %d chunks of queries, %d of keys, computed in %s", function.__name__,
                len(cuts.queries), len(cuts.keys), computed)
     return Plan(token, call, cuts, visibility, split_every, inputs, rounded), by_name
@@ -156,7 +170,9 @@ def _checked_types(arrays: list[da.Array], options: AttentionOptions) -> np.dtyp
         for name in ("key_lengths", "query_offset")}
     for name, shape in shapes.items():
         array = getattr(options, name)
-        if array is not None:
+        if is_block_mask(array):
+            without[name] = None
+        elif array is not None:
             without[name] = np.zeros(shape, as_dask(array, name).dtype)
     result = scaled_dot_product_attention(*none, **options._replace(**without)._asdict())
     return np.dtype(result.dtype)
@@ -168,7 +184,7 @@ def _option_arrays(options: AttentionOptions, cuts: Cuts) -> dict[str, da.Array]
     found: dict[str, da.Array] = {}
     for name in ARRAYS:
         array = getattr(options, name)
-        if array is None:
+        if array is None or is_block_mask(array):
             continue
         array = as_dask(array, name)
         if name in ("mask", "bias"):

@@ -43,7 +43,8 @@ class Call:
         given = {name: array for name, array in zip(ARRAYS, arrays, strict=True)
                  if array is not None}
         for name, array in given.items():
-            self.check(name, array)
+            if name in self.given:  # else a part of a BlockMask
+                self.check(name, array)
         if "key_lengths" in given:
             check_lengths(given["key_lengths"], self.key_len)
             lengths = given["key_lengths"].astype(np.int64)

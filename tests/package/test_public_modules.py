@@ -38,7 +38,8 @@ def test_pickles_name_public_modules_alone(name):
 TYPED = ["mha", "mha.masks", "mha.testing", "mha.reference", "mha.parameters", "mha.plot",
          "mha.view", "mha.importance", "mha.compat.d2l.torch", "mha.compat.d2l.jax",
          "mha.compat.d2l.mxnet", "mha.compat.d2l.tensorflow", "mha.compat.flax.linen",
-         "mha.compat.flax.nnx", "mha.compat.jax", "mha.compat.keras", "mha.compat.numpy_tutorial",
+         "mha.compat.flax.nnx", "mha.compat.flex", "mha.compat.jax", "mha.compat.keras",
+         "mha.compat.numpy_tutorial",
          "mha.compat.onnx", "mha.compat.onnx.microsoft", "mha.compat.pytorch",
          "mha.compat.pytorch_notebook"]
 

@@ -157,9 +157,15 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
         return [*leading, query_len, key_len]
 
     if sometimes():
-        options["mask"] = case.place(case.rng.random(of_scores()) < 0.8)
+        pairs = visible_pairs(case, of_scores())
+        is_block_mask = sometimes() and pairs.shape[:len(batch)] == (1,) * len(batch)
+        options["mask"] = mha.BlockMask.from_dense(
+            pairs[(0,) * len(batch)][None]) if is_block_mask else case.place(pairs)
     if sometimes() and not is_additive:
-        options["bias"] = case.place(case.numbers(*of_scores()))
+        bias = case.numbers(*of_scores())
+        if sometimes():
+            bias[~visible_pairs(case, bias.shape)] = -np.inf
+        options["bias"] = case.place(bias)
     if not is_additive:
         options |= by_head(case, *heads)
     if sometimes():
@@ -184,6 +190,16 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
     if not is_vjp and not is_additive and sometimes():
         options["return_lse"] = True
     return options
+
+
+def visible_pairs(case, shape):
+    """Pairs here and there, or blocks, of which some are left out."""
+    if case.rng.random() < 0.5:
+        return case.rng.random(shape) < 0.8
+    size = int(case.choose(48, 64, 128))
+    *leading, query_len, key_len = shape
+    blocks = case.rng.random((*leading, -(-query_len // size), -(-key_len // size))) < 0.5
+    return blocks.repeat(size, -1).repeat(size, -2)[..., :query_len, :key_len]
 
 
 def by_head(case, heads=1):
@@ -337,7 +353,7 @@ def layer(case):
     for name in ("dropout", "rng"):
         options.pop(name, None)
     for name in ("mask", "bias"):
-        if name in options and options[name].ndim == 3:
+        if name in options and getattr(options[name], "ndim", 4) == 3:
             del options[name]
     is_frozen = case.rng.random() < 0.5
 

@@ -48,6 +48,7 @@ q, k, v = f(2, 4, 9, 8), f(2, 2, 70, 8), f(2, 2, 70, 6)
 out = np.empty((2, 4, 9, 6), np.float32)
 grad, grad_lse = f(2, 4, 9, 6), f(2, 4, 9)
 visible = rng.random((2, 1, 9, 70)) < 0.7
+block_mask = mha.BlockMask.from_dense(visible)
 long_key = f(1, 2, 3000, 32)
 half_bias = f(4, 9, 70).astype(np.float16)
 apart = f(1, 600, 2, 16).swapaxes(1, 2)
@@ -137,6 +138,9 @@ CASES = {
     "weights and lse": lambda: attend(q, k, v, causal=True, query_offset=61, return_weights=True,
                                       return_lse=True),
     "mask": lambda: attend(q, k, v, mask=visible),
+    "block mask": lambda: attend(q, k, v, mask=block_mask),
+    "making a block mask": lambda: [(mha.BlockMask.documents([0, 0, 1]) & mha.BlockMask.causal(
+        3)).density],
     "mask of uint8": lambda: attend(q, k, v, mask=visible.astype(np.uint8) * 3 > 0),
     "mask of lists": lambda: attend(q, k, v, mask=visible[0, 0].tolist()),
     "bias of float16": lambda: attend(q, k, v, bias=half_bias),

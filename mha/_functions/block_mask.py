@@ -70,7 +70,7 @@ class BlockMask:
     @classmethod
     def _of(cls, blocks: Blocks) -> BlockMask:
         arrays = (blocks.starts, blocks.columns, blocks.contents, blocks.patterns)
-        return cls._restored((*blocks.shape, *(array.tobytes() for array in arrays)))
+        return cls._holding((*blocks.shape, *(array.tobytes() for array in arrays)))
 
     @classmethod
     @checks_keywords
@@ -227,7 +227,7 @@ class BlockMask:
         >>> mha.BlockMask.from_lengths([1, 2], 1, 2).to_dense()[:, 0].tolist()
         [[[True, False]], [[True, True]]]
         """
-        lengths = as_int_array(key_lengths, "key_lengths")
+        lengths = _ints(key_lengths, "key_lengths")
         if lengths.ndim not in (1, 2):
             raise ValueError(f"key_lengths: got shape {lengths.shape}, wanted (batch,) or (batch,"
                              " query_len)")
@@ -301,7 +301,7 @@ class BlockMask:
         >>> mha.BlockMask.prefix(2, 3).to_dense()[0, 0].astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
         """
-        lengths = np.atleast_1d(as_int_array(prefix_lengths, "prefix_lengths"))
+        lengths = np.atleast_1d(_ints(prefix_lengths, "prefix_lengths"))
         if lengths.ndim != 1:
             raise ValueError(f"prefix_lengths: got shape {lengths.shape}, wanted (batch,)")
         shape = _shape(len(lengths), 1, query_len, None, least_batch=0)
@@ -334,7 +334,7 @@ class BlockMask:
         [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
         """
         shape = _shape(1, 1, query_len, key_len)
-        given = as_int_array(indices, "indices")
+        given = _ints(indices, "indices")
         if given.ndim != 1:
             raise ValueError(f"indices: got shape {given.shape}, wanted (n,)")
         if given.size and not 0 <= given.min() <= given.max() < shape.key_len:
@@ -374,9 +374,13 @@ class BlockMask:
         """
         shape = _shape(1, 1, query_len, key_len)
         stride = as_size(stride, "stride")
-        offset = _offset(shape, query_offset)
+        offset = _offset(shape, None) if query_offset is None else as_int(
+            query_offset, "query_offset")
+        if stride > 2 * FARTHEST:  # no two tokens are so far apart; of an offset that is, none meet
+            offset = offset if abs(offset) < FARTHEST else FARTHEST
+            stride = 2 * FARTHEST
         diagonal = np.arange(-shape.columns + 1, shape.rows)  # row - column
-        nearest = (np.array([offset % stride]) + diagonal * BLOCK) % stride
+        nearest = (offset % stride + diagonal * BLOCK) % stride
         seen = (nearest < BLOCK) | (nearest > stride - BLOCK)
         diagonal, nearest = diagonal[seen], nearest[seen]
         which, row = mask_blocks.runs(np.maximum(diagonal, 0),
@@ -491,7 +495,10 @@ class BlockMask:
                             " of queries and keys")
         bounds = []
         for side, length in zip(index, (self.query_len, self.key_len), strict=True):
-            begin, end, step = side.indices(length)
+            try:
+                begin, end, step = side.indices(length)
+            except TypeError:
+                raise TypeError(f"BlockMask: got the slice {side}, wanted ints in it") from None
             if step != 1:
                 raise ValueError(f"BlockMask: got a slice of step {step}, wanted 1")
             bounds.append((begin, max(end, begin)))
@@ -505,6 +512,10 @@ class BlockMask:
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(f"BlockMask: got {name} to set, wanted nothing: masks are immutable")
 
+    def __delattr__(self, name: str) -> Never:
+        raise AttributeError(f"BlockMask: got {name} to delete, wanted nothing: masks are"
+                             " immutable")
+
     def __array__(self, *arguments: object, **keywords: object) -> Never:
         raise TypeError("BlockMask: got one where an array is wanted; give it as mask=, or make an"
                         " array of it by .to_dense()")
@@ -514,9 +525,16 @@ class BlockMask:
 
     @classmethod
     def _restored(cls, record: tuple[Any, ...]) -> BlockMask:
-        """What pickle makes one of; the core checks the record where it is used."""
+        """What pickle makes one of."""
+        if not mask_blocks.is_record(record):
+            raise ValueError("BlockMask: got a pickle whose blocks do not fit each other, wanted"
+                             " what pickle wrote of one")
+        return cls._holding(record)
+
+    @classmethod
+    def _holding(cls, record: tuple[Any, ...]) -> BlockMask:
         mask = object.__new__(cls)
-        object.__setattr__(mask, "_core_record", tuple(record))
+        object.__setattr__(mask, "_core_record", record)
         return mask
 
     def __copy__(self) -> BlockMask:
@@ -545,6 +563,14 @@ def _offset(shape: Shape, query_offset: int | None) -> int:
     return min(max(as_int(query_offset, "query_offset"), -FARTHEST), FARTHEST)
 
 
+def _ints(given: ArrayLike, name: str) -> Array:
+    """As int64; what is beyond it would count as another number."""
+    array, most = as_array(given, name), np.iinfo(np.int64).max
+    if array.dtype.kind == "u" and array.size and array.max() > most:
+        raise ValueError(f"{name}: got {array.max()}, wanted at most {most}")
+    return as_int_array(array, name)
+
+
 def _blocks_of(mask: object, name: str) -> Blocks:
     if not isinstance(mask, BlockMask):
         raise TypeError(f"{name}: got {type(mask).__name__}, wanted a BlockMask:"
@@ -563,7 +589,7 @@ def _joined(shape: Shape, blocks: Blocks, name: str) -> Blocks:
 
 
 def _ids(ids: ArrayLike, name: str) -> Array:
-    given = as_int_array(ids, name)
+    given = _ints(ids, name)
     if given.ndim not in (1, 2):
         raise ValueError(f"{name}: got shape {given.shape}, wanted (len,) or (batch, len)")
     return given if given.ndim == 2 else given[None]

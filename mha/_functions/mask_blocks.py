@@ -131,6 +131,31 @@ def _in_order(shape: Shape, candidates: Candidates, contents: Array, patterns: A
                   contents, patterns)
 
 
+def is_record(record: Any) -> bool:
+    """Whether it is (*shape, starts, columns, contents, patterns), the arrays as bytes, and the
+    arrays fit each other."""
+    if not (isinstance(record, tuple) and len(record) == 8
+            and all(type(size) is int and size >= 0 for size in record[:4])
+            and all(type(array) is bytes for array in record[4:])):
+        return False
+    shape = Shape(*record[:4])
+    items = 8, 4, 4, BLOCK * BLOCK // 8
+    if any(len(array) % item for array, item in zip(record[4:], items, strict=True)):
+        return False
+    starts = np.frombuffer(record[4], np.int64)
+    columns, contents = (np.frombuffer(array, np.int32) for array in record[5:7])
+    if (len(starts) != shape.batch * shape.heads * shape.rows + 1 or starts[0] != 0
+            or starts[-1] != len(columns) or len(columns) != len(contents)
+            or (np.diff(starts) < 0).any()):
+        return False
+    begins = np.zeros(len(columns) + 1, bool)
+    begins[starts] = True
+    return bool(not len(columns) or (
+        columns.min() >= 0 and columns.max() < shape.columns and contents.min() >= FULL
+        and contents.max() < len(record[7]) // items[3]
+        and (np.diff(columns.astype(np.int64))[~begins[1:-1]] > 0).all()))
+
+
 def as_bools(contents: Array, patterns: Array) -> Array:
     """(n,) contents -> (n, BLOCK queries, BLOCK keys)."""
     found = np.zeros((len(contents), BLOCK, BLOCK), bool)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha._base.arguments import as_int, as_size, detached_array
+from mha._base.arguments import as_int, as_size, check_kind, detached_array
 from mha._base.keywords import checks_keywords, other_names
 from mha._functions.block_mask import BlockMask
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
@@ -52,8 +52,8 @@ def create_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: in
 
     Raises
     ------
-    ValueError: a size below 1, a result that does not broadcast to its arguments. TypeError: a
-    mask_mod that is not callable or returns other than bool.
+    ValueError: B or H below 1, a negative length, a result that does not broadcast to its
+    arguments. TypeError: a mask_mod that is not callable or returns other than bool.
 
     Source: Dong et al. 2024, "Flex Attention", section 3.2.
 
@@ -88,7 +88,7 @@ def create_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LE
     dense = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN).to_dense()
     if device is None:
         return dense
-    if str(device) != "cpu":
+    if str(device).split(":")[0] != "cpu":
         raise ValueError(f"device: got {device}, wanted cpu: mha has no other")
     import torch
 
@@ -188,7 +188,7 @@ def flex_attention(query: Any, key: Any, value: Any, score_mod: object = None,
     """
     arguments = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse,
                  return_aux)
-    if _is_tensor(query):
+    if any(map(_is_tensor, arguments[:3])):
         from mha.compat.pytorch._block_mask import outside_compilers
 
         return outside_compilers(_attend, *arguments)
@@ -208,7 +208,7 @@ def _attend(query: Any, key: Any, value: Any, score_mod: object, block_mask: Any
     _check_shapes(query, key, value, as_flag(enable_gqa, "enable_gqa"))
     mask = _as_block_mask(block_mask, query.shape[2], key.shape[2])
     return_lse = as_flag(return_lse, "return_lse") or bool(getattr(return_aux, "lse", False))
-    if _is_tensor(query):
+    if any(map(_is_tensor, (query, key, value))):
         from mha.compat.pytorch._block_mask import attend
 
         output, lse = attend(query, key, value, mask, scale, return_lse)
@@ -237,33 +237,48 @@ def _check_callable(mask_mods: tuple[object, ...]) -> None:
 
 def _on_arrays(mask_mod: MaskMod) -> MaskMod:
     """The mask_mod on arrays, also one that is written for tensors."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return mask_mod
+    torch: Any = sys.modules.get("torch")
 
-    def asked(*indices: Any) -> Any:
+    def on_arrays(*indices: Any) -> Any:
+        found = detached_array(mask_mod(*indices), "mask_mod")
+        check_kind(found, "mask_mod", "b", "bools, True = attend")
+        return found
+
+    def on_tensors(*indices: Any) -> Any:
         try:
-            return detached_array(mask_mod(*map(torch.from_numpy, indices)), "mask_mod")
-        except Exception as first:  # one that has arrays of NumPy's, beside which tensors fail
+            return on_arrays(*map(torch.from_numpy, indices))
+        except Exception as first:  # one that has arrays of NumPy's, which tensors do not join
             try:
-                return mask_mod(*indices)
+                return on_arrays(*indices)
             except Exception:
                 raise first from None
 
-    return asked
+    return on_arrays if torch is None else on_tensors
 
 
 def _as_block_mask(mask: Any, query_len: int, key_len: int) -> BlockMask | None:
-    if mask is None or isinstance(mask, BlockMask):
+    if mask is None:
+        return None
+    if isinstance(mask, BlockMask):
+        _check_lengths((mask.query_len, mask.key_len), query_len, key_len)
         return mask
     if not all(hasattr(mask, name) for name in ("mask_mod", "seq_lengths", "kv_num_blocks")):
         raise TypeError(f"block_mask: got {type(mask).__name__}, wanted one of create_block_mask or"
                         " a mha.BlockMask")
     batch, heads = mask.kv_num_blocks.shape[:2]
-    if tuple(mask.seq_lengths) != (query_len, key_len):
-        raise ValueError(f"block_mask: got one of lengths {tuple(mask.seq_lengths)}, wanted"
-                         f" {(query_len, key_len)}")
-    return create_block_mask(mask.mask_mod, batch, heads, query_len, key_len)
+    _check_lengths(tuple(mask.seq_lengths), query_len, key_len)
+    blocks = detached_array(mask.to_dense(), "block_mask") != 0
+    rows, columns = mask.BLOCK_SIZE
+    shown = BlockMask.from_function(
+        lambda b, h, q, k: blocks[b, h, q // rows, k // columns], query_len, key_len, batch=batch,
+        heads=heads)
+    return BlockMask.from_function(_on_arrays(mask.mask_mod), query_len, key_len, batch=batch,
+                                   heads=heads, within=shown)
+
+
+def _check_lengths(got: tuple[int, ...], query_len: int, key_len: int) -> None:
+    if got != (query_len, key_len):
+        raise ValueError(f"block_mask: got one of lengths {got}, wanted {(query_len, key_len)}")
 
 
 def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:

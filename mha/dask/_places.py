@@ -57,6 +57,7 @@ class Visibility:
         self.right = FARTHEST * 4 if right is None else min(right, FARTHEST)
         if options.causal:
             self.right = min(self.right, 0)
+        self.has_sinks = options.sinks is not None
         self.mask = checked_mask(options.mask, self.batch_shape, cuts)
         # A row that sees nothing, for whatever reason, is the mean of all values.
         self.needs_all = options.empty_rows == "uniform"
@@ -83,7 +84,9 @@ class Visibility:
         chunks = self._in_reach(batch, queries)
         if self.mask is None or self.needs_all:
             return chunks
-        shown = [keys for keys in chunks if self.mask_of(batch, head, queries, keys) is not None]
+        first = chunks[:1] if self.has_sinks else ()  # which a dense mask has them with, too
+        shown = [keys for keys in chunks
+                 if keys in first or self.mask_of(batch, head, queries, keys) is not None]
         return shown or chunks[:1]
 
     def _in_reach(self, batch: tuple[int, ...], queries: int) -> range:

@@ -173,6 +173,9 @@ def _mask_matrix(mask: Any) -> tuple[NDArray[Any], tuple[int, int]]:
     if (mask.batch, mask.heads) != (1, 1):
         raise ValueError(f"mask: got a BlockMask of batch {mask.batch} and heads {mask.heads},"
                          " wanted one of 1 and 1")
+    if 0 in (mask.query_len, mask.key_len):
+        raise ValueError(f"mask: got a BlockMask of {mask.query_len} queries and {mask.key_len}"
+                         " keys, wanted at least one of each")
     shares = mask._shares(most, most)
     return np.where(shares > 0, least + (1 - least) * shares, 0), (mask.query_len, mask.key_len)
 

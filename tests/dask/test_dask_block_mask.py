@@ -51,6 +51,16 @@ def test_as_the_whole(mask, options):
             getattr(pullback(grad_output), name), rtol=1e-9, atol=1e-11)
 
 
+def test_the_bits_of_a_dense_mask():
+    """With sinks too, which one chunk of a row counts."""
+    _, cut = arrays()
+    mask = BlockMask.sliding_window(LENGTH, window=(60, 10))
+    for options in ({}, {"sinks": np.ones(HEADS)}):
+        one, other = (mha.dask.scaled_dot_product_attention(*cut, mask=given, **options).compute(
+            scheduler="sync") for given in (mask, mask.to_dense()))
+        np.testing.assert_array_equal(one, other)
+
+
 def test_chunks_that_nobody_sees_have_no_task():
     _, cut = arrays((BATCH, HEADS, 100, 16))
     mask = BlockMask.documents(np.arange(LENGTH) // 100)

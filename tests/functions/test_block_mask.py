@@ -35,7 +35,7 @@ def test_masks_by_position(query_len, key_len, query_offset):
               mha.masks.sliding_window(query_len, key_len, window=window, **where))
     offset = key_len - query_len if query_offset is None else query_offset
     position = np.arange(query_len)[:, None] + offset
-    for stride in (1, 2, 7, 128, 200, 1000, 10**12):
+    for stride in (1, 2, 7, 128, 200, 1000, 10**12, 2**62, 2**63 - 1):
         check(BlockMask.strided(query_len, key_len, stride=stride, **where),
               (position - np.arange(key_len)) % stride == 0)
     indices = np.random.default_rng(0).integers(0, key_len, 3 if key_len else 0)
@@ -135,10 +135,21 @@ def test_masks_are_immutable():
     mask = BlockMask.causal(200)
     with pytest.raises(AttributeError, match="immutable"):
         mask.batch = 2
+    with pytest.raises(AttributeError, match="immutable"):
+        del mask._core_record
     with pytest.raises(ValueError, match="WRITEABLE"):
         mask._blocks.columns.flags.writeable = True
 
 
+
+
+def test_strides_and_offsets_beyond_int64():
+    diagonal = BlockMask.from_dense(np.eye(130, k=53, dtype=bool))
+    for stride in (2**61, 2**63 - 1, 2**63, 2**70):
+        assert BlockMask.strided(130, stride=stride, query_offset=53) == diagonal
+    assert BlockMask.strided(130, stride=2**70, query_offset=2**70).density == 0
+    assert BlockMask.strided(130, stride=7, query_offset=7 * 2**70 + 3) == BlockMask.strided(
+        130, stride=7, query_offset=3)
 
 
 def test_a_picture():
@@ -161,7 +172,7 @@ def test_a_million_tokens_take_little_memory():
 def huge():
     """Of 2^80 pairs, all hidden."""
     rows = 2**33
-    return BlockMask._restored((1, 1, rows * 128, 2**40, b"", b"", b"", b""))
+    return BlockMask._holding((1, 1, rows * 128, 2**40, b"", b"", b"", b""))
 
 
 def no_bool(batch, head, query, key):
@@ -177,6 +188,9 @@ def no_bool(batch, head, query, key):
     (lambda: BlockMask.sliding_window(3, window=(-1, 0)), ValueError, "window: got -1"),
     (lambda: BlockMask.from_dense([[1, 0]]), TypeError, "mask: got an array of int64"),
     (lambda: BlockMask.from_dense(np.ones(3, bool)), ValueError, r"mask: got shape \(3,\)"),
+    (lambda: BlockMask.documents(np.array([2**63, 1], np.uint64)), ValueError,
+     "query_ids: got 9223372036854775808, wanted at most"),
+    (lambda: BlockMask.causal(3)[1.5:, :], TypeError, "wanted ints"),
     (lambda: BlockMask.documents([0.0, 1.0]), TypeError, "query_ids: got an array of float64"),
     (lambda: BlockMask.documents([[[0]]]), ValueError, r"query_ids: got shape \(1, 1, 1\)"),
     (lambda: BlockMask.documents([[0], [1]], [[0]]), ValueError, "key_ids: got a batch of 1"),

@@ -113,9 +113,23 @@ def test_compiled_models_go_around_it():
 def test_a_mask_mod_of_arrays_beside_pytorch():
     """Whose functions of tensors would fail."""
     ids = IDS.numpy()
-    mod = mask_mods.documents(ids)
-    assert flex.create_block_mask(mod, 1, 1, LENGTH, LENGTH) == flex.create_block_mask(
-        MODS["documents"], 1, 1, LENGTH, LENGTH)
+    wanted = flex.create_block_mask(MODS["documents"], 1, 1, LENGTH, LENGTH)
+    for mod in (mask_mods.documents(ids), flex.and_masks(
+            mask_mods.causal, lambda b, h, query, key: ids[query] == ids[key])):
+        assert flex.create_block_mask(mod, 1, 1, LENGTH, LENGTH) == wanted
+
+
+def test_pytorchs_mask_of_blocks_alone():
+    """Without a mask_mod it is what its blocks show."""
+    counts = torch.ones(1, 1, 3, dtype=torch.int32)
+    blocks = torch.tensor([0, 1, 2]).reshape(1, 1, 3, 1).expand(1, 1, 3, 3).int()
+    mask = theirs.BlockMask.from_kv_blocks(counts, blocks, BLOCK_SIZE=128,
+                                           seq_lengths=(LENGTH, LENGTH))
+    inputs = tensors(kv_heads=4)
+    ids = torch.arange(LENGTH) // 128
+    torch.testing.assert_close(
+        flex.flex_attention(*inputs, block_mask=mask),
+        flex.flex_attention(*inputs, block_mask=mha.BlockMask.documents(ids)))
 
 
 def test_errors():
@@ -125,6 +139,10 @@ def test_errors():
         torch.autograd.grad(output.sum(), query, create_graph=True)
     with pytest.raises(TypeError, match="key: got ndarray"):
         flex.flex_attention(query, key.detach().numpy(), value)
+    with pytest.raises(TypeError, match="query: got ndarray"):
+        flex.flex_attention(query.detach().numpy(), key, value)
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.grad(lambda q: flex.flex_attention(q, key, value).sum())(query)
     with pytest.raises(ValueError, match="on meta"):
         flex.flex_attention(query.to("meta"), key, value)
     other = theirs.create_block_mask(mask_mods.causal, 1, 1, 200, 200, device="cpu")

@@ -421,6 +421,7 @@ def test_rows_may_come_as_a_tuple():
     (lambda: mha.plot.attention(np.ones((3, 3), complex)), TypeError, "weights: got an array of"),
     (lambda: mha.plot.mask(np.ones((3, 3))), TypeError, "mask: got an array of float64"),
     (lambda: mha.plot.mask(mha.BlockMask.prefix([1, 2], 3)), ValueError, "BlockMask of batch 2"),
+    (lambda: mha.plot.mask(mha.BlockMask.causal(0, 5)), ValueError, "0 queries and 5 keys"),
     (lambda: mha.plot.text(np.ones((2, 2, 2)), "ab"), ValueError, "weights: got shape"),
     (lambda: mha.plot.text(np.ones((2, 3)), "ab"), ValueError, "key_words: got none"),
     (lambda: mha.plot.text(np.ones((2, 3)), "abc"), ValueError, "query_words: got 3, wanted 2"),

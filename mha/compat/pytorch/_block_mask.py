@@ -28,9 +28,13 @@ def outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask | None, scale: float | None,
            return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and lse where asked for."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "flex_attention: got a transform of torch.func or torch.vmap, wanted plain tensors;"
+            " mha.compat.pytorch.functional_attention goes through them, with mask=")
     for tensor, name in zip((query, key, value), NAMES, strict=True):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, wanted a tensor as query is")
+            raise TypeError(f"{name}: got {type(tensor).__name__}, wanted a tensor as others are")
         if tensor.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted one on the CPU")
     key, value = (tensor.expand(query.shape[0], *tensor.shape[1:]) for tensor in (key, value))

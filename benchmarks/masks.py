@@ -73,7 +73,7 @@ def rows_of_shares(length, rounds):
             times = [[seconds_of(arrays, one, grad) for one in given] for _ in range(rounds)]
         none, block, dense = np.median(times, axis=0)
         yield (f"| {name} | {'forward' if grad is None else 'gradients'} | {count} | {share:.3f}"
-               f" | {block / none:.3f} | {limit:.3f}{' **over**' * (block / none > limit)}"
+               f" | {block / none:.3f} | {limit:.3f}{' **over**' if block / none > limit else ''}"
                f" | {dense / block:.2f} | {none * 1e3:.0f} ms |")
 
 

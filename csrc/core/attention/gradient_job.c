@@ -56,9 +56,11 @@ void mha_run_gradient_block(const mha_gradient_job *job, int64_t batch, int64_t 
                             mha_attention_backward_block *block, mha_worker *worker) {
     const int64_t query_block = block->attention.first_query / MHA_QUERY_CHAIN;
     block->attention.checkpoint = &worker->checkpoint;
-    block->attention.known = mha_known_blocks_of(&job->known, job->attention, batch, head,
-                                                 query_block, worker->number, 0);
-    block->attention.known.end = block->end_key;
+    if (mha_knows_blocks(&job->known)) {
+        block->attention.known = mha_known_blocks_of(&job->known, job->attention, batch, head,
+                                                     query_block, worker->number, 0);
+        block->attention.known.end = block->end_key;
+    }
     job->kernels->attention->backward(block, mha_piece(&job->scratch, worker->number));
 }
 

@@ -27,6 +27,11 @@ mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_b
                                  int threads, int slots, mha_workspace *workspace,
                                  mha_known_visibility *known) MHA_MUST_CHECK;
 
+/* Whether there is anything to know. */
+static inline bool mha_knows_blocks(const mha_known_visibility *known) {
+    return known->mask.is_there || known->bias.is_there;
+}
+
 /* For one block of queries of a head, that the worker has in this slot. */
 mha_known_blocks mha_known_blocks_of(const mha_known_visibility *known,
                                      const mha_attention *attention, int64_t batch, int64_t head,

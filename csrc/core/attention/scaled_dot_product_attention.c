@@ -155,8 +155,10 @@ static void attend_query_tile(const attention_job *job, int64_t query_tile, int6
     for (int i = 0; i < count; i++) {
         fill_block(job, batch_head, first + i, &visible[i], &blocks[i]);
         blocks[i].checkpoint = &worker->checkpoint;
-        blocks[i].known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
-                                              batch_head % heads, first + i, worker->number, i);
+        if (mha_knows_blocks(&job->known)) {
+            blocks[i].known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
+                                                  batch_head % heads, first + i, worker->number, i);
+        }
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);

@@ -80,6 +80,11 @@ typedef struct mha_scores {
     double gate; /* multiplies the output */
 } mha_scores;
 
+/* Whether a mask or bias may hide whole blocks of keys. */
+static inline bool mha_may_hide_blocks(const mha_scores *scores) {
+    return scores->mask != NULL || scores->block_mask != NULL || scores->bias != NULL;
+}
+
 /* Query i of a block sees keys begin[i] <= j < end[i] that mask and bias leave visible. */
 typedef struct mha_key_ranges {
     int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];

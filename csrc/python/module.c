@@ -32,6 +32,7 @@ static PyMethodDef methods[] = {
     FUNCTION(round_numbers, METH_FASTCALL),
     FUNCTION(arrays_of_tensors, METH_FASTCALL),
     FUNCTION(tensor_of_array, METH_FASTCALL),
+    {"check_block_mask", mha_py_check_block_mask, METH_O, NULL},
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},

@@ -95,11 +95,7 @@ def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray
 
 def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> NDArray[Any]:
     """Positions (n,) or (batch, n) as integers."""
-    given = as_array(positions, name)
-    most = np.iinfo(np.int64).max
-    if given.dtype.kind == "u" and given.size and given.max() > most:
-        raise ValueError(f"{name}: got {given.max()}, wanted at most {most}")
-    given = as_int_array(given, name)
+    given = as_exact_int_array(positions, name)
     if given.shape not in ((n,), (batch, n)):
         raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
     return given
@@ -130,6 +126,14 @@ def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
     if array.dtype.kind == "u":  # NumPy 1 makes floats of uint64 beside a Python int
         array = np.minimum(array.astype(np.uint64), np.uint64(np.iinfo(np.int64).max))
     return array.astype(np.int64)
+
+
+def as_exact_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
+    """The same, but what is beyond int64 is an error and not the largest int64."""
+    array, most = as_array(ints, name), np.iinfo(np.int64).max
+    if array.dtype.kind == "u" and array.size and array.max() > most:
+        raise ValueError(f"{name}: got {array.max()}, wanted at most {most}")
+    return as_int_array(array, name)
 
 
 def as_finite(value: Any, name: str, *, above: float = -math.inf,

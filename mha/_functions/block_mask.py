@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import as_array, as_int, as_int_array, as_size, check_kind, no_memory
+from mha import _core
+from mha._base.arguments import (
+    as_array,
+    as_exact_int_array,
+    as_int,
+    as_size,
+    check_kind,
+    no_memory,
+)
 from mha._base.keywords import checks_keywords
 from mha._functions import mask_blocks
 from mha._functions.mask_blocks import BLOCK, Blocks, Candidates, Shape
@@ -227,7 +235,7 @@ class BlockMask:
         >>> mha.BlockMask.from_lengths([1, 2], 1, 2).to_dense()[:, 0].tolist()
         [[[True, False]], [[True, True]]]
         """
-        lengths = _ints(key_lengths, "key_lengths")
+        lengths = as_exact_int_array(key_lengths, "key_lengths")
         if lengths.ndim not in (1, 2):
             raise ValueError(f"key_lengths: got shape {lengths.shape}, wanted (batch,) or (batch,"
                              " query_len)")
@@ -301,7 +309,7 @@ class BlockMask:
         >>> mha.BlockMask.prefix(2, 3).to_dense()[0, 0].astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
         """
-        lengths = np.atleast_1d(_ints(prefix_lengths, "prefix_lengths"))
+        lengths = np.atleast_1d(as_exact_int_array(prefix_lengths, "prefix_lengths"))
         if lengths.ndim != 1:
             raise ValueError(f"prefix_lengths: got shape {lengths.shape}, wanted (batch,)")
         shape = _shape(len(lengths), 1, query_len, None, least_batch=0)
@@ -334,7 +342,7 @@ class BlockMask:
         [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
         """
         shape = _shape(1, 1, query_len, key_len)
-        given = _ints(indices, "indices")
+        given = as_exact_int_array(indices, "indices")
         if given.ndim != 1:
             raise ValueError(f"indices: got shape {given.shape}, wanted (n,)")
         if given.size and not 0 <= given.min() <= given.max() < shape.key_len:
@@ -526,9 +534,7 @@ class BlockMask:
     @classmethod
     def _restored(cls, record: tuple[Any, ...]) -> BlockMask:
         """What pickle makes one of."""
-        if not mask_blocks.is_record(record):
-            raise ValueError("BlockMask: got a pickle whose blocks do not fit each other, wanted"
-                             " what pickle wrote of one")
+        _core.check_block_mask(record)
         return cls._holding(record)
 
     @classmethod
@@ -563,14 +569,6 @@ def _offset(shape: Shape, query_offset: int | None) -> int:
     return min(max(as_int(query_offset, "query_offset"), -FARTHEST), FARTHEST)
 
 
-def _ints(given: ArrayLike, name: str) -> Array:
-    """As int64; what is beyond it would count as another number."""
-    array, most = as_array(given, name), np.iinfo(np.int64).max
-    if array.dtype.kind == "u" and array.size and array.max() > most:
-        raise ValueError(f"{name}: got {array.max()}, wanted at most {most}")
-    return as_int_array(array, name)
-
-
 def _blocks_of(mask: object, name: str) -> Blocks:
     if not isinstance(mask, BlockMask):
         raise TypeError(f"{name}: got {type(mask).__name__}, wanted a BlockMask:"
@@ -580,16 +578,14 @@ def _blocks_of(mask: object, name: str) -> Blocks:
 
 def _joined(shape: Shape, blocks: Blocks, name: str) -> Blocks:
     """The blocks for all batch items and heads of the shape."""
-    fits = blocks.shape[2:] == shape[2:] and all(
-        size in (1, wanted) for size, wanted in zip(blocks.shape[:2], shape[:2], strict=True))
-    if not fits:
+    if not blocks.shape.broadcasts_to(shape):
         raise ValueError(f"{name}: got {tuple(blocks.shape)}, wanted a mask (batch, heads,"
                          f" query_len, key_len) that broadcasts to {tuple(shape)}")
     return mask_blocks.broadcast(blocks, shape)
 
 
 def _ids(ids: ArrayLike, name: str) -> Array:
-    given = _ints(ids, name)
+    given = as_exact_int_array(ids, name)
     if given.ndim not in (1, 2):
         raise ValueError(f"{name}: got shape {given.shape}, wanted (len,) or (batch, len)")
     return given if given.ndim == 2 else given[None]

@@ -38,6 +38,21 @@ class Shape(NamedTuple):
         """Of blocks."""
         return -(-self.key_len // BLOCK)
 
+    def keys_of(self, group: Array, row: Array, column: Array) -> Array:
+        """What orders the blocks of a whole mask."""
+        return (group * self.rows + row) * self.columns + column
+
+    def places_of(self, keys: Array) -> tuple[Array, Array, Array]:
+        """group, row, column by `keys_of`."""
+        place, column = np.divmod(keys, max(self.columns, 1))
+        group, row = np.divmod(place, max(self.rows, 1))
+        return group, row, column
+
+    def broadcasts_to(self, other: tuple[int, int, int, int]) -> bool:
+        """Whether batch and heads are 1 or the other's, and the lengths the same."""
+        return self[2:] == other[2:] and all(
+            size in (1, wanted) for size, wanted in zip(self[:2], other[:2], strict=True))
+
 
 class Blocks(NamedTuple):
     """The blocks of a mask that are not hidden. Row r of blocks of group g, the head of a batch
@@ -56,9 +71,8 @@ class Blocks(NamedTuple):
         return np.divmod(rows, max(self.shape.rows, 1))
 
     def keys(self) -> Array:
-        """What orders the entries of a whole mask."""
-        group, row = self.places()
-        return (group * self.shape.rows + row) * self.shape.columns + self.columns
+        """Those of the entries, ascending."""
+        return self.shape.keys_of(*self.places(), self.columns)
 
 
 class Candidates(NamedTuple):
@@ -129,31 +143,6 @@ def _in_order(shape: Shape, candidates: Candidates, contents: Array, patterns: A
         columns, contents = columns[order], contents[order]
     return Blocks(shape, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), columns,
                   contents, patterns)
-
-
-def is_record(record: Any) -> bool:
-    """Whether it is (*shape, starts, columns, contents, patterns), the arrays as bytes, and the
-    arrays fit each other."""
-    if not (isinstance(record, tuple) and len(record) == 8
-            and all(type(size) is int and size >= 0 for size in record[:4])
-            and all(type(array) is bytes for array in record[4:])):
-        return False
-    shape = Shape(*record[:4])
-    items = 8, 4, 4, BLOCK * BLOCK // 8
-    if any(len(array) % item for array, item in zip(record[4:], items, strict=True)):
-        return False
-    starts = np.frombuffer(record[4], np.int64)
-    columns, contents = (np.frombuffer(array, np.int32) for array in record[5:7])
-    if (len(starts) != shape.batch * shape.heads * shape.rows + 1 or starts[0] != 0
-            or starts[-1] != len(columns) or len(columns) != len(contents)
-            or (np.diff(starts) < 0).any()):
-        return False
-    begins = np.zeros(len(columns) + 1, bool)
-    begins[starts] = True
-    return bool(not len(columns) or (
-        columns.min() >= 0 and columns.max() < shape.columns and contents.min() >= FULL
-        and contents.max() < len(record[7]) // items[3]
-        and (np.diff(columns.astype(np.int64))[~begins[1:-1]] > 0).all()))
 
 
 def as_bools(contents: Array, patterns: Array) -> Array:
@@ -297,18 +286,15 @@ def combine(a: Blocks, b: Blocks, operation: Callable[[Array, Array], Array],
     shape = a.shape
     both = keys(a.keys(), b.keys())
     of_a, of_b = contents_at(a, both), contents_at(b, both)
-    place, column = np.divmod(both, max(shape.columns, 1))
-    group, row = np.divmod(place, max(shape.rows, 1))
     kind = (of_a - HIDDEN) * (len(b.patterns) - HIDDEN) + (of_b - HIDDEN)
-    return assemble(shape, Candidates(group, row, column, kind), lambda which: operation(
+    return assemble(shape, Candidates(*shape.places_of(both), kind), lambda which: operation(
         as_bools(of_a[which], a.patterns), as_bools(of_b[which], b.patterns)))
 
 
 def invert(blocks: Blocks) -> Blocks:
-    group, row, column = every_block(blocks.shape)
-    keys = (group * blocks.shape.rows + row) * blocks.shape.columns + column
-    contents = contents_at(blocks, keys)
-    return assemble(blocks.shape, Candidates(group, row, column, contents - HIDDEN),
+    places = every_block(blocks.shape)
+    contents = contents_at(blocks, blocks.shape.keys_of(*places))
+    return assemble(blocks.shape, Candidates(*places, contents - HIDDEN),
                     lambda which: ~as_bools(contents[which], blocks.patterns))
 
 
@@ -325,16 +311,15 @@ def part(blocks: Blocks, queries: tuple[int, int], keys: tuple[int, int]) -> Blo
             new_row, new_column = row - row_shift - down, blocks.columns - column_shift - right
             inside = ((new_row >= 0) & (new_row < shape.rows)
                       & (new_column >= 0) & (new_column < shape.columns))
-            found.append(((group * shape.rows + new_row) * shape.columns + new_column)[inside])
-    place, column = np.divmod(np.unique(np.concatenate(found)), max(shape.columns, 1))
-    group, row = np.divmod(place, max(shape.rows, 1))
+            found.append(shape.keys_of(group, new_row, new_column)[inside])
+    group, row, column = shape.places_of(np.unique(np.concatenate(found)))
     corners = np.full((len(group), 2, 2), HIDDEN)
     for down in (0, 1):
         for right in (0, 1):
             old_row, old_column = row + row_shift + down, column + column_shift + right
             there = np.flatnonzero((old_row < old.rows) & (old_column < old.columns))
-            corners[there, down, right] = contents_at(blocks, (
-                (group * old.rows + old_row) * old.columns + old_column)[there])
+            corners[there, down, right] = contents_at(
+                blocks, old.keys_of(group, old_row, old_column)[there])
     query, key = first_query % BLOCK, first_key % BLOCK
 
     def evaluate(which: Array) -> Array:

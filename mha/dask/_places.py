@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,24 +69,24 @@ class Visibility:
     def offset_of(self, batch: tuple[int, ...]) -> int | NDArray[np.int64]:
         return self.offset if isinstance(self.offset, int) else self.offset[self.items(batch)]
 
-    def mask_of(self, batch: tuple[int, ...], head: int, queries: int, keys: int) -> Any:
-        """The part of a BlockMask that belongs to chunks; None where nobody sees anything."""
-        items = np.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)
-        heads = slice(*self.head_starts[head:head + 2])
-        of_queries, of_keys = (tuple(starts[at:at + 2]) for starts, at in (
-            (self.query_starts, queries), (self.key_starts, keys)))
-        return self.mask._part(items[self.items(batch)].reshape(-1), heads, of_queries, of_keys)
-
-    def seen(self, batch: tuple[int, ...], head: int, queries: int) -> Sequence[int]:
-        """The chunks of keys that a chunk of queries has parts with: at least one where there are
-        keys, since what no part sees still has its result."""
+    def seen(self, batch: tuple[int, ...], head: int, queries: int) -> dict[int, Any]:
+        """The chunks of keys that a chunk of queries has parts with, and what a BlockMask shows of
+        each (None without one): at least one where there are keys, since what no part sees still
+        has its result."""
         chunks = self._in_reach(batch, queries)
-        if self.mask is None or self.needs_all:
-            return chunks
-        first = chunks[:1] if self.has_sinks else ()  # which a dense mask has them with, too
-        shown = [keys for keys in chunks
-                 if keys in first or self.mask_of(batch, head, queries, keys) is not None]
-        return shown or chunks[:1]
+        if self.mask is None:
+            return dict.fromkeys(chunks)
+        items = np.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)
+        items = items[self.items(batch)].reshape(-1)
+        heads = slice(*self.head_starts[head:head + 2])
+        of_queries = self.query_starts[queries], self.query_starts[queries + 1]
+        shown = {keys: self.mask._part(items, heads, of_queries, (
+            self.key_starts[keys], self.key_starts[keys + 1])) for keys in chunks}
+        kept = (keys for keys, part in shown.items() if part is not None or self.needs_all
+                or (self.has_sinks and keys == chunks[0]))  # as with a dense mask
+        nothing = np.zeros((1, 1), bool)
+        return {keys: nothing if shown[keys] is None else shown[keys]
+                for keys in (list(kept) or chunks[:1])}
 
     def _in_reach(self, batch: tuple[int, ...], queries: int) -> range:
         """As far as positions and lengths tell."""
@@ -121,10 +120,10 @@ def checked_mask(mask: Any, batch_shape: tuple[int, ...], cuts: Cuts) -> Any:
         return None
     heads = 1 if cuts.heads is None else sum(cuts.heads)
     wanted = math.prod(batch_shape), heads, sum(cuts.queries), sum(cuts.keys)
-    got = mask.batch, mask.heads, mask.query_len, mask.key_len
-    if got[2:] != wanted[2:] or got[0] not in (1, wanted[0]) or got[1] not in (1, heads):
-        raise ValueError(f"mask: got a BlockMask (batch, heads, query_len, key_len) {got}, wanted"
-                         f" one that broadcasts to {wanted}")
+    got = mask._blocks.shape
+    if not got.broadcasts_to(wanted):
+        raise ValueError(f"mask: got a BlockMask (batch, heads, query_len, key_len) {tuple(got)},"
+                         f" wanted one that broadcasts to {wanted}")
     return mask
 
 

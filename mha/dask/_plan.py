@@ -64,33 +64,22 @@ class Plan:
         *chunk, head, queries = block
         batch, seen = tuple(chunk), self.visibility
         numbers = (*batch, head, self.cuts.key_head_chunk[head], queries)
-        references = [self._references(array, numbers) for array in arrays]
-        chunks_of_keys = seen.seen(batch, head, queries)
+        shown = seen.seen(batch, head, queries)
+        references = [shown.__getitem__ if array == "mask" and seen.mask is not None
+                      else self._references(array, numbers) for array in arrays]
+        first = next(iter(shown))
         where = (tuple(of_axis[at] for of_axis, at in zip(seen.batch_starts, batch, strict=True)),
                  seen.head_starts[head], seen.query_starts[queries], self.cuts.queries[queries],
                  flat_item(batch, seen), seen.offset_of(batch))
         return [Part((*numbers, keys),
                      Place(*where, seen.key_starts[keys], self.cuts.keys[keys],
-                           keys == chunks_of_keys[0]),
+                           keys == first),
                      [reference(keys) for reference in references])
-                for keys in chunks_of_keys]
-
-    def _mask_part(self, batch: tuple[int, ...], head: int, queries: int, keys: int) -> Any:
-        """Of a BlockMask, which tasks have with them."""
-        part = self.visibility.mask_of(batch, head, queries, keys)
-        if part is not None:
-            return part
-        places = self.visibility
-        lengths = (starts[at + 1] - starts[at] for starts, at in (
-            (places.query_starts, queries), (places.key_starts, keys)))
-        return np.zeros((1, 1), bool) if 0 not in lengths else None
+                for keys in shown]
 
     def _references(self, array: str, numbers: Key) -> Callable[[int], TaskRef | None]:
         """From the number of a chunk of keys to the chunk of an array that belongs to that part of
         a block, (*batch, head, key head, queries); to None where there is no such array."""
-        if array == "mask" and self.visibility.mask is not None:
-            *chunk, head, _, queries = numbers
-            return lambda keys: self._mask_part(tuple(chunk), head, queries, keys)
         if array not in self.inputs:
             return _no_array
         name, locator = self.inputs[array]

@@ -12,18 +12,7 @@ from mha.compat import flex
 LENGTH = 330
 RNG = np.random.default_rng(0)
 IDS = np.sort(RNG.integers(0, 5, LENGTH))
-MODS = {
-    "causal": mask_mods.causal,
-    "sliding window": mask_mods.sliding_window,
-    "prefix LM": mask_mods.prefix_lm(np.array([30, 200])),
-    "documents": mask_mods.documents(IDS),
-    "neighbours": mask_mods.neighbours(22, 3),
-    "dilated window": mask_mods.dilated_window(40, 3),
-    "transfusion": mask_mods.transfusion([20, 150], [90, 300]),
-    "flamingo": mask_mods.flamingo(IDS, np.sort(RNG.integers(0, 5, LENGTH))),
-    "shared question": mask_mods.shared_question(IDS),
-    "by head": mask_mods.by_head,
-}
+MODS = mask_mods.every_kind(IDS, np.sort(RNG.integers(0, 5, LENGTH)), np.array([30, 200]))
 
 
 def arrays(kv_heads=2):

@@ -96,7 +96,9 @@ def all_functions():
     simple = {"use_team": (_core.use_team, [None]), "set_num_threads": (_core.set_num_threads, [2]),
               "get_num_threads": (_core.get_num_threads, []),
               "instruction_set": (_core.instruction_set, []),
-              "instruction_sets": (_core.instruction_sets, [])}
+              "instruction_sets": (_core.instruction_sets, []),
+              "check_block_mask": (_core.check_block_mask,
+                                   [mha.BlockMask.causal(3)._core_record])}
     return calls_of_the_core() | simple
 
 

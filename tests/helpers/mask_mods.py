@@ -64,3 +64,19 @@ def shared_question(answers):
 
 def by_head(batch, head, query, key):
     return (query - key) % (head + 2) == 0
+
+
+def every_kind(ids, picture_of_key, prefix_lengths):
+    """One of each, by name."""
+    return {
+        "causal": causal,
+        "sliding window": sliding_window,
+        "prefix LM": prefix_lm(prefix_lengths),
+        "documents": documents(ids),
+        "neighbours": neighbours(22, 3),
+        "dilated window": dilated_window(40, 3),
+        "transfusion": transfusion([20, 150], [90, 300]),
+        "flamingo": flamingo(ids, picture_of_key),
+        "shared question": shared_question(ids),
+        "by head": by_head,
+    }

@@ -13,20 +13,10 @@ from mha.compat import flex
 LENGTH = 330
 torch.manual_seed(0)
 IDS = torch.randint(0, 5, (LENGTH,)).sort().values
-MODS = {
-    "causal": mask_mods.causal,
-    "sliding window": mask_mods.sliding_window,
-    "prefix LM": mask_mods.prefix_lm(torch.tensor([30, 200])),
-    "documents": mask_mods.documents(IDS),
-    "neighbours": mask_mods.neighbours(22, 3),
-    "dilated window": mask_mods.dilated_window(40, 3),
-    "transfusion": mask_mods.transfusion([20, 150], [90, 300]),
-    "flamingo": mask_mods.flamingo(IDS, torch.randint(0, 5, (LENGTH,)).sort().values),
-    "shared question": mask_mods.shared_question(IDS),
-    "by head": mask_mods.by_head,
-    "joined": flex.or_masks(flex.and_masks(mask_mods.causal, mask_mods.documents(IDS)),
-                            mask_mods.neighbours(22, 1)),
-}
+MODS = mask_mods.every_kind(IDS, torch.randint(0, 5, (LENGTH,)).sort().values,
+                            torch.tensor([30, 200]))
+MODS["joined"] = flex.or_masks(flex.and_masks(mask_mods.causal, mask_mods.documents(IDS)),
+                               mask_mods.neighbours(22, 1))
 
 
 def tensors(dtype=torch.float64, kv_heads=2):

@@ -17,15 +17,8 @@ bool mha_bias_is_shared(const mha_gradient_job *job) {
     if (!mha_wants_bias(job)) {
         return false;
     }
-    if (job->chunks > 1 && mha_is_shared(bias, 2) && mha_is_shared(bias, 1)) {
-        return true;
-    }
-    for (int axis = 0; axis <= job->attention->batch_axes; axis++) {
-        if (bias->shape[axis] > 1 && mha_is_shared(bias, bias->axes - axis)) {
-            return true;
-        }
-    }
-    return false;
+    return (job->chunks > 1 && mha_is_shared(bias, 2) && mha_is_shared(bias, 1)) ||
+           mha_heads_share(bias, job->attention->batch_axes);
 }
 
 void mha_want_bias(const mha_gradient_job *job, int64_t batch, int64_t head, int64_t first_query,

@@ -181,10 +181,8 @@ static row_place place_of(const few_job *job, int64_t row_task, int64_t row) {
 /* What a mask or bias hides from the queries of a head, where those of the row block agree on it.
  */
 static void fill_queries(const few_job *job, const row_place *place, mha_few_queries_block *block) {
-    const mha_attention_options *options = job->attention->options;
     block->heads_mask_alike = job->heads_mask_alike;
-    if (!job->heads_mask_alike || (options->mask.data == NULL && options->bias.data == NULL &&
-                                   options->block_mask.starts == NULL)) {
+    if (!job->heads_mask_alike || !mha_may_hide_blocks(&block->row[0].scores)) {
         return;
     }
     block->queries = (mha_attention_block){
@@ -192,7 +190,7 @@ static void fill_queries(const few_job *job, const row_place *place, mha_few_que
         .key_len = job->key_len,
         .scores = block->row[0].scores,
         .known = mha_known_blocks_of(&job->known, job->attention, place->batch, place->head, 0, 0,
-                                     NO_SLOTS),
+                                     MHA_NO_SLOTS),
     };
 }
 
@@ -318,7 +316,7 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     int threads;
     int64_t tasks;
     MHA_TRY(plan(job->attention, execution->num_threads, job, &threads));
-    MHA_TRY(mha_take_known_blocks(job->attention, 1, MHA_KEY_BLOCK, 1, NO_SLOTS, workspace,
+    MHA_TRY(mha_take_known_blocks(job->attention, 1, MHA_KEY_BLOCK, 1, MHA_NO_SLOTS, workspace,
                                   &job->known));
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));

@@ -28,16 +28,6 @@ static bool has_pairs(const mha_tensor *option) {
            mha_stride(option, 2) != 0 && mha_stride(option, 1) != 0;
 }
 
-/* Whether several heads look at the same numbers. */
-static bool is_shared(const mha_tensor *option, int batch_axes) {
-    for (int axis = 0; axis <= batch_axes; axis++) {
-        if (option->shape[axis] > 1 && option->strides[axis] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static mha_status take_shared(const mha_attention *a, const mha_tensor *option,
                               const mha_known_visibility *known, mha_workspace *workspace,
                               _Atomic uint8_t **bytes) {
@@ -61,7 +51,7 @@ static mha_status take(const mha_attention *a, const mha_tensor *option,
     if (!found->is_there) {
         return MHA_OK;
     }
-    if (is_shared(option, a->batch_axes)) {
+    if (mha_heads_share(option, a->batch_axes)) {
         return take_shared(a, option, known, workspace, &found->shared);
     }
     return mha_workspace_take_pieces(workspace, (size_t)slots * (size_t)known->key_blocks,

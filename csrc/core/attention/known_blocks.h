@@ -20,9 +20,9 @@ typedef struct mha_known_visibility {
     int slots;
 } mha_known_visibility;
 
-/* Nothing is known yet. A worker is at `slots` blocks of queries at a time; with NO_SLOTS it keeps
- * nothing of its own. */
-enum { NO_SLOTS = 0 };
+/* Nothing is known yet. A worker is at `slots` blocks of queries at a time; with MHA_NO_SLOTS it
+ * keeps nothing of its own. */
+enum { MHA_NO_SLOTS = 0 };
 mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_blocks, int64_t keys,
                                  int threads, int slots, mha_workspace *workspace,
                                  mha_known_visibility *known) MHA_MUST_CHECK;

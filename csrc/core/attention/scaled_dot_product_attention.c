@@ -38,15 +38,21 @@ static int64_t first_query_of(const attention_job *job, int64_t query_len, int64
     return mha_smaller(first * job->kernels->attention->query_lanes, query_len);
 }
 
-/* A block of queries of (batch, head), numbered over both. */
+/* A block of queries of (batch, head), numbered over both, that the worker has in this slot. */
 static void fill_block(const attention_job *job, int64_t batch_head, int64_t query_block,
-                       mha_key_ranges *visible, mha_attention_block *block) {
+                       mha_worker *worker, int slot, mha_key_ranges *visible,
+                       mha_attention_block *block) {
     const int64_t heads = mha_extent(&job->attention->query, 3);
+    const int64_t batch = batch_head / heads, head = batch_head % heads;
     const int64_t query_len = mha_extent(&job->attention->query, 2);
     const int64_t first = first_query_of(job, query_len, query_block);
     const int64_t count = first_query_of(job, query_len, query_block + 1) - first;
-    mha_fill_query_block(job->attention, batch_head / heads, batch_head % heads, first, count,
-                         visible, block);
+    mha_fill_query_block(job->attention, batch, head, first, count, visible, block);
+    block->checkpoint = &worker->checkpoint;
+    if (mha_knows_blocks(&job->known)) {
+        block->known = mha_known_blocks_of(&job->known, job->attention, batch, head, query_block,
+                                           worker->number, slot);
+    }
 }
 
 static head_copy *copy_of(const attention_job *job, int worker) {
@@ -150,15 +156,9 @@ static void attend_query_tile(const attention_job *job, int64_t query_tile, int6
     mha_prefetch_rows prefetch[MOST_PREFETCH_ROWS];
     const int64_t batch_head = query_tile / job->query_tiles_of_a_head;
     const int64_t first = first_block_of(job, query_tile);
-    const int64_t heads = mha_extent(&job->attention->query, 3);
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
-        fill_block(job, batch_head, first + i, &visible[i], &blocks[i]);
-        blocks[i].checkpoint = &worker->checkpoint;
-        if (mha_knows_blocks(&job->known)) {
-            blocks[i].known = mha_known_blocks_of(&job->known, job->attention, batch_head / heads,
-                                                  batch_head % heads, first + i, worker->number, i);
-        }
+        fill_block(job, batch_head, first + i, worker, i, &visible[i], &blocks[i]);
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);

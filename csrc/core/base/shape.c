@@ -72,6 +72,15 @@ bool mha_is_shared(const mha_tensor *tensor, int from_last) {
            (mha_extent(tensor, from_last) == 1 || mha_stride(tensor, from_last) == 0);
 }
 
+bool mha_heads_share(const mha_tensor *tensor, int batch_axes) {
+    for (int axis = 0; axis <= batch_axes; axis++) {
+        if (tensor->shape[axis] > 1 && mha_is_shared(tensor, tensor->axes - axis)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
     const bool empty = mha_is_empty(tensor->shape, tensor->axes);
     int64_t stride = empty ? 0 : row_bytes;

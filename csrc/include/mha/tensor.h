@@ -79,6 +79,9 @@ int64_t mha_stride(const mha_tensor *tensor, int from_last);
  * NumPy's empty arrays are 0 whatever the axis. */
 bool mha_is_shared(const mha_tensor *tensor, int from_last);
 
+/* Whether several heads or batch items have the same numbers of a tensor (batch..., heads, ...). */
+bool mha_heads_share(const mha_tensor *tensor, int batch_axes);
+
 MHA_API_END
 
 #endif

@@ -54,6 +54,7 @@ PyObject *mha_py_as_array(PyObject *module, PyObject *const *args, Py_ssize_t na
 PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_check_block_mask(PyObject *module, PyObject *record);
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
 PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);

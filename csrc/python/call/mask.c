@@ -69,7 +69,8 @@ static bool is_in_order(const mha_block_mask *mask, int64_t all_rows, int64_t co
 /* The whole record, checked: pickles and strangers may hold anything. */
 static bool read_record(PyObject *record, int64_t shape[4], mha_block_mask *mask) {
     int64_t starts, columns, contents, patterns, all_rows;
-    if (PyTuple_GET_SIZE(record) != RECORD_SIZE || !read_shape(record, shape)) {
+    if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != RECORD_SIZE ||
+        !read_shape(record, shape)) {
         return false;
     }
     *mask = (mha_block_mask){
@@ -87,6 +88,18 @@ static bool read_record(PyObject *record, int64_t shape[4], mha_block_mask *mask
            mha_count_elements(counted, 3, &all_rows) == MHA_OK && starts - 1 == all_rows &&
            is_in_order(mask, all_rows, mha_divide_up(shape[KEY_LEN], MHA_MASK_BLOCK), columns,
                        patterns);
+}
+
+PyObject *mha_py_check_block_mask(PyObject *module, PyObject *record) {
+    int64_t shape[4];
+    mha_block_mask mask;
+    (void)module;
+    if (!read_record(record, shape, &mask)) {
+        PyErr_SetString(PyExc_ValueError, "BlockMask: got a pickle whose blocks do not fit each "
+                                          "other, wanted what pickle wrote of one");
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* 0, or -1 with the exception. *mask points into the record. */

@@ -17,8 +17,8 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 WHICH = {  # of a notebook's pictures, the one for the gallery
-    "multi_head_attention": 1, "masks": 1, "training": 2, "decoding": 0, "heads_that_matter": 2,
-    "long_sequences": 0, "d2l": 2}
+    "multi_head_attention": 1, "masks": 1, "masks_of_long_sequences": 0, "training": 2,
+    "decoding": 0, "heads_that_matter": 2, "long_sequences": 0, "d2l": 2}
 SENTENCE = "The cat sat on the mat because it was warm, and a kitten rested on the rug."
 
 sys.path.insert(0, str(ROOT / "examples"))

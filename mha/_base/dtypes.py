@@ -132,6 +132,11 @@ def rounded(array: Array, stored: np.dtype[Any]) -> Array:
     return result
 
 
+def in_type(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The array in this type, rounded once."""
+    return rounded(array, dtype) if dtype.itemsize == 2 else converted(array, dtype)
+
+
 def widened(stored: Array) -> Array:
     """bfloat16 as float32; other arrays as they are."""
     if not is_bfloat16(stored.dtype):

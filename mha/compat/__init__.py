@@ -1,15 +1,15 @@
 """Adapters: the names, argument orders and mask meanings of other programs, computed here.
 
-d2l, flax, flex, jax, keras, numpy_tutorial, onnx, pytorch, pytorch_notebook, threadpoolctl,
-transformers. All but the last two need NumPy alone: docs/coming_from.md.
+d2l, flash_attn, flax, flex, jax, keras, numpy_tutorial, onnx, pytorch, pytorch_notebook,
+threadpoolctl, transformers. All but the last two need NumPy alone: docs/coming_from.md.
 """
 
 import importlib
 import importlib.util
 from types import ModuleType
 
-_ADAPTERS = ("d2l", "flax", "flex", "jax", "keras", "numpy_tutorial", "onnx", "pytorch",
-             "pytorch_notebook", "threadpoolctl", "transformers")
+_ADAPTERS = ("d2l", "flash_attn", "flax", "flex", "jax", "keras", "numpy_tutorial", "onnx",
+             "pytorch", "pytorch_notebook", "threadpoolctl", "transformers")
 _NEEDS = {"transformers": "torch transformers", "threadpoolctl": "threadpoolctl"}
 
 

@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha import _core
 from mha._base.arguments import as_int, as_size, check_kind, detached_array
 from mha._base.keywords import checks_keywords, other_names
 from mha._functions.block_mask import BlockMask
-from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha._functions.options import AttentionOptions
 from mha.compat._shared.flags import as_flag
+from mha.compat._shared.tensors import are_tensors, is_tensor
 
 __all__ = ["AuxOutput", "and_masks", "create_block_mask", "create_mask", "flex_attention",
            "or_masks"]
@@ -188,8 +190,8 @@ def flex_attention(query: Any, key: Any, value: Any, score_mod: object = None,
     """
     arguments = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse,
                  return_aux)
-    if any(map(_is_tensor, arguments[:3])):
-        from mha.compat.pytorch._block_mask import outside_compilers
+    if any(map(is_tensor, arguments[:3])):
+        from mha.compat.pytorch._core_calls import outside_compilers
 
         return outside_compilers(_attend, *arguments)
     return _attend(*arguments)
@@ -208,24 +210,23 @@ def _attend(query: Any, key: Any, value: Any, score_mod: object, block_mask: Any
     _check_shapes(query, key, value, as_flag(enable_gqa, "enable_gqa"))
     mask = _as_block_mask(block_mask, query.shape[2], key.shape[2])
     return_lse = as_flag(return_lse, "return_lse") or bool(getattr(return_aux, "lse", False))
-    if any(map(_is_tensor, (query, key, value))):
-        from mha.compat.pytorch._block_mask import attend
+    options = AttentionOptions(mask=mask, scale=scale)
+    if are_tensors(query=query, key=key, value=value):
+        from mha.compat.pytorch._core_calls import DenseCall, attend_outside_compilers
 
-        output, lse = attend(query, key, value, mask, scale, return_lse)
+        key, value = (array.expand(query.shape[0], *array.shape[1:]) for array in (key, value))
+        output, lse = attend_outside_compilers("flex_attention", query, key, value,
+                                               DenseCall(options))
     else:
-        arrays = [detached_array(array, name) for array, name in (
-            (query, "query"), (key, "key"), (value, "value"))]
-        arrays[1:] = (np.broadcast_to(array, (len(arrays[0]), *array.shape[1:]))
-                      for array in arrays[1:])
-        found = scaled_dot_product_attention(*arrays, mask=mask, scale=scale, return_lse=return_lse)
-        output, lse = found if return_lse else (found, None)
+        query, key, value = (detached_array(array, name) for array, name in (
+            (query, "query"), (key, "key"), (value, "value")))
+        key, value = (np.broadcast_to(array, (len(query), *array.shape[1:]))
+                      for array in (key, value))
+        output, lse = _core.scaled_dot_product_attention(query, key, value, options,
+                                                         return_lse=True)
     if wants_aux:
         return output, AuxOutput(lse)
     return (output, lse) if return_lse else output
-
-
-def _is_tensor(array: object) -> bool:
-    return isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def _check_callable(mask_mods: tuple[object, ...]) -> None:

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from mha import compat
+from mha.compat import flex, keras, numpy_tutorial, pytorch, pytorch_notebook
 from mha.compat import jax as jax_nn
-from mha.compat import keras, numpy_tutorial, pytorch, pytorch_notebook
 from mha.compat.d2l import jax, mxnet, tensorflow, torch
+from mha.compat.flash_attn import bert_padding, flash_attn_interface
 from mha.compat.flax import linen, nnx
 
 D2L = [torch, tensorflow, jax, mxnet]
@@ -60,10 +61,11 @@ def test_repr_of_the_books_layers(form):
     assert repr(additive) == "AdditiveAttention(num_hiddens=8, dropout=0.1)"
 
 
+FUNCTIONS = [jax_nn, flex, bert_padding, flash_attn_interface]
 WITH_LAYERS = [keras, linen, nnx, numpy_tutorial, pytorch, pytorch_notebook, *D2L]
 
 
-@pytest.mark.parametrize("module", [jax_nn, *WITH_LAYERS], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [*FUNCTIONS, *WITH_LAYERS], ids=lambda module: module.__name__)
 def test_help_shows_annotations_as_they_are_written(module):
     for name in module.__all__:
         text = pydoc.plain(pydoc.render_doc(getattr(module, name)))

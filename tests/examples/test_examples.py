@@ -81,8 +81,8 @@ def test_help_and_wrong_arguments(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [
-    "multi_head_attention.ipynb", "masks.ipynb", "training.ipynb", "decoding.ipynb",
-    "heads_that_matter.ipynb", "long_sequences.ipynb", "d2l.ipynb"])
+    "multi_head_attention.ipynb", "masks.ipynb", "masks_of_long_sequences.ipynb", "training.ipynb",
+    "decoding.ipynb", "heads_that_matter.ipynb", "long_sequences.ipynb", "d2l.ipynb"])
 def test_notebooks_run(name):
     # This test's own clock is the one that counts, also where it was stopped for a slow machine:
     # not pytest's in there, nor that of each cell.

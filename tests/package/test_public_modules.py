@@ -38,6 +38,7 @@ def test_pickles_name_public_modules_alone(name):
 TYPED = ["mha", "mha.masks", "mha.testing", "mha.reference", "mha.parameters", "mha.plot",
          "mha.view", "mha.importance", "mha.compat.d2l.torch", "mha.compat.d2l.jax",
          "mha.compat.d2l.mxnet", "mha.compat.d2l.tensorflow", "mha.compat.flax.linen",
+         "mha.compat.flash_attn.flash_attn_interface", "mha.compat.flash_attn.bert_padding",
          "mha.compat.flax.nnx", "mha.compat.flex", "mha.compat.jax", "mha.compat.keras",
          "mha.compat.numpy_tutorial",
          "mha.compat.onnx", "mha.compat.onnx.microsoft", "mha.compat.pytorch",

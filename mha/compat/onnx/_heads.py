@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha._base.arguments import as_array, check_kind
-from mha._base.dtypes import halves_as_float32, rounded, widened
-from mha._base.pieces import converted
+from mha._base.dtypes import halves_as_float32, widened
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.options import AttentionKeywords
 from mha._functions.rotary import Layout
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
 from mha.compat._shared.flags import as_flag
+from mha.compat._shared.rotary_tables import rotated_by_tables
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
 
@@ -84,12 +84,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
             position_ids: NDArray[Any] | None, *, num_heads: int | None, dims: int,
             interleaved: Any) -> NDArray[Any]:
     """x with the first dims columns of its heads (0: all) rotated by the rows of the caches at
-    position_ids (batch, len), or by caches (batch, len, dims / 2).
-
-    Caches may hold any numbers, where a `mha.Rotary` knows those of angles alone.
-    """
-    from mha.reference._prepared_heads import rotated_pairs
-
+    position_ids (batch, len), or by caches (batch, len, dims / 2)."""
     heads = by_head(x, "num_heads", num_heads)
     batch, _, length, head_size = heads.shape
     dims = dims or head_size
@@ -104,9 +99,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
         positions = _checked_positions(position_ids, (batch, length), len(cos_cache))
         cos_cache, sin_cache = cos_cache[positions], sin_cache[positions]
     layout: Layout = "interleaved" if as_flag(interleaved, "interleaved") else "half"
-    rotated = rotated_pairs(halves_as_float32(heads), halves_as_float32(cos_cache)[:, None],
-                          halves_as_float32(sin_cache)[:, None], layout)
-    rotated = in_type(rotated, x.dtype)
+    rotated = rotated_by_tables(heads, cos_cache, sin_cache, layout)
     return rotated if x.ndim == 4 else merge_heads(rotated)
 
 
@@ -119,8 +112,3 @@ def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],
         raise ValueError(f"position_ids: got {position_ids.min()} to {position_ids.max()}, wanted"
                          f" rows of the caches, 0 to {length - 1}")
     return position_ids
-
-
-def in_type(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array in this type, rounded once."""
-    return rounded(array, dtype) if dtype.itemsize == 2 else converted(array, dtype)

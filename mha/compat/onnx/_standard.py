@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import as_array, as_lengths, check_kind, checked_lengths
-from mha._base.dtypes import widened
+from mha._base.dtypes import in_type, widened
 from mha._base.pieces import converted
 from mha._functions.heads import merge_heads
 from mha._functions.options import AttentionKeywords
@@ -19,7 +19,6 @@ from mha.compat.onnx._heads import (
     by_head,
     check_pair,
     floats,
-    in_type,
     joined,
     rotated,
 )

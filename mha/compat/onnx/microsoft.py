@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import as_array, as_int_array, as_size
-from mha._base.dtypes import halves_as_float32
+from mha._base.dtypes import halves_as_float32, in_type
 from mha._functions.heads import merge_heads
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.broadcast import check_over_scores
@@ -19,7 +19,6 @@ from mha.compat.onnx._heads import (
     by_head,
     check_pair,
     floats,
-    in_type,
     joined,
     rotated,
 )

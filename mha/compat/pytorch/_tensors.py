@@ -73,7 +73,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
                 wants_gradients = True
     if query_offset is not None and not traced:
         query_offset = as_int(query_offset, "query_offset")
-    seed = _seed(rng, traced) if dropout else None
+    seed = drawn_seed(rng, traced) if dropout else None
     settings = (causal, query_offset, window, scale, softcap, dropout, seed, by_token)
     if traced:
         return _by_operator(tensors, settings, extras)
@@ -142,7 +142,7 @@ def _checked_one(tensor: Any, name: str) -> Tensor | None:
     return tensor
 
 
-def _seed(rng: int | torch.Generator | None, traced: bool) -> int | Tensor:
+def drawn_seed(rng: int | torch.Generator | None, traced: bool = False) -> int | Tensor:
     """The seed of one call: PyTorch's own generator draws it, so that torch.manual_seed counts."""
     if rng is None or isinstance(rng, torch.Generator):
         drawn = torch.randint(2**63 - 1, (), generator=rng)

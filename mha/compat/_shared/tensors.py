@@ -1,0 +1,24 @@
+"""Which arguments are PyTorch's tensors, without importing PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def is_tensor(array: object) -> bool:
+    return isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def are_tensors(**arrays: Any) -> bool:
+    """Whether all of them are tensors, on the CPU, or none is; None counts as either."""
+    given = {name: array for name, array in arrays.items() if array is not None}
+    first = next((name for name, array in given.items() if is_tensor(array)), None)
+    if first is None:
+        return False
+    for name, array in given.items():
+        if not is_tensor(array):
+            raise TypeError(f"{name}: got {type(array).__name__}, wanted a tensor as {first} is")
+        if array.device.type != "cpu":
+            raise ValueError(f"{name}: got a tensor on {array.device}, wanted one on the CPU")
+    return True

@@ -1,0 +1,27 @@
+"""flash-attention by its own names, on NumPy arrays and on tensors on the CPU, with gradients.
+
+    from mha.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from mha.compat.flash_attn.bert_padding import pad_input, unpad_input
+
+Arguments, layouts and returned values are those of flash-attn 2.8; the attention is `mha`'s, on the
+CPU. It takes float32 and float64 too, and any head_dim.
+
+Where this differs from flash-attention on purpose: a query that sees no key has a log-sum-exp of
+-inf, not inf; the log-sum-exp has a gradient; errors are ValueError and TypeError, before anything
+is written; dropout draws from `rng`; a block_table is refused.
+"""
+
+from mha.compat.flash_attn import bert_padding, flash_attn_interface
+from mha.compat.flash_attn.flash_attn_interface import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+
+__all__ = ["bert_padding", "flash_attn_func", "flash_attn_interface", "flash_attn_kvpacked_func",
+           "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
+           "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]

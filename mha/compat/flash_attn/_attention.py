@@ -1,0 +1,310 @@
+"""flash-attention's arguments in mha's words, and attention in its layouts: (batch, len, heads,
+head_dim), or ragged (total_len, heads, head_dim)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha import _core
+from mha._base.arguments import (
+    as_exact_int_array,
+    as_finite,
+    as_int,
+    as_probability,
+    check_kind,
+    detached_array,
+)
+from mha._base.dtypes import is_bfloat16
+from mha._functions.dropout import dropout_mask, seed_from
+from mha._functions.options import AttentionOptions, Window
+from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.flags import as_flag
+from mha.compat._shared.tensors import are_tensors, is_tensor
+
+Array = NDArray[Any]
+
+DENSE = "(batch, seqlen, heads, head_dim)"
+RAGGED = "(total_len, heads, head_dim)"
+
+
+class Options(NamedTuple):
+    """What the functions share, as they take it."""
+
+    dropout_p: Any = 0.0
+    softmax_scale: Any = None
+    causal: Any = False
+    window_size: Any = (-1, -1)
+    softcap: Any = 0.0
+    alibi_slopes: Any = None
+    return_attn_probs: Any = False
+    rng: Any = None
+
+    def translated(self) -> AttentionOptions:
+        """In mha's words, without ALiBi and dropout."""
+        scale = self.softmax_scale
+        return AttentionOptions(
+            causal=as_flag(self.causal, "causal"), window=_window(self.window_size),
+            scale=None if scale is None else as_finite(_plain(scale), "softmax_scale"),
+            softcap=as_finite(_plain(self.softcap), "softcap", least=0) or None)
+
+    def slopes(self, sequences: int, heads: int) -> Array | None:
+        """(heads,); or (sequences, heads) where they differ between sequences."""
+        if self.alibi_slopes is None:
+            return None
+        slopes = detached_array(self.alibi_slopes, "alibi_slopes")
+        if not is_bfloat16(slopes.dtype):
+            check_kind(slopes, "alibi_slopes", "f", "floats")
+        if slopes.shape not in ((heads,), (sequences, heads)):
+            raise ValueError(f"alibi_slopes: got shape {slopes.shape}, wanted ({heads},) or"
+                             f" ({sequences}, {heads})")
+        if slopes.ndim == 2 and sequences and (slopes == slopes[0]).all():
+            return slopes[0]
+        return slopes
+
+
+def attend(q: Any, k: Any, v: Any, given: Options) -> Any:
+    """Of (batch, seqlen, heads, head_dim): the output, and (output, lse, probabilities) where
+    asked for."""
+    check_heads(q, k, v, DENSE)
+    batch, query_len, heads, _ = q.shape
+    if k.shape[0] != batch:
+        raise ValueError(f"k: got a batch of {k.shape[0]}, wanted {batch} as of q")
+    given, seed = _with_dropout(given, of_tensors=are_tensors(q=q, k=k, v=v))
+    query_starts, key_starts = (np.arange(batch + 1) * length
+                                for length in (query_len, k.shape[1]))
+    slopes = given.slopes(batch, heads)
+    if slopes is not None and slopes.ndim == 2:
+        q_rows, k_rows, v_rows = (array.reshape(-1, *array.shape[2:]) for array in (q, k, v))
+        output, lse = _of_rows(q_rows, k_rows, v_rows, query_starts, key_starts, given, slopes,
+                               seed)
+        output = output.reshape(batch, query_len, *output.shape[1:])
+        lse = lse.reshape(heads, batch, query_len).swapaxes(0, 1)
+    elif are_tensors(q=q):
+        from mha.compat.pytorch._tensors import attention
+
+        options = given.translated()
+        output, lse = attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), alibi=_as_tensor(slopes),
+            causal=options.causal, window=options.window, scale=options.scale,
+            softcap=options.softcap, dropout=given.dropout_p, rng=seed, by_token=True,
+            extras=(False, True))
+        output = output.contiguous()
+    else:
+        output, lse = by_token(q, k, v, given.translated()._replace(
+            alibi=slopes, dropout=given.dropout_p, rng=seed))
+    if not as_flag(given.return_attn_probs, "return_attn_probs"):
+        return output
+    return output, lse, _probabilities(q, k, query_starts, key_starts, given, slopes, seed)
+
+
+def attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
+                  max_seqlen: tuple[Any, ...], given: Options) -> Any:
+    """The same of (total_len, heads, head_dim); lse is (heads, total_q). Starts and longest lengths
+    of queries and of keys, or one for both."""
+    if any(map(is_tensor, (q, k, v))):
+        from mha.compat.pytorch._core_calls import outside_compilers
+
+        return outside_compilers(_attend_ragged, q, k, v, cu_seqlens, max_seqlen, given)
+    return _attend_ragged(q, k, v, cu_seqlens, max_seqlen, given)
+
+
+def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
+                   max_seqlen: tuple[Any, ...], given: Options) -> Any:
+    check_heads(q, k, v, RAGGED)
+    sides = ("_q", "_k")[:len(cu_seqlens)] if len(cu_seqlens) > 1 else ("",)
+    starts = [_starts(given_starts, side, len(rows), longest)
+              for given_starts, side, rows, longest in zip(cu_seqlens, sides, (q, k), max_seqlen,
+                                                           strict=False)]
+    query_starts, key_starts = starts[0], starts[-1]
+    if len(query_starts) != len(key_starts):
+        raise ValueError(f"cu_seqlens_k: got {len(key_starts) - 1} sequences, wanted"
+                         f" {len(query_starts) - 1} as of cu_seqlens_q")
+    given, seed = _with_dropout(given, of_tensors=are_tensors(q=q, k=k, v=v))
+    slopes = given.slopes(len(query_starts) - 1, q.shape[1])
+    output, lse = _of_rows(q, k, v, query_starts, key_starts, given, slopes, seed)
+    if not as_flag(given.return_attn_probs, "return_attn_probs"):
+        return output
+    return output, lse, _probabilities(q, k, query_starts, key_starts, given, slopes, seed)
+
+
+def by_token(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[Array, Array]:
+    """Output (batch, query_len, heads, head_dim) and lse (batch, heads, query_len) of arrays."""
+    query, key, value = (array.swapaxes(1, 2) for array in (q, k, v))
+    output, lse = _core.scaled_dot_product_attention(query, key, value, options, return_lse=True)
+    return np.ascontiguousarray(output.swapaxes(1, 2)), lse
+
+
+class RaggedCall:
+    """Attention of a ragged batch, one call of the core: or one a sequence, where slopes are those
+    of sequences. Forward and backward take and give arrays (total_len, heads, head_dim)."""
+
+    def __init__(self, query_starts: Array, key_starts: Array, slopes: Array | None,
+                 options: AttentionOptions) -> None:
+        self.starts = query_starts, key_starts
+        self.by_sequence = slopes is not None and slopes.ndim == 2 and len(slopes) > 0
+        self.slopes = slopes if self.by_sequence or slopes is None or slopes.ndim == 1 else None
+        self.options = options
+
+    def forward(self, query: Array, key: Array, value: Array, *, save: bool = False) -> Any:
+        """(output, lse); with save ((output, lse), what backward takes)."""
+        if not self.by_sequence:
+            return _core.scaled_dot_product_attention_varlen(
+                query, key, value, *self.starts, self.options._replace(alibi=self.slopes),
+                return_lse=True, save=save)
+        found = [self._sequence(s, query[rows], key[columns], value[columns], save=save)
+                 for s, (rows, columns) in enumerate(self._rows())]
+        results, saved = zip(*found, strict=True) if save else (found, None)
+        outputs, lses = zip(*results, strict=True)
+        output = np.concatenate([output[0].swapaxes(0, 1) for output in outputs])
+        joined = np.ascontiguousarray(output), np.concatenate([lse[0] for lse in lses], axis=1)
+        return (joined, saved) if save else joined
+
+    def backward(self, saved: Any, grad_output: Array, grad_lse: Array | None,
+                 wanted: set[str]) -> dict[str, Array | None]:
+        """The gradients of query, key and value by name."""
+        if not self.by_sequence:
+            return _core.scaled_dot_product_attention_varlen_backward(saved, grad_output, grad_lse,
+                                                                      wanted)
+        found = [_core.scaled_dot_product_attention_backward(
+            one, grad_output[rows].swapaxes(0, 1)[None],
+            None if grad_lse is None else grad_lse[None, :, rows], wanted)
+            for one, (rows, _) in zip(saved, self._rows(), strict=True)]
+        return {name: np.concatenate([np.asarray(one[name])[0].swapaxes(0, 1) for one in found])
+                for name in wanted}
+
+    def _rows(self) -> Iterator[tuple[slice, slice]]:
+        """Those of each sequence's queries and keys."""
+        bounds = map(itertools.pairwise, self.starts)
+        for (q_begin, q_end), (k_begin, k_end) in zip(*bounds, strict=True):
+            yield slice(q_begin, q_end), slice(k_begin, k_end)
+
+    def _sequence(self, s: int, *rows: Array, save: bool) -> Any:
+        assert self.slopes is not None
+        options = self.options._replace(alibi=self.slopes[s])
+        if options.dropout:
+            options = options._replace(dropout_offsets=(s, 0, 0, 0))
+        query, key, value = (array.swapaxes(0, 1)[None] for array in rows)
+        return _core.scaled_dot_product_attention(query, key, value, options, return_lse=True,
+                                                  save=save)
+
+
+def _of_rows(q: Any, k: Any, v: Any, query_starts: Array, key_starts: Array, given: Options,
+             slopes: Array | None, seed: Any) -> tuple[Any, Any]:
+    """Output (total_q, heads, head_dim) and lse (heads, total_q) of arrays or tensors."""
+    of_tensors = are_tensors(q=q)
+    if of_tensors and given.dropout_p:
+        from mha.compat.pytorch._tensors import drawn_seed
+
+        seed = drawn_seed(seed)
+    call = RaggedCall(query_starts, key_starts, slopes,
+                      given.translated()._replace(dropout=given.dropout_p, rng=seed))
+    if of_tensors:
+        from mha.compat.pytorch._core_calls import attend_outside_compilers
+
+        return attend_outside_compilers("flash_attn", q, k, v, call)
+    return call.forward(q, k, v)
+
+
+def _probabilities(q: Any, k: Any, query_starts: Array, key_starts: Array, given: Options,
+                   slopes: Array | None, seed: Any) -> Any:
+    """The weights (sequences, heads, most queries, most keys), negative where they are dropped; an
+    empty array without dropout."""
+    query, key = detached_array(q, "q"), detached_array(k, "k")
+    found = np.zeros(0, np.float32)
+    if given.dropout_p:
+        query, key = (array.reshape(-1, *array.shape[-2:]) for array in (query, key))
+        most = (int(np.diff(starts).max(initial=0)) for starts in (query_starts, key_starts))
+        shape = len(query_starts) - 1, query.shape[1], *most
+        found = np.zeros(shape, np.float64 if query.dtype == np.float64 else np.float32)
+        call = RaggedCall(query_starts, key_starts, slopes, given.translated())
+        for s, (rows, columns) in enumerate(call._rows()):
+            one = call.options._replace(alibi=slopes if slopes is None or slopes.ndim == 1
+                                        else slopes[s])
+            heads = (query[rows].swapaxes(0, 1), *[key[columns].swapaxes(0, 1)] * 2)
+            weights = scaled_dot_product_attention(
+                *(array[None] for array in heads), return_weights=True, **one._asdict())[1]
+            found[s, :, :weights.shape[2], :weights.shape[3]] = weights[0]
+        kept = dropout_mask(shape, given.dropout_p, seed)
+        found = np.where(kept, found, -found)
+    return _as_tensor(found) if are_tensors(q=q) else found
+
+
+def _with_dropout(given: Options, *, of_tensors: bool) -> tuple[Options, Any]:
+    """With a checked probability; and the seed, of tensors what draws it where nothing else asks
+    for it."""
+    dropout = as_probability(_plain(given.dropout_p), "dropout_p")
+    given = given._replace(dropout_p=dropout)
+    if not dropout:
+        return given, None
+    if not of_tensors:
+        return given, seed_from(given.rng)
+    if not as_flag(given.return_attn_probs, "return_attn_probs"):
+        return given, given.rng
+    from mha.compat.pytorch._tensors import drawn_seed
+
+    return given, drawn_seed(given.rng)
+
+
+def check_heads(q: Any, k: Any, v: Any, layout: str,
+                names: tuple[str, str, str] = ("q", "k", "v")) -> None:
+    """Shapes in this layout that go together, whatever their lengths."""
+    for array, name in zip((q, k, v), names, strict=True):
+        shape = getattr(array, "shape", None)
+        if shape is None:
+            raise TypeError(f"{name}: got {type(array).__name__}, wanted an array or a tensor")
+        if len(shape) != layout.count(",") + 1:
+            raise ValueError(f"{name}: got shape {tuple(shape)}, wanted {layout}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{names[1]}: got a head_dim of {k.shape[-1]}, wanted {q.shape[-1]} as of"
+                         " q")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"{names[2]}: got shape {tuple(v.shape)}, wanted {tuple(k.shape[:-1])} as"
+                         f" of {names[1]}, and a head_dim")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"{names[1]}: got {k.shape[-2]} heads, wanted a divisor of q's"
+                         f" {q.shape[-2]}")
+
+
+def _starts(cu_seqlens: Any, side: str, total: int, longest: Any) -> Array:
+    """Where each sequence begins, and the total; checked, since slices are cut by them."""
+    name, most = f"cu_seqlens{side}", as_int(longest, f"max_seqlen{side}")
+    starts = as_exact_int_array(detached_array(cu_seqlens, name), name)
+    if starts.ndim != 1 or not len(starts):
+        raise ValueError(f"{name}: got shape {starts.shape}, wanted (sequences + 1,)")
+    lengths = np.diff(starts)
+    if starts[0] != 0 or starts[-1] != total or (lengths < 0).any():
+        raise ValueError(f"{name}: got {starts[0]} to {starts[-1]}, wanted numbers from 0 to"
+                         f" {total}, the rows there are, that never fall")
+    if lengths.max(initial=0) > most:
+        raise ValueError(f"max_seqlen{side}: got {most}, wanted at least {lengths.max()}, the"
+                         " longest sequence")
+    return starts
+
+
+def _window(window_size: Any) -> Window | None:
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size: got {window_size!r}, wanted (left, right), -1 for all"
+                        ) from None
+    left, right = (as_int(size, "window_size") for size in (left, right))
+    return None if left < 0 and right < 0 else (left if left >= 0 else None,
+                                                right if right >= 0 else None)
+
+
+def _plain(number: Any) -> Any:
+    """A number of Python for a tensor or an array of no axes."""
+    return number.item() if getattr(number, "shape", None) == () else number
+
+
+def _as_tensor(array: Array | None) -> Any:
+    if array is None:
+        return None
+    from mha.compat.pytorch._memory import tensor_of
+
+    return tensor_of(np.ascontiguousarray(array))

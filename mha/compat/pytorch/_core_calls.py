@@ -1,0 +1,125 @@
+"""Calls of the core on tensors that no operator stands for: attention with a BlockMask, and of
+ragged batches. Autograd knows them; PyTorch's compilers go around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mha import _core
+from mha._functions.options import AttentionOptions
+from mha.compat.pytorch._memory import array_of, arrays_of, tensor_of
+from mha.compat.pytorch._operators import refuse_second_gradients
+from mha.compat.pytorch._tensors import SAVED
+
+NAMES = ("query", "key", "value")
+
+
+class Call(Protocol):
+    """A call of the core on query, key and value, and its backward pass."""
+
+    def forward(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *,
+                save: bool = False) -> Any:
+        """(output, lse); with save ((output, lse), what backward takes)."""
+
+    def backward(self, saved: Any, grad_output: NDArray[Any], grad_lse: NDArray[Any] | None,
+                 wanted: set[str]) -> dict[str, NDArray[Any] | None]:
+        """The gradients that are wanted, by name."""
+
+
+class DenseCall:
+    """Attention of (batch, heads, len, head_dim)."""
+
+    def __init__(self, options: AttentionOptions) -> None:
+        self.options = options
+
+    def forward(self, *arrays: NDArray[Any], save: bool = False) -> Any:
+        query, key, value = arrays
+        return _core.scaled_dot_product_attention(query, key, value, self.options, return_lse=True,
+                                                  save=save)
+
+    def backward(self, *arguments: Any) -> dict[str, NDArray[Any] | None]:
+        return _core.scaled_dot_product_attention_backward(*arguments)
+
+
+@torch.compiler.disable
+def outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, whatever compiles the caller: the graph breaks here."""
+    return function(*arguments)
+
+
+@torch.compiler.disable
+def attend_outside_compilers(caller: str, query: Tensor, key: Tensor, value: Tensor,
+                             call: Call) -> tuple[Tensor, Tensor]:
+    """The output and lse, with gradients; the caller's name is for errors."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"{caller}: got a transform of torch.func or torch.vmap, wanted plain tensors;"
+            " mha.compat.pytorch.functional_attention goes through them")
+    output, lse = _CoreCall.apply(query, key, value, call)
+    return output, lse
+
+
+@torch.compiler.disable
+def without_gradients(function: Callable[..., tuple[NDArray[Any], NDArray[Any]]],
+                      tensors: dict[str, Tensor | None], written: tuple[str, ...],
+                      *arguments: Any) -> tuple[Tensor, Tensor]:
+    """The function's two results of the tensors' memory, of which it writes the named ones."""
+    arrays = {name: None if tensor is None else array_of(tensor, name)
+              for name, tensor in tensors.items()}
+    for name in written:
+        tensor, array = tensors[name], arrays[name]
+        assert tensor is not None and array is not None
+        if array.size and array.ctypes.data != tensor.data_ptr():  # one that PyTorch negates later
+            raise ValueError(f"{name}: got a tensor whose memory does not hold its numbers, wanted"
+                             " a plain one that can be written into: its .resolve_neg()")
+    found = function(*arrays.values(), *arguments)
+    for name in written:  # autograd refuses what was saved before
+        torch.autograd.graph.increment_version(tensors[name])
+    return tensor_of(found[0]), tensor_of(found[1])
+
+
+class _CoreCall(torch.autograd.Function):
+    """What the core saves hangs on a saved tensor, so that PyTorch frees it with those; where hooks
+    replaced that, attention runs once more."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        *tensors, call = arguments
+        arrays = arrays_of(tuple(tensors), NAMES)
+        if not any(ctx.needs_input_grad):
+            output, lse = call.forward(*arrays)
+            return tensor_of(output), tensor_of(lse)
+        (output, lse), saved = call.forward(*arrays, save=True)
+        carrier = torch.empty(0)
+        setattr(carrier, SAVED, saved)
+        ctx.save_for_backward(*tensors, carrier)
+        ctx.call, ctx.shape = call, output.shape
+        ctx.set_materialize_grads(False)
+        return tensor_of(output), tensor_of(lse)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None,
+                 grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph
+            refuse_second_gradients(ctx)
+        *tensors, carrier = ctx.saved_tensors
+        if grad_output is grad_lse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        saved = getattr(carrier, SAVED, None)
+        if saved is None:
+            _, saved = ctx.call.forward(*arrays_of(tuple(tensors), NAMES), save=True)
+        wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
+        by_output, by_lse = (None if grad is None else array_of(grad, name) for grad, name in (
+            (grad_output, "grad_output"), (grad_lse, "grad_lse")))
+        if by_output is None:
+            assert by_lse is not None
+            by_output = np.zeros(ctx.shape, by_lse.dtype)
+        found = ctx.call.backward(saved, by_output, by_lse, wanted)
+        return *(None if (array := found.get(name)) is None else tensor_of(array)
+                 for name in NAMES), None

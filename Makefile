@@ -9,7 +9,7 @@
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
 # make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels,
-#             bench-linear, bench-masks, bench-reshaping, bench-training
+#             bench-flex, bench-linear, bench-masks, bench-reshaping, bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,7 +45,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
-	bench-linear bench-masks bench-reshaping bench-training format clean check-prerequisites check-windows
+	bench-flex bench-linear bench-masks bench-reshaping bench-training format clean check-prerequisites check-windows
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -314,6 +314,9 @@ bench-linear: $(VENV)/.test
 
 bench-masks: $(VENV)/.run
 	$(BIN)/python benchmarks/masks.py --write
+
+bench-flex: .venv-bench/.built
+	.venv-bench/bin/python benchmarks/flex.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -9,6 +9,15 @@ PEERS = {"numpy": "NumPy", "pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", 
          "openvino": "OpenVINO"}
 
 
+# Whether query q sees key k, as flex_attention asks; indices are arrays or tensors.
+MASK_MODS = {
+    "documents of 512": lambda b, h, q, k: q // 512 == k // 512,
+    "causal documents of 512": lambda b, h, q, k: (q // 512 == k // 512) & (q >= k),
+    "window of 256": lambda b, h, q, k: (q >= k) & (q - k < 256),
+    "prefix of 1,000": lambda b, h, q, k: (q >= k) | (k < 1000),
+}
+
+
 @dataclass(frozen=True)
 class Work:
     """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width,
@@ -25,6 +34,7 @@ class Work:
     dtype: str = "float32"
     causal: bool = False
     padding: bool = False  # a mask (batch, 1, 1, key_len)
+    mask_mod: str = ""  # a name out of MASK_MODS: a mask (query_len, key_len)
     bias: bool = False  # (1, heads, query_len, key_len)
     kv_heads: int = 0  # 0: as many as heads
     weights: bool = False  # returned too
@@ -117,6 +127,8 @@ class Work:
         if self.padding:
             lengths = random.integers(key_len // 2, key_len + 1, batch)
             arrays["mask"] = np.arange(key_len) < lengths[:, None, None, None]
+        if self.mask_mod:
+            arrays["mask"] = MASK_MODS[self.mask_mod](0, 0, *np.ogrid[:query_len, :key_len])
         if self.gradients:
             arrays["grad_output"] = normal(batch, heads, query_len, head_dim)
         if self.bias:

@@ -37,6 +37,8 @@ def prepare(work, arrays, threads):
     for name in ("mask", "bias"):
         if name in arrays:
             options[name] = arrays[name]
+    if work.mask_mod:
+        options["mask"] = mha.BlockMask.from_dense(arrays["mask"])
     if work.gradients:
         return {"": lambda: step(mha.scaled_dot_product_attention_vjp, query, key, value,
                                  grad_output=arrays["grad_output"], dropout=work.dropout, rng=1,

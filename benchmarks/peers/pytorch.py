@@ -3,6 +3,8 @@ weights are wanted."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from works import MASK_MODS
 
 from . import pytorch_language_model
 from .language_model import training_of
@@ -24,7 +26,21 @@ def prepare_attention(work, arrays):
         return F.scaled_dot_product_attention(query, key, value, mask, is_causal=work.causal,
                                               enable_gqa=bool(work.kv_heads))
 
-    return {"SDPA": fused}
+    return {"SDPA": fused} | (compiled_flex(work, query, key, value) if work.mask_mod else {})
+
+
+def compiled_flex(work, *tensors):
+    """flex_attention with masks of blocks of some sizes: which is fastest differs by mask."""
+    query_len, key_len = work.shape[2:4]
+    torch._dynamo.reset()  # of too many masks it would compile no more
+    compiled = torch.compile(flex_attention)
+
+    def of_size(size):
+        mask = create_block_mask(MASK_MODS[work.mask_mod], None, None, query_len, key_len,
+                                 device="cpu", BLOCK_SIZE=size)
+        return lambda: compiled(*tensors, block_mask=mask)
+
+    return {f"flex_attention, blocks of {size}": of_size(size) for size in (64, 128, 256)}
 
 
 def prepare_gradients(work, arrays):

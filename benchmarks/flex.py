@@ -1,4 +1,4 @@
-"""mha.BlockMask beside flex_attention of PyTorch under torch.compile, its best block size, and beside
+"""mha.BlockMask beside PyTorch: its flex_attention under torch.compile, of its best block size, and
 its attention with the dense mask. `make bench-flex` writes flex.md.
 
     python benchmarks/flex.py [--rounds 7] [--isa avx2] [--write]
@@ -67,7 +67,7 @@ def row_of(name, processes, threads, rounds, wanted):
 
 
 def report(rounds, isa):
-    yield "# Masks beside flex_attention\n"
+    yield "# Beside flex_attention\n"
     yield (f"{isa or mha.instruction_set()}, mha {importlib.metadata.version('mha')}, torch"
            f" {importlib.metadata.version('torch')}: 1 x 8 heads x 4,096 x 64, float32, forward.")
     yield f"PyTorch's time / ours, medians of {rounds} rounds.\n"

@@ -100,8 +100,9 @@ def rows_of_few_queries(rounds):
 
 
 def report(length, rounds):
-    yield f"# Masks\n\n{machine_name()}, {mha.instruction_set()}: {HEADS} heads x {length:,} x"
-    yield f"{HEAD_DIM}, float32. Times are shares of the unmasked call's, medians of {rounds}.\n"
+    yield f"# What masks cost\n\n{machine_name()}, {mha.instruction_set()}:"
+    yield f"{HEADS} heads x {length:,} x {HEAD_DIM}, float32. Times are shares of the unmasked"
+    yield f"call's, medians of {rounds}.\n"
     yield "| mask | | threads | blocks | BlockMask | at most | dense / BlockMask | unmasked |"
     yield "|---|---|---|---|---|---|---|---|"
     yield from rows_of_shares(length, rounds)

@@ -63,6 +63,21 @@ def create_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: in
     >>> mask == mha.BlockMask.causal(300)
     True
     """
+    return _outside_compilers(_new_block_mask, mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
+
+
+def _outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result: PyTorch's compiler, if it looks on, does not look inside."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.compiler.is_compiling():
+        return function(*arguments)
+    from mha.compat.pytorch._core_calls import outside_compilers
+
+    return outside_compilers(function, *arguments)
+
+
+def _new_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
+                    BLOCK_SIZE: int | tuple[int, int] = 128) -> BlockMask:
     for size in BLOCK_SIZE if isinstance(BLOCK_SIZE, (tuple, list)) else (BLOCK_SIZE,):
         as_size(size, "BLOCK_SIZE")
     if not callable(mask_mod):
@@ -87,7 +102,12 @@ def create_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LE
     >>> create_mask(lambda b, h, q, kv: q >= kv, 1, 1, 2, 2).astype(int).tolist()
     [[[[1, 0], [1, 1]]]]
     """
-    dense = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN).to_dense()
+    return _outside_compilers(_new_mask, mod_fn, B, H, Q_LEN, KV_LEN, device)
+
+
+def _new_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
+              device: object) -> Any:
+    dense = _new_block_mask(mod_fn, B, H, Q_LEN, KV_LEN).to_dense()
     if device is None:
         return dense
     if str(device).split(":")[0] != "cpu":

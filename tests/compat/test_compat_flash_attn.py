@@ -225,6 +225,7 @@ def test_padding_there_and_back():
     plain = bert_padding.unpad_input(hidden, mask.astype(bool))
     np.testing.assert_array_equal(plain[0], hidden[mask == 1])
     nothing = bert_padding.unpad_input(hidden, np.zeros_like(mask))
+    assert bert_padding.unpad_input(np.zeros((2, 3, 0)), np.ones((2, 3), int))[0].shape == (6, 0)
     assert nothing[0].shape == (0, 4, 2) and nothing[3] == 0
     assert not bert_padding.pad_input(nothing[0], nothing[1], 3, 7).any()
 
@@ -299,18 +300,70 @@ def test_scale_and_numbers_of_no_axes():
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
 
 
+HALF_WRITTEN = {  # what attention itself refuses, or a conversion does
+    "a flag": {"return_softmax_lse": 2}, "a scale": {"softmax_scale": 1e300},
+    "a cap": {"softcap": 1e300}, "complex q": {"q": np.ones((1, 1, 2, 8), complex)},
+    "words": {"v": np.full((1, 1, 2, 8), "a")}, "complex k": {"k": np.ones((1, 1, 2, 8), complex)},
+    "dates": {"k": np.zeros((1, 1, 2, 8), "M8[s]")},
+    "long doubles": {"alibi_slopes": np.ones(2, np.longdouble)},
+    "a masked cache": {"v_cache": np.ma.array(np.zeros((1, 4, 2, 8), np.float32))},
+    "a cache of repeats": {"v_cache": np.lib.stride_tricks.as_strided(
+        np.zeros((1, 1, 2, 8), np.float32), (1, 4, 2, 8), (64, 0, 32, 4))},
+    "two halves": {"q": np.ones((1, 1, 2, 8), np.float16),
+                   "v_cache": np.zeros((1, 4, 2, 8), BFLOAT16)},
+}
+
+
+@pytest.mark.parametrize("name", HALF_WRITTEN)
+def test_a_call_that_fails_writes_nothing(name):
+    ones = np.ones((1, 1, 2, 8), np.float32)
+    caches = {"k_cache": np.zeros((1, 4, 2, 8), np.float32),
+              "v_cache": np.zeros((1, 4, 2, 8), np.float32)}
+    given = {"q": ones, "k": ones, "v": ones, "cache_seqlens": 0, **caches, **HALF_WRITTEN[name]}
+    with pytest.raises((TypeError, ValueError)):
+        fa.flash_attn_with_kvcache(**given)
+    assert not np.asarray(given["k_cache"]).any()
+    assert not np.asarray(given["v_cache"]).astype(float).any()
+
+
+def test_what_lies_in_the_caches_is_read_before_they_are_written():
+    k_cache, v_cache = np.zeros((2, 1, 8, 1, 4), np.float32)
+    k_cache[:, 0] = 1
+    new = np.full((1, 1, 1, 4), 5, np.float32)
+    apart = fa.flash_attn_with_kvcache(k_cache[:, :1].copy(), k_cache.copy(), v_cache.copy(), new,
+                                       new, cache_seqlens=0, return_softmax_lse=True)
+    inside = fa.flash_attn_with_kvcache(k_cache[:, :1], k_cache, v_cache, new, new,
+                                        cache_seqlens=0, return_softmax_lse=True)
+    for one, other in zip(inside, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+    k_cache[:, 0] = 7
+    fa.flash_attn_with_kvcache(new, k_cache, v_cache, new, k_cache[:, :1], cache_seqlens=0)
+    assert (v_cache[:, 0] == 7).all()
+
+
+def test_starts_that_overflow():
+    q = np.ones((10, 2, 8))
+    starts = np.array([0, 2**62, -2**63, -2**62, 0, 10])
+    with pytest.raises(ValueError, match="cu_seqlens_q: .* falls behind number 1"):
+        fa.flash_attn_varlen_func(q, q, q, starts, starts, 2**62, 2**62,
+                                  alibi_slopes=np.arange(10.0).reshape(5, 2))
+
+
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda q, c: fa.flash_attn_func(q[0], q, q), ValueError, r"q: got shape \(9, 4, 8\)"),
     (lambda q, c: fa.flash_attn_func(q, q[:1], q[:1]), ValueError, "k: got a batch of 1"),
     (lambda q, c: fa.flash_attn_func(q, q[:, :, :3], q[:, :, :3]), ValueError, "k: got 3 heads"),
     (lambda q, c: fa.flash_attn_func(q, q[..., :4], q), ValueError, "k: got a head_dim of 4"),
     (lambda q, c: fa.flash_attn_func(q, q, q[:, :5]), ValueError, "v: got shape"),
-    (lambda q, c: fa.flash_attn_func(q, q, [1]), TypeError, "v: got list"),
+    (lambda q, c: fa.flash_attn_func(q, q, [1]), ValueError, r"v: got shape \(1,\)"),
     (lambda q, c: fa.flash_attn_func(q, q, q, 1.0), ValueError, r"dropout_p: got 1.0"),
     (lambda q, c: fa.flash_attn_func(q, q, q, softcap=-1), ValueError, "softcap: got -1"),
     (lambda q, c: fa.flash_attn_func(q, q, q, softmax_scale="a"), TypeError, "softmax_scale"),
     (lambda q, c: fa.flash_attn_func(q, q, q, window_size=3), TypeError, "window_size: got 3"),
     (lambda q, c: fa.flash_attn_func(q, q, q, window_size=(1.5, 0)), TypeError, "window_size"),
+    (lambda q, c: fa.flash_attn_func(q, q, q, window_size={1, 2}), TypeError, "window_size"),
+    (lambda q, c: fa.flash_attn_varlen_func(*[q[0, :0]] * 3, [0], [0], -3, 0), ValueError,
+     "max_seqlen_q: got -3, wanted at least 0"),
     (lambda q, c: fa.flash_attn_func(q, q, q, causal="yes"), TypeError, "causal: got 'yes'"),
     (lambda q, c: fa.flash_attn_func(q, q, q, alibi_slopes=[1.0]), ValueError, "alibi_slopes"),
     (lambda q, c: fa.flash_attn_func(q, q, q, alibi_slopes=[1, 2, 3, 4]), TypeError, "alibi_sl"),
@@ -319,9 +372,9 @@ def test_scale_and_numbers_of_no_axes():
     (lambda q, c: fa.flash_attn_qkvpacked_func(q), ValueError, r"qkv: .* \(batch, seqlen, 3,"),
     (lambda q, c: fa.flash_attn_varlen_qkvpacked_func(q[0], [0], 1), ValueError, "qkv: .* 3, he"),
     (lambda q, c: fa.flash_attn_varlen_func(q[0], q[0], q[0], [0, 8], [0, 9], 9, 9), ValueError,
-     "cu_seqlens_q: got 0 to 8, wanted numbers from 0 to 9"),
+     "cu_seqlens_q: got 0 to 8, wanted numbers that never fall, from 0 to 9"),
     (lambda q, c: fa.flash_attn_varlen_func(q[0], q[0], q[0], [0, 9], [0, 5, 4, 9], 9, 9),
-     ValueError, "cu_seqlens_k: .* never fall"),
+     ValueError, "cu_seqlens_k: got 0 to 9, and falls behind number 1"),
     (lambda q, c: fa.flash_attn_varlen_func(q[0], q[0], q[0], [0, 9], [0, 5, 9], 9, 9), ValueError,
      "cu_seqlens_k: got 2 sequences, wanted 1"),
     (lambda q, c: fa.flash_attn_varlen_func(q[0], q[0], q[0], [0, 9], [0, 9], 8, 9), ValueError,

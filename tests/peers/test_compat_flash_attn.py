@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from torch.fx.experimental.proxy_tensor import make_fx
+
 from mha.compat import flash_attn as fa
 from mha.compat.flash_attn import bert_padding
 
@@ -209,14 +211,81 @@ def test_under_torch_compile():
                   backend="aot_eager")(inputs[0])
 
 
+def test_slopes_that_change_later_are_noticed_or_do_not_count():
+    """Dense: PyTorch refuses, since the tensor is saved. Of items and ragged: they were copied."""
+    q = torch.randn(2, 6, 2, 8, dtype=torch.float64, requires_grad=True)
+    rows, starts = q.flatten(0, 1), torch.tensor([0, 6, 12])
+    slopes = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    output = fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
+    slopes.mul_(50)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    for shape in ((2,), (2, 2)):
+        for attend in (lambda given: fa.flash_attn_varlen_func(
+                rows, rows, rows, starts, starts, 6, 6, alibi_slopes=given),
+                       lambda given: fa.flash_attn_func(q, q, q, alibi_slopes=given)):
+            slopes = torch.arange(1.0, 1 + np.prod(shape), dtype=torch.float64).reshape(shape)
+            if len(shape) == 1 and attend(slopes).ndim == 4:
+                continue
+            wanted, = torch.autograd.grad(attend(slopes).square().sum(), q, retain_graph=True)
+            output = attend(slopes)
+            slopes.mul_(50)
+            found, = torch.autograd.grad(output.square().sum(), q, retain_graph=True)
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_slopes_go_through_transforms():
+    q, slopes = torch.randn(3, 2, 6, 2, 8), torch.tensor([0.1, 0.2])
+    wanted = torch.stack([fa.flash_attn_func(item, item, item, alibi_slopes=slopes) for item in q])
+    found = torch.vmap(lambda item: fa.flash_attn_func(item, item, item, alibi_slopes=slopes,
+                                                       return_attn_probs=True)[0])(q)
+    assert torch.equal(found, wanted)
+    traced = torch.jit.trace(lambda q: fa.flash_attn_func(q, q, q), q[0])
+    torch.testing.assert_close(traced(q[1]), fa.flash_attn_func(q[1], q[1], q[1]))
+
+
+def test_autocast_counts_for_all_of_them():
+    q, starts = torch.randn(2, 6, 2, 8), torch.tensor([0, 6, 12])
+    rows = q.flatten(0, 1)
+    with torch.autocast("cpu"):
+        assert fa.flash_attn_func(q, q, q).dtype is torch.bfloat16
+        assert fa.flash_attn_varlen_func(rows, rows, rows, starts, starts, 6,
+                                         6).dtype is torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit")
+def test_gradients_under_inductor():
+    """Heads by token, as models make them: PyTorch's default compiler relies on the strides that
+    are foretold for gradients."""
+    x = torch.randn(2, 5, 32, requires_grad=True)
+
+    def model(x):
+        q, k, v = (part.unflatten(-1, (4, 8)) for part in (x, 2 * x, 3 * x))
+        return fa.flash_attn_func(q, k, v, causal=True).square().sum()
+
+    found, = torch.autograd.grad(torch.compile(model)(x), x)
+    wanted, = torch.autograd.grad(model(x), x)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda q: fa.flash_attn_func(q, q.detach().numpy(), q), TypeError,
      "k: got ndarray, wanted a tensor as q is"),
     (lambda q: fa.flash_attn_func(q.to("meta"), q.to("meta"), q), ValueError,
      "q: got a tensor on meta"),
     (lambda q: fa.flash_attn_func(q, q, q, 0.1, rng=np.random.default_rng(0)), TypeError, "rng"),
-    (lambda q: fa.flash_attn_varlen_func(q[0], q[0], q[0], [0, 4], [0, 4], 4, 4).sum().backward(
-        create_graph=True), NotImplementedError, "gradients of gradients"),
+    (lambda q: torch.autograd.grad(torch.autograd.grad(fa.flash_attn_varlen_func(
+        q[0], q[0], q[0], [0, 4], [0, 4], 4, 4).sum(), q, create_graph=True)[0].sum(), q),
+     NotImplementedError, "gradients of gradients"),
+    (lambda q: make_fx(lambda x: fa.flash_attn_varlen_func(
+        x, x, x, [0, 4], [0, 4], 4, 4))(q[0].detach()), NotImplementedError, "make_fx"),
+    (lambda q: fa.flash_attn_func(torch.nested.nested_tensor([q[0]]), q, q), TypeError,
+     "q: got a nested tensor"),
+    (lambda q: fa.flash_attn_with_kvcache(
+        q, torch.zeros(1, 1, 2, 8).expand(-1, 9, -1, -1), torch.zeros(1, 9, 2, 8), q, q,
+        cache_seqlens=0), ValueError, "k_cache: got an array whose parts share memory"),
     (lambda q: torch.func.grad(lambda x: fa.flash_attn_varlen_func(
         x, x, x, [0, 4], [0, 4], 4, 4).sum())(q[0].detach()), NotImplementedError, "flash_attn"),
     (lambda q: fa.flash_attn_with_kvcache(q, q.detach()._neg_view(), q.detach(), q, q,

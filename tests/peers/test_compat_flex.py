@@ -125,8 +125,11 @@ def test_pytorchs_mask_of_blocks_alone():
 def test_errors():
     query, key, value = tensors(kv_heads=4)
     output = flex.flex_attention(query, key, value)
+    plain, = torch.autograd.grad(output.sum(), query, retain_graph=True)
+    gradient, = torch.autograd.grad(output.sum(), query, create_graph=True)
+    assert torch.equal(gradient, plain)
     with pytest.raises(NotImplementedError, match="no gradients of gradients"):
-        torch.autograd.grad(output.sum(), query, create_graph=True)
+        torch.autograd.grad(gradient.sum(), query)
     with pytest.raises(TypeError, match="key: got ndarray"):
         flex.flex_attention(query, key.detach().numpy(), value)
     with pytest.raises(TypeError, match="query: got ndarray"):

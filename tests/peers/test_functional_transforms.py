@@ -8,6 +8,7 @@ import ml_dtypes  # noqa: F401 - for what mha itself returns of bfloat16
 import pytest
 import torch
 from test_functional_attention import small, written_out
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import mha
@@ -23,6 +24,48 @@ def close(got, wanted):
 
 def of_self(attend):
     return lambda x: attend(x, x, x)
+
+
+def laid_out(layout, heads, length, columns):
+    """(2, heads, length, columns) in memory as models have it."""
+    return {
+        "plain": lambda: torch.randn(2, heads, length, columns),
+        "by token": lambda: torch.randn(2, length, heads, columns).transpose(1, 2),
+        "columns first": lambda: torch.randn(2, heads, columns, length).transpose(2, 3),
+        "one of three": lambda: torch.randn(2, length, 3, heads, columns)[:, :, 1].transpose(1, 2),
+        "one for all heads": lambda: torch.randn(2, 1, length, columns).expand(-1, heads, -1, -1),
+        "every second column": lambda: torch.randn(2, heads, length, 2 * columns)[..., ::2],
+        "the first tokens": lambda: torch.randn(2, heads, 2 * length, columns)[:, :, :length],
+    }[layout]()
+
+
+LAYOUTS = ["plain", "by token", "columns first", "one of three", "one for all heads",
+           "every second column", "the first tokens"]
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compilers_are_told_the_strides_of_results(layout, by_token):
+    """torch.compile computes offsets by the strides of tensors without numbers."""
+    for other in LAYOUTS:
+        query, key, value = (laid_out(layout, 4, 5, 8), laid_out(other, 2, 6, 8),
+                             laid_out(layout, 2, 6, 3))
+        arguments = (query, key, value, *[None] * 6, False, None, None, None, None, None, 0.0, None,
+                     by_token)
+        grad = torch.randn((2, 5, 4, 3) if by_token else (2, 4, 5, 3))
+        for name, given in (("attention", arguments),
+                            ("attention_outputs", (*arguments, True, True)),
+                            ("attention_backward", (grad, None, [True] * 3 + [False] * 4,
+                                                    *arguments))):
+            operator = getattr(torch.ops.mha, name)
+            with FakeTensorMode() as mode:
+                foretold = operator(*(mode.from_tensor(one) if isinstance(one, torch.Tensor)
+                                      else one for one in given))
+            found = operator(*given)
+            for one, other_one in zip(*([pair] if isinstance(pair, torch.Tensor) else pair
+                                        for pair in (found, foretold)), strict=True):
+                assert one.shape == other_one.shape and one.dtype is other_one.dtype
+                assert one.stride() == other_one.stride() or not one.numel(), (name, other)
 
 
 def loss(attend):

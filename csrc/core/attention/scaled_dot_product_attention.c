@@ -8,6 +8,8 @@
 #include "core/base/run.h"
 #include "threads/partition.h"
 
+#include <stdlib.h>
+
 typedef struct attention_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
@@ -18,6 +20,7 @@ typedef struct attention_job {
     int64_t batch_heads;
     int threads;
     bool prefetches;          /* what the next query tile needs */
+    bool heads_take_turns;    /* all heads of one query tile, then those of the next */
     int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
     bool copies_heads;        /* each worker copies the key head that it is at, side by side */
     mha_known_visibility known;
@@ -92,6 +95,16 @@ static int64_t first_block_of(const attention_job *job, int64_t query_tile) {
 
 static int64_t end_block_of(const attention_job *job, int64_t query_tile) {
     return mha_smaller(first_block_of(job, query_tile) + job->joint_blocks, job->query_blocks);
+}
+
+/* The query tile whose turn comes n-th. */
+static int64_t query_tile_in_turn(const attention_job *job, int64_t n) {
+    if (!job->heads_take_turns) {
+        return n;
+    }
+    const int64_t heads = mha_extent(&job->attention->query, 3), tiles = job->query_tiles_of_a_head;
+    const int64_t batch = n / (heads * tiles), tile = n / heads % tiles, head = n % heads;
+    return (batch * heads + head) * tiles + tile;
 }
 
 /* What the first blocks of keys write of a query tile's weights. */
@@ -180,15 +193,15 @@ static bool is_first_of_head(const attention_job *job, int64_t task) {
 }
 
 /* Task: one query tile, or all of a head. One head after the other, so that its keys and values
- * stay in the cache. */
+ * stay in the cache; or head by head of a query tile, so that its rows of the bias do. */
 static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
     const attention_job *job = context;
     const int64_t query_tiles = job->query_tiles_of_a_task, next_task = task + job->threads;
     for (int64_t i = 0; i < query_tiles; i++) {
-        const int64_t query_tile = task * query_tiles + i;
+        const int64_t query_tile = query_tile_in_turn(job, task * query_tiles + i);
         attend_query_tile(job, query_tile,
                           i + 1 < query_tiles ? query_tile + 1 : next_task * query_tiles, next_task,
-                          i == 0 && is_first_of_head(job, task), worker);
+                          job->heads_take_turns || (i == 0 && is_first_of_head(job, task)), worker);
     }
 }
 
@@ -220,12 +233,27 @@ static void plan_scratch(attention_job *job) {
         job->kernels->attention->scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
-        a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
+        !job->heads_take_turns && a->options->window_left == MHA_UNLIMITED &&
+        bytes <= MOST_COPIED &&
         mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
     if (job->copies_heads) {
         job->keys_size = sizeof(head_copy) + (size_t)(column * (double)head_dim);
         job->values_size = (size_t)(column * (double)value_head_dim);
     }
+}
+
+/* Whether a pair's biases for all heads stand side by side, so that each head reads the lines of
+ * memory that the others read, and the third cache holds those of a query tile. */
+static bool heads_share_lines(const attention_job *job) {
+    enum { THIRD_CACHE = 16 << 20 };
+    const mha_tensor *bias = &job->attention->options->bias;
+    if (bias->data == NULL) {
+        return false;
+    }
+    const int64_t head = llabs(mha_stride(bias, 3)), key = llabs(mha_stride(bias, 1));
+    const double bytes = (double)job->joint_blocks * job->kernels->attention->query_block *
+                         (double)mha_extent(&job->attention->key, 2) * (double)key;
+    return head != 0 && head < key && head < llabs(mha_stride(bias, 2)) && bytes <= THIRD_CACHE;
 }
 
 /* A task is a whole head where there are so many for each thread that none waits long for the last.
@@ -236,7 +264,9 @@ static void plan_tasks(attention_job *job, int threads, int64_t *num_tasks) {
     job->query_tiles_of_a_task = whole ? job->query_tiles_of_a_head : 1;
     *num_tasks = whole ? job->batch_heads : *num_tasks;
     job->threads = threads;
-    job->prefetches = mha_comes_from_afar(job->attention, job->batch_heads);
+    job->heads_take_turns = heads_share_lines(job);
+    job->prefetches =
+        !job->heads_take_turns && mha_comes_from_afar(job->attention, job->batch_heads);
 }
 
 static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,

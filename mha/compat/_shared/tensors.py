@@ -19,6 +19,10 @@ def are_tensors(**arrays: Any) -> bool:
     for name, array in given.items():
         if not is_tensor(array):
             raise TypeError(f"{name}: got {type(array).__name__}, wanted a tensor as {first} is")
+        if array.is_nested:  # it has no shape to look at
+            from mha._base.torch_tensors import plain
+
+            plain(array, name)
         if array.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {array.device}, wanted one on the CPU")
     return True

@@ -57,49 +57,81 @@ class Options(NamedTuple):
         if self.alibi_slopes is None:
             return None
         slopes = detached_array(self.alibi_slopes, "alibi_slopes")
-        if not is_bfloat16(slopes.dtype):
-            check_kind(slopes, "alibi_slopes", "f", "floats")
+        check_floats(slopes, "alibi_slopes")
         if slopes.shape not in ((heads,), (sequences, heads)):
-            raise ValueError(f"alibi_slopes: got shape {slopes.shape}, wanted ({heads},) or"
-                             f" ({sequences}, {heads})")
+            raise self.wrong_slopes(slopes, sequences, heads)
         if slopes.ndim == 2 and sequences and (slopes == slopes[0]).all():
-            return slopes[0]
-        return slopes
+            slopes = slopes[0]
+        return slopes.copy()  # gradients are those of the slopes that there were
+
+    @staticmethod
+    def wrong_slopes(slopes: Any, sequences: int, heads: int) -> ValueError:
+        return ValueError(f"alibi_slopes: got shape {tuple(slopes.shape)}, wanted ({heads},) or"
+                          f" ({sequences}, {heads})")
 
 
 def attend(q: Any, k: Any, v: Any, given: Options) -> Any:
     """Of (batch, seqlen, heads, head_dim): the output, and (output, lse, probabilities) where
     asked for."""
+    if isinstance(given.alibi_slopes, (list, tuple)):
+        given = given._replace(alibi_slopes=np.asarray(given.alibi_slopes))
+    of_tensors = are_tensors(q=q, k=k, v=v)
+    if not of_tensors:
+        q, k, v = as_arrays(q=q, k=k, v=v)
     check_heads(q, k, v, DENSE)
-    batch, query_len, heads, _ = q.shape
-    if k.shape[0] != batch:
-        raise ValueError(f"k: got a batch of {k.shape[0]}, wanted {batch} as of q")
-    given, seed = _with_dropout(given, of_tensors=are_tensors(q=q, k=k, v=v))
-    query_starts, key_starts = (np.arange(batch + 1) * length
-                                for length in (query_len, k.shape[1]))
-    slopes = given.slopes(batch, heads)
-    if slopes is not None and slopes.ndim == 2:
-        q_rows, k_rows, v_rows = (array.reshape(-1, *array.shape[2:]) for array in (q, k, v))
-        output, lse = _of_rows(q_rows, k_rows, v_rows, query_starts, key_starts, given, slopes,
-                               seed)
-        output = output.reshape(batch, query_len, *output.shape[1:])
-        lse = lse.reshape(heads, batch, query_len).swapaxes(0, 1)
-    elif are_tensors(q=q):
-        from mha.compat.pytorch._tensors import attention
-
-        options = given.translated()
-        output, lse = attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), alibi=_as_tensor(slopes),
-            causal=options.causal, window=options.window, scale=options.scale,
-            softcap=options.softcap, dropout=given.dropout_p, rng=seed, by_token=True,
-            extras=(False, True))
-        output = output.contiguous()
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k: got a batch of {k.shape[0]}, wanted {q.shape[0]} as of q")
+    given, seed = _with_dropout(given, of_tensors=of_tensors)
+    if getattr(given.alibi_slopes, "ndim", 0) == 2:
+        output, lse = _with_slopes_of_items(q, k, v, given, seed)
+    elif of_tensors:
+        output, lse = _of_tensors(q, k, v, given, seed)
     else:
+        slopes = given.slopes(len(q), q.shape[2])
         output, lse = by_token(q, k, v, given.translated()._replace(
             alibi=slopes, dropout=given.dropout_p, rng=seed))
     if not as_flag(given.return_attn_probs, "return_attn_probs"):
         return output
-    return output, lse, _probabilities(q, k, query_starts, key_starts, given, slopes, seed)
+    query_starts, key_starts = _equal_starts(q, k)
+    return output, lse, _probabilities(q, k, query_starts, key_starts, given, seed)
+
+
+def _of_tensors(q: Any, k: Any, v: Any, given: Options, seed: Any) -> Any:
+    """Slopes are a tensor of the call: transforms and compilers see it."""
+    from mha.compat.pytorch._tensors import attention
+
+    options, slopes = given.translated(), given.alibi_slopes
+    if is_tensor(slopes) and tuple(slopes.shape) != (q.shape[2],):
+        raise given.wrong_slopes(slopes, q.shape[0], q.shape[2])
+    if slopes is not None and not is_tensor(slopes):
+        slopes = _as_tensor(given.slopes(q.shape[0], q.shape[2]))
+    output, lse = attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), alibi=slopes,
+        causal=options.causal, window=options.window, scale=options.scale,
+        softcap=options.softcap, dropout=given.dropout_p, rng=seed, by_token=True,
+        extras=(False, True))
+    return output.contiguous(), lse
+
+
+def _with_slopes_of_items(q: Any, k: Any, v: Any, given: Options, seed: Any) -> tuple[Any, Any]:
+    """As a ragged batch of items of equal lengths."""
+    q_rows, k_rows, v_rows = (array.reshape(-1, *array.shape[2:]) for array in (q, k, v))
+    query_starts, key_starts = _equal_starts(q, k)
+    arguments = q_rows, k_rows, v_rows, query_starts, key_starts, given, seed
+    if is_tensor(q):
+        from mha.compat.pytorch._core_calls import outside_compilers
+
+        output, lse = outside_compilers(_of_rows, *arguments)
+    else:
+        output, lse = _of_rows(*arguments)
+    return (output.reshape(*q.shape[:3], v.shape[3]),
+            lse.reshape(q.shape[2], *q.shape[:2]).swapaxes(0, 1))
+
+
+def _equal_starts(q: Any, k: Any) -> tuple[Array, Array]:
+    """Where the items begin in their rows."""
+    items = np.arange(int(q.shape[0]) + 1)
+    return items * int(q.shape[1]), items * int(k.shape[1])
 
 
 def attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
@@ -115,6 +147,9 @@ def attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
 
 def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
                    max_seqlen: tuple[Any, ...], given: Options) -> Any:
+    of_tensors = are_tensors(q=q, k=k, v=v)
+    if not of_tensors:
+        q, k, v = as_arrays(q=q, k=k, v=v)
     check_heads(q, k, v, RAGGED)
     sides = ("_q", "_k")[:len(cu_seqlens)] if len(cu_seqlens) > 1 else ("",)
     starts = [_starts(given_starts, side, len(rows), longest)
@@ -124,12 +159,11 @@ def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
     if len(query_starts) != len(key_starts):
         raise ValueError(f"cu_seqlens_k: got {len(key_starts) - 1} sequences, wanted"
                          f" {len(query_starts) - 1} as of cu_seqlens_q")
-    given, seed = _with_dropout(given, of_tensors=are_tensors(q=q, k=k, v=v))
-    slopes = given.slopes(len(query_starts) - 1, q.shape[1])
-    output, lse = _of_rows(q, k, v, query_starts, key_starts, given, slopes, seed)
+    given, seed = _with_dropout(given, of_tensors=of_tensors)
+    output, lse = _of_rows(q, k, v, query_starts, key_starts, given, seed)
     if not as_flag(given.return_attn_probs, "return_attn_probs"):
         return output
-    return output, lse, _probabilities(q, k, query_starts, key_starts, given, slopes, seed)
+    return output, lse, _probabilities(q, k, query_starts, key_starts, given, seed)
 
 
 def by_token(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[Array, Array]:
@@ -157,7 +191,7 @@ class RaggedCall:
                 query, key, value, *self.starts, self.options._replace(alibi=self.slopes),
                 return_lse=True, save=save)
         found = [self._sequence(s, query[rows], key[columns], value[columns], save=save)
-                 for s, (rows, columns) in enumerate(self._rows())]
+                 for s, (rows, columns) in enumerate(self.rows())]
         results, saved = zip(*found, strict=True) if save else (found, None)
         outputs, lses = zip(*results, strict=True)
         output = np.concatenate([output[0].swapaxes(0, 1) for output in outputs])
@@ -173,19 +207,21 @@ class RaggedCall:
         found = [_core.scaled_dot_product_attention_backward(
             one, grad_output[rows].swapaxes(0, 1)[None],
             None if grad_lse is None else grad_lse[None, :, rows], wanted)
-            for one, (rows, _) in zip(saved, self._rows(), strict=True)]
+            for one, (rows, _) in zip(saved, self.rows(), strict=True)]
         return {name: np.concatenate([np.asarray(one[name])[0].swapaxes(0, 1) for one in found])
                 for name in wanted}
 
-    def _rows(self) -> Iterator[tuple[slice, slice]]:
+    def slopes_of(self, s: int) -> Array | None:
+        return self.slopes[s] if self.slopes is not None and self.by_sequence else self.slopes
+
+    def rows(self) -> Iterator[tuple[slice, slice]]:
         """Those of each sequence's queries and keys."""
         bounds = map(itertools.pairwise, self.starts)
         for (q_begin, q_end), (k_begin, k_end) in zip(*bounds, strict=True):
             yield slice(q_begin, q_end), slice(k_begin, k_end)
 
     def _sequence(self, s: int, *rows: Array, save: bool) -> Any:
-        assert self.slopes is not None
-        options = self.options._replace(alibi=self.slopes[s])
+        options = self.options._replace(alibi=self.slopes_of(s))
         if options.dropout:
             options = options._replace(dropout_offsets=(s, 0, 0, 0))
         query, key, value = (array.swapaxes(0, 1)[None] for array in rows)
@@ -194,14 +230,14 @@ class RaggedCall:
 
 
 def _of_rows(q: Any, k: Any, v: Any, query_starts: Array, key_starts: Array, given: Options,
-             slopes: Array | None, seed: Any) -> tuple[Any, Any]:
+             seed: Any) -> tuple[Any, Any]:
     """Output (total_q, heads, head_dim) and lse (heads, total_q) of arrays or tensors."""
     of_tensors = are_tensors(q=q)
     if of_tensors and given.dropout_p:
         from mha.compat.pytorch._tensors import drawn_seed
 
         seed = drawn_seed(seed)
-    call = RaggedCall(query_starts, key_starts, slopes,
+    call = RaggedCall(query_starts, key_starts, given.slopes(len(query_starts) - 1, q.shape[1]),
                       given.translated()._replace(dropout=given.dropout_p, rng=seed))
     if of_tensors:
         from mha.compat.pytorch._core_calls import attend_outside_compilers
@@ -211,27 +247,26 @@ def _of_rows(q: Any, k: Any, v: Any, query_starts: Array, key_starts: Array, giv
 
 
 def _probabilities(q: Any, k: Any, query_starts: Array, key_starts: Array, given: Options,
-                   slopes: Array | None, seed: Any) -> Any:
+                   seed: Any) -> Any:
     """The weights (sequences, heads, most queries, most keys), negative where they are dropped; an
     empty array without dropout."""
-    query, key = detached_array(q, "q"), detached_array(k, "k")
-    found = np.zeros(0, np.float32)
-    if given.dropout_p:
-        query, key = (array.reshape(-1, *array.shape[-2:]) for array in (query, key))
-        most = (int(np.diff(starts).max(initial=0)) for starts in (query_starts, key_starts))
-        shape = len(query_starts) - 1, query.shape[1], *most
-        found = np.zeros(shape, np.float64 if query.dtype == np.float64 else np.float32)
-        call = RaggedCall(query_starts, key_starts, slopes, given.translated())
-        for s, (rows, columns) in enumerate(call._rows()):
-            one = call.options._replace(alibi=slopes if slopes is None or slopes.ndim == 1
-                                        else slopes[s])
-            heads = (query[rows].swapaxes(0, 1), *[key[columns].swapaxes(0, 1)] * 2)
-            weights = scaled_dot_product_attention(
-                *(array[None] for array in heads), return_weights=True, **one._asdict())[1]
-            found[s, :, :weights.shape[2], :weights.shape[3]] = weights[0]
-        kept = dropout_mask(shape, given.dropout_p, seed)
-        found = np.where(kept, found, -found)
-    return _as_tensor(found) if are_tensors(q=q) else found
+    if not given.dropout_p:
+        return q.new_zeros(0) if is_tensor(q) else np.zeros(0, np.float32)
+    query, key = (array.reshape(-1, *array.shape[-2:]) for array in (
+        detached_array(q, "q"), detached_array(k, "k")))
+    slopes = given.slopes(len(query_starts) - 1, query.shape[1])
+    most = (int(np.diff(starts).max(initial=0)) for starts in (query_starts, key_starts))
+    shape = len(query_starts) - 1, query.shape[1], *most
+    found = np.zeros(shape, np.float64 if query.dtype == np.float64 else np.float32)
+    call = RaggedCall(query_starts, key_starts, slopes, given.translated())
+    for s, (rows, columns) in enumerate(call.rows()):
+        heads = (query[rows].swapaxes(0, 1), *[key[columns].swapaxes(0, 1)] * 2)
+        weights = scaled_dot_product_attention(
+            *(array[None] for array in heads), return_weights=True,
+            **call.options._replace(alibi=call.slopes_of(s))._asdict())[1]
+        found[s, :, :weights.shape[2], :weights.shape[3]] = weights[0]
+    found = np.where(dropout_mask(shape, given.dropout_p, seed), found, -found)
+    return _as_tensor(found) if is_tensor(q) else found
 
 
 def _with_dropout(given: Options, *, of_tensors: bool) -> tuple[Options, Any]:
@@ -243,6 +278,8 @@ def _with_dropout(given: Options, *, of_tensors: bool) -> tuple[Options, Any]:
         return given, None
     if not of_tensors:
         return given, seed_from(given.rng)
+    if isinstance(given.rng, np.integer):
+        given = given._replace(rng=int(given.rng))
     if not as_flag(given.return_attn_probs, "return_attn_probs"):
         return given, given.rng
     from mha.compat.pytorch._tensors import drawn_seed
@@ -250,15 +287,25 @@ def _with_dropout(given: Options, *, of_tensors: bool) -> tuple[Options, Any]:
     return given, drawn_seed(given.rng)
 
 
+def as_arrays(**arrays: Any) -> list[Any]:
+    """Of what NumPy takes for one; None stays."""
+    return [None if array is None else detached_array(array, name)
+            for name, array in arrays.items()]
+
+
+def check_floats(array: Array, name: str) -> None:
+    if not is_bfloat16(array.dtype):
+        check_kind(array, name, "f", "floats")
+
+
 def check_heads(q: Any, k: Any, v: Any, layout: str,
                 names: tuple[str, str, str] = ("q", "k", "v")) -> None:
     """Shapes in this layout that go together, whatever their lengths."""
     for array, name in zip((q, k, v), names, strict=True):
-        shape = getattr(array, "shape", None)
-        if shape is None:
-            raise TypeError(f"{name}: got {type(array).__name__}, wanted an array or a tensor")
-        if len(shape) != layout.count(",") + 1:
-            raise ValueError(f"{name}: got shape {tuple(shape)}, wanted {layout}")
+        if len(array.shape) != layout.count(",") + 1:
+            raise ValueError(f"{name}: got shape {tuple(array.shape)}, wanted {layout}")
+        if not is_tensor(array):
+            check_floats(array, name)
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{names[1]}: got a head_dim of {k.shape[-1]}, wanted {q.shape[-1]} as of"
                          " q")
@@ -276,22 +323,23 @@ def _starts(cu_seqlens: Any, side: str, total: int, longest: Any) -> Array:
     starts = as_exact_int_array(detached_array(cu_seqlens, name), name)
     if starts.ndim != 1 or not len(starts):
         raise ValueError(f"{name}: got shape {starts.shape}, wanted (sequences + 1,)")
-    lengths = np.diff(starts)
-    if starts[0] != 0 or starts[-1] != total or (lengths < 0).any():
-        raise ValueError(f"{name}: got {starts[0]} to {starts[-1]}, wanted numbers from 0 to"
-                         f" {total}, the rows there are, that never fall")
-    if lengths.max(initial=0) > most:
-        raise ValueError(f"max_seqlen{side}: got {most}, wanted at least {lengths.max()}, the"
+    falls = np.flatnonzero(starts[1:] < starts[:-1])  # differences could overflow
+    if starts[0] != 0 or starts[-1] != total or len(falls):
+        fall = f", and falls behind number {falls[0]}" if len(falls) else ""
+        raise ValueError(f"{name}: got {starts[0]} to {starts[-1]}{fall}, wanted numbers that never"
+                         f" fall, from 0 to {total}, the rows there are")
+    longest_of_all = np.diff(starts).max(initial=0)
+    if longest_of_all > most:
+        raise ValueError(f"max_seqlen{side}: got {most}, wanted at least {longest_of_all}, the"
                          " longest sequence")
     return starts
 
 
 def _window(window_size: Any) -> Window | None:
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise TypeError(f"window_size: got {window_size!r}, wanted (left, right), -1 for all"
-                        ) from None
+    if not (isinstance(window_size, (tuple, list)) or hasattr(window_size, "shape")) or len(
+            window_size) != 2:
+        raise TypeError(f"window_size: got {window_size!r}, wanted (left, right), -1 for all")
+    left, right = window_size
     left, right = (as_int(size, "window_size") for size in (left, right))
     return None if left < 0 and right < 0 else (left if left >= 0 else None,
                                                 right if right >= 0 else None)
@@ -299,6 +347,8 @@ def _window(window_size: Any) -> Window | None:
 
 def _plain(number: Any) -> Any:
     """A number of Python for a tensor or an array of no axes."""
+    if isinstance(number, (int, float)):  # compilers, whose numbers change, look no further
+        return number
     return number.item() if getattr(number, "shape", None) == () else number
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mha._base.arguments import as_exact_int_array, check_kind
-from mha._base.dtypes import in_type, is_bfloat16
+from mha._base.arguments import as_array, as_exact_int_array
+from mha._base.dtypes import in_type
 from mha._functions.options import AttentionOptions
 from mha.compat._shared.rotary_tables import rotated_by_tables
-from mha.compat.flash_attn._attention import by_token
+from mha.compat.flash_attn._attention import by_token, check_floats
 
 Array = NDArray[Any]
 
@@ -29,19 +29,28 @@ def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None,
                       rotary: tuple[Array, Array, bool] | None, cached: Cached,
                       options: AttentionOptions, slopes: Array | None) -> tuple[Array, Array]:
     """Output (batch, query_len, heads, head_dim) and lse (batch, heads, query_len)."""
+    # 1. Refuse what attention refuses, before anything is written: ask it for no queries.
+    _attend(q[:, :0], k_cache, v_cache, cached, options, slopes)
     if k is not None and v is not None:
-        new_len = k.shape[1]
-        positions = cached.appends[:, None] + np.arange(new_len)
-        # 1. Rotate. Without an order of its own, each query stands behind the cache.
+        positions = cached.appends[:, None] + np.arange(k.shape[1])
+        # 2. Rotate. Without an order of its own, each query stands behind the cache.
         if rotary is not None:
             ordered = options.causal or options.window is not None
             steps = np.arange(q.shape[1]) if ordered else np.zeros(q.shape[1], np.int64)
             q = _rotated(q, *rotary, cached.appends[:, None] + steps)
             k = _rotated(k, *rotary, positions)
-        # 2. Append to the caches, which are the caller's.
-        k_cache[cached.rows[:, None], positions] = in_type(k, k_cache.dtype)
-        v_cache[cached.rows[:, None], positions] = in_type(v, v_cache.dtype)
-    # 3. Attend. Position 0 of a sequence is its first that is seen.
+        # 3. Append to the caches, which are the caller's.
+        q, k, v = (_apart(array, k_cache, v_cache) for array in (
+            q, in_type(k, k_cache.dtype), in_type(v, v_cache.dtype)))
+        k_cache[cached.rows[:, None], positions] = k
+        v_cache[cached.rows[:, None], positions] = v
+    # 4. Attend to what each sequence holds then.
+    return _attend(q, k_cache, v_cache, cached, options, slopes)
+
+
+def _attend(q: Array, k_cache: Array, v_cache: Array, cached: Cached, options: AttentionOptions,
+            slopes: Array | None) -> tuple[Array, Array]:
+    """Position 0 of a sequence is its first that is seen."""
     apart = slopes is not None and slopes.ndim == 2
     if apart or not np.array_equal(cached.rows, np.arange(len(cached.rows))):
         return _one_by_one(q, k_cache, v_cache, cached, options, slopes)
@@ -86,14 +95,25 @@ def _rotated(heads: Array, cosine: Array, sine: Array, interleaved: bool,
     return turned.swapaxes(1, 2)
 
 
-def check_cache(cache: Any, name: str, *, is_written: bool) -> None:
+def _apart(array: Array, *caches: Array) -> Array:
+    """A copy where it may lie in the memory of the caches, which are written before it is read."""
+    return array.copy() if any(np.may_share_memory(array, cache) for cache in caches) else array
+
+
+def as_cache(cache: Any, name: str, *, is_written: bool) -> Array:
+    """The memory of the cache itself, as a plain array."""
     if not isinstance(cache, np.ndarray):
         raise TypeError(f"{name}: got {type(cache).__name__}, wanted a NumPy array or a tensor")
-    if not is_bfloat16(cache.dtype):
-        check_kind(cache, name, "f", "floats")
+    as_array(cache, name)  # refuses masked ones
+    check_floats(cache, name)
     if is_written and not cache.flags.writeable:
         raise ValueError(f"{name}: got a read-only array, wanted one that k and v can be"
                          " written into")
+    if is_written and any(stride == 0 and size > 1 for stride, size in zip(
+            cache.strides, cache.shape, strict=True)):
+        raise ValueError(f"{name}: got an array whose parts share memory, as expanded ones do,"
+                         " wanted one that k and v can be written into: a copy of it")
+    return cache.view(np.ndarray)
 
 
 def check_new(q: Array, k_cache: Array, v_cache: Array, k: Array | None, v: Array | None) -> None:
@@ -106,6 +126,7 @@ def check_new(q: Array, k_cache: Array, v_cache: Array, k: Array | None, v: Arra
     new_len = k.shape[1] if k.ndim == 4 else 0
     for array, cache, name in ((k, k_cache, "k"), (v, v_cache, "v")):
         wanted = len(q), new_len, *cache.shape[2:]
+        check_floats(array, name)
         if array.shape != wanted:
             raise ValueError(f"{name}: got shape {array.shape}, wanted ({len(q)}, seqlen_new,"
                              f" {cache.shape[2]}, {cache.shape[3]}) as of q and {name}_cache, k and"
@@ -140,8 +161,7 @@ def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | Non
     if new_len is None:
         raise ValueError("rotary_cos: got it without k and v, wanted the keys that it rotates")
     for table, name in ((cosine, "rotary_cos"), (sine, "rotary_sin")):
-        if not is_bfloat16(table.dtype):
-            check_kind(table, name, "f", "floats")
+        check_floats(table, name)
         if table.ndim != 2 or table.shape != cosine.shape or 2 * table.shape[1] > q.shape[3]:
             raise ValueError(f"{name}: got shape {table.shape}, wanted (positions, rotary_dim / 2),"
                              f" both tables alike, rotary_dim at most {q.shape[3]}")

@@ -55,7 +55,7 @@ def unpad_input(hidden_states: Any, attention_mask: Any,
         import torch
 
         found = tuple(torch.from_numpy(array) for array in found)
-    rows = index_first_axis(hidden.reshape(-1, *hidden.shape[2:]), found[0])
+    rows = index_first_axis(hidden.reshape(kept.size, *hidden.shape[2:]), found[0])
     return rows, found[0], found[1], int(lengths.max(initial=0)), found[2]
 
 
@@ -97,7 +97,7 @@ def index_first_axis(input: Any, indices: Any) -> Any:
     >>> index_first_axis(np.arange(6).reshape(3, 2), [2, 0]).tolist()
     [[4, 5], [0, 1]]
     """
-    rows = input if is_tensor(input) else detached_array(input, "input")
+    rows = _rows(input, "input")
     return rows[_indices(indices, len(rows), like=rows)]
 
 
@@ -114,7 +114,7 @@ def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
     >>> index_put_first_axis(np.ones((2, 1)), [2, 0], 3).tolist()
     [[1.0], [0.0], [1.0]]
     """
-    values = values if is_tensor(values) else detached_array(values, "values")
+    values = _rows(values, "values")
     size = as_size(first_axis_dim, "first_axis_dim", least=0)
     places = _indices(indices, size, like=values)
     if len(places) != len(values):
@@ -125,6 +125,13 @@ def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
     output = np.zeros(shape, values.dtype)
     output[places] = values
     return output
+
+
+def _rows(array: Any, name: str) -> Any:
+    rows = array if is_tensor(array) else detached_array(array, name)
+    if len(rows.shape) == 0:
+        raise ValueError(f"{name}: got no axes, wanted (total_len, ...)")
+    return rows
 
 
 def _mask(mask: Any, name: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:

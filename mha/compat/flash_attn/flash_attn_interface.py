@@ -7,11 +7,18 @@ from typing import Any
 from mha._base.arguments import detached_array
 from mha._base.keywords import checks_keywords, other_names
 from mha.compat._shared.flags import as_flag
-from mha.compat._shared.tensors import are_tensors
-from mha.compat.flash_attn._attention import DENSE, Options, attend, attend_ragged, check_heads
+from mha.compat._shared.tensors import are_tensors, is_tensor
+from mha.compat.flash_attn._attention import (
+    DENSE,
+    Options,
+    as_arrays,
+    attend,
+    attend_ragged,
+    check_heads,
+)
 from mha.compat.flash_attn._kvcache import (
+    as_cache,
     attend_with_cache,
-    check_cache,
     check_new,
     check_rotary,
     where_cached,
@@ -265,7 +272,7 @@ def flash_attn_with_kvcache(
     q : array or tensor (batch, seqlen_q, heads, head_dim)
     k_cache : array or tensor (cache_batch, seqlen_cache, kv_heads, head_dim)
     v_cache : array or tensor (cache_batch, seqlen_cache, kv_heads, value_head_dim)
-        They are written where k and v are given, and never copied.
+        They are written where k and v are given. They are not copied where they have q's type.
     k, v : arrays or tensors (batch, seqlen_new, kv_heads, ...), both or none
     rotary_cos, rotary_sin : floats (positions, rotary_dim / 2), optional
         Rotate k at cache_seqlens, cache_seqlens + 1, ... before it is stored, and q likewise; q at
@@ -304,6 +311,7 @@ def flash_attn_with_kvcache(
     (2, 1, 4, 64)
     """
     _refuse_pages(block_table)
+    return_softmax_lse = as_flag(return_softmax_lse, "return_softmax_lse")
     options = Options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     others = (rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx,
               cache_leftpad, options)
@@ -315,21 +323,20 @@ def flash_attn_with_kvcache(
         output, lse = without_gradients(
             _with_kvcache, {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v},
             () if k is None else ("k_cache", "v_cache"), *others)
-    return (output, lse) if as_flag(return_softmax_lse, "return_softmax_lse") else output
+    return (output, lse) if return_softmax_lse else output
 
 
 def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: Any, sine: Any,
                   interleaved: Any, cache_seqlens: Any, cache_batch_idx: Any, cache_leftpad: Any,
                   given: Options) -> tuple[Any, Any]:
     """Of arrays. All is checked before anything is written."""
+    interleaved = as_flag(interleaved, "rotary_interleaved")
+    k_cache, v_cache = (as_cache(cache, name, is_written=k is not None)
+                        for cache, name in ((k_cache, "k_cache"), (v_cache, "v_cache")))
+    q, k, v, cosine, sine, cache_seqlens, cache_batch_idx, cache_leftpad = as_arrays(
+        q=q, k=k, v=v, rotary_cos=cosine, rotary_sin=sine, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
     check_heads(q, k_cache, v_cache, DENSE, ("q", "k_cache", "v_cache"))
-    for cache, name in ((k_cache, "k_cache"), (v_cache, "v_cache")):
-        check_cache(cache, name, is_written=k is not None)
-    q, k, v, cosine, sine, cache_seqlens, cache_batch_idx, cache_leftpad = (
-        None if array is None else detached_array(array, name) for array, name in (
-            (q, "q"), (k, "k"), (v, "v"), (cosine, "rotary_cos"), (sine, "rotary_sin"),
-            (cache_seqlens, "cache_seqlens"), (cache_batch_idx, "cache_batch_idx"),
-            (cache_leftpad, "cache_leftpad")))
     check_new(q, k_cache, v_cache, k, v)
     new_len = None if k is None else k.shape[1]
     cached = where_cached(q, k_cache, new_len, cache_seqlens, cache_batch_idx, cache_leftpad)
@@ -338,7 +345,7 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
     if cosine is not None or sine is not None:
         if cosine is None or sine is None:
             raise ValueError("rotary_cos, rotary_sin: got one of them, wanted both or none")
-        rotary = cosine, sine, as_flag(interleaved, "rotary_interleaved")
+        rotary = cosine, sine, interleaved
         check_rotary(rotary, q, new_len, cached,
                      ordered=options.causal or options.window is not None)
     return attend_with_cache(q, k_cache, v_cache, k, v, rotary, cached, options, slopes)
@@ -346,14 +353,14 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
 
 def _unpacked(packed: Any, name: str, count: int, axes: int) -> Any:
     """q, k and v, or k and v: views along the axis behind seqlen."""
-    shape = getattr(packed, "shape", None)
-    if shape is None:
-        raise TypeError(f"{name}: got {type(packed).__name__}, wanted an array or a tensor")
+    if not are_tensors(**{name: packed}):
+        packed = detached_array(packed, name)
+    shape = packed.shape
     if len(shape) != axes or shape[-3] != count:
         leading = "batch, seqlen" if axes == 5 else "total_len"
         raise ValueError(f"{name}: got shape {tuple(shape)}, wanted ({leading}, {count}, heads,"
                          " head_dim)")
-    if are_tensors(**{name: packed}):
+    if is_tensor(packed):
         return packed.unbind(-3)
     return [packed[..., i, :, :] for i in range(count)]
 

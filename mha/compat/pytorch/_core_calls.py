@@ -4,18 +4,21 @@ ragged batches. Autograd knows them; PyTorch's compilers go around them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from mha import _core
 from mha._functions.options import AttentionOptions
 from mha.compat.pytorch._memory import array_of, arrays_of, tensor_of
 from mha.compat.pytorch._operators import refuse_second_gradients
-from mha.compat.pytorch._tensors import SAVED
+from mha.compat.pytorch._tensors import SAVED, autocast
+
+_number_of_modes = torch._C._len_torch_dispatch_stack
 
 NAMES = ("query", "key", "value")
 
@@ -61,6 +64,12 @@ def attend_outside_compilers(caller: str, query: Tensor, key: Tensor, value: Ten
         raise NotImplementedError(
             f"{caller}: got a transform of torch.func or torch.vmap, wanted plain tensors;"
             " mha.compat.pytorch.functional_attention goes through them")
+    if _number_of_modes() > 0 and get_proxy_mode() is not None:
+        raise NotImplementedError(
+            f"{caller}: got a call that make_fx or torch.export traces, which would keep this"
+            " result for all inputs, wanted mha.compat.pytorch.functional_attention, an operator")
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = autocast(query, key, value)
     output, lse = _CoreCall.apply(query, key, value, call)
     return output, lse
 
@@ -106,20 +115,39 @@ class _CoreCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None,
                  grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph
-            refuse_second_gradients(ctx)
         *tensors, carrier = ctx.saved_tensors
         if grad_output is grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
-        saved = getattr(carrier, SAVED, None)
-        if saved is None:
-            _, saved = ctx.call.forward(*arrays_of(tuple(tensors), NAMES), save=True)
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
-        by_output, by_lse = (None if grad is None else array_of(grad, name) for grad, name in (
-            (grad_output, "grad_output"), (grad_lse, "grad_lse")))
-        if by_output is None:
-            assert by_lse is not None
-            by_output = np.zeros(ctx.shape, by_lse.dtype)
-        found = ctx.call.backward(saved, by_output, by_lse, wanted)
-        return *(None if (array := found.get(name)) is None else tensor_of(array)
-                 for name in NAMES), None
+        saved = getattr(carrier, SAVED, None)
+        differentiate = _CoreBackward.apply if torch.is_grad_enabled() else _backward
+        return *differentiate(grad_output, grad_lse, *tensors, saved, ctx.call, ctx.shape,
+                              wanted), None
+
+
+def _backward(grad_output: Tensor | None, grad_lse: Tensor | None,
+              *arguments: Any) -> tuple[Tensor | None, ...]:
+    *tensors, saved, call, shape, wanted = arguments
+    if saved is None:
+        _, saved = call.forward(*arrays_of(tuple(tensors), NAMES), save=True)
+    by_output, by_lse = (None if grad is None else array_of(grad, name) for grad, name in (
+        (grad_output, "grad_output"), (grad_lse, "grad_lse")))
+    if by_output is None:
+        assert by_lse is not None
+        by_output = np.zeros(shape, by_lse.dtype)
+    found = call.backward(saved, by_output, by_lse, wanted)
+    return tuple(None if (array := found.get(name)) is None else tensor_of(array)
+                 for name in NAMES)
+
+
+class _CoreBackward(torch.autograd.Function):
+    """The gradients where create_graph asks for theirs: they have none, and whoever takes them is
+    refused."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        return _backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor | None) -> Never:
+        refuse_second_gradients(ctx)

@@ -130,8 +130,15 @@ def _operate_backward(grad_output: Tensor | None, grad_lse: Tensor | None, wante
     # Those of biases and sinks are float32, whatever halves the arguments are.
     return tuple(
         torch.empty(0) if tensor is None or (gradient := found.get(name)) is None
-        else gradient.to(tensor.dtype)
+        else _laid_out_like(tensor, gradient.to(tensor.dtype))
         for name, tensor in zip(DIFFERENTIABLE, tensors, strict=False))
+
+
+def _laid_out_like(tensor: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the strides that `_shaped_backward` foretells: compilers rely on them."""
+    if gradient.stride() == torch.empty_like(tensor, device="meta").stride():
+        return gradient
+    return torch.empty_like(tensor).copy_(gradient)
 
 
 def check_devices(tensors: Tensors) -> None:
@@ -170,7 +177,7 @@ def _shaped_outputs(*arguments: Any) -> list[Tensor]:
 def _shaped_backward(grad_output: Tensor | None, grad_lse: Tensor | None, wanted: list[bool],
                      *arguments: Any) -> tuple[Tensor, ...]:
     query = arguments[0]
-    return tuple(tensor.new_empty(tensor.shape) if needed and tensor is not None
+    return tuple(torch.empty_like(tensor) if needed and tensor is not None
                  else query.new_empty(0, dtype=torch.float32)
                  for tensor, needed in zip(arguments, wanted, strict=False))
 

@@ -49,7 +49,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
     """`functional_attention`; with by_token (batch, query_len, heads, head_dim) is returned, and
     with extras a list of the output and what they ask for."""
     if _is_autocast_enabled("cpu"):
-        query, key, value = _autocast(query, key, value)
+        query, key, value = autocast(query, key, value)
     tensors: Tensors = (query, key, value, bias, alibi, relative_bias, sinks, mask, key_lengths)
     traced = (_is_compiling() or _is_tracing() or _is_transforming() or _number_of_modes() > 0
               or _is_included(_PRE_DISPATCH))
@@ -95,7 +95,7 @@ def attention_weights(*tensors: Tensor | None, causal: bool, query_offset: int |
         return operators.outputs(tensors, settings, (True, False))[1]
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """In the type that torch.autocast wants of scaled_dot_product_attention."""
     dtype = torch.get_autocast_dtype("cpu")
     return tuple(tensor if tensor.dtype is torch.float64 else tensor.to(dtype)

@@ -34,9 +34,9 @@ class BlockMask:
 
     It counts as a bool array (batch, heads, query_len, key_len), True = attend, whose batch and
     heads are 1 or those of the call; several batch axes count flattened. Blocks in which nothing is
-    visible are absent, blocks in which all is visible carry nothing, others carry bits, and equal
-    ones are stored once. Every function that takes `mask=` gives the bits of the dense mask, in the
-    time that the blocks take which are not hidden.
+    visible are absent, blocks in which all is visible carry nothing, mixed ones carry bits, and
+    equal ones are stored once. Every function that takes `mask=` gives the bits of the dense mask.
+    Hidden blocks take no time.
 
     Make one with `from_function`, `from_dense`, `causal`, `sliding_window`, `from_lengths`,
     `documents`, `prefix`, `global_tokens` or `strided`, and join them with &, | and ~. A slice
@@ -90,11 +90,13 @@ class BlockMask:
         ----------
         function : callable of four int64 arrays that broadcast against each other
             Returns bools of any shape that broadcasts to theirs, True = attend: flex_attention's
-            mask_mod. It is called on some blocks at a time, never on all pairs.
+            mask_mod. It is called on some blocks at a time, never on all pairs; without `within`
+            on all blocks, which takes minutes beyond 100,000 tokens.
         query_len, key_len : int
             key_len defaults to query_len.
         batch, heads : int
-            Over how many of them the function goes; 1 for a mask that all share.
+            Over how many of them the function goes. With 1, all share the mask, and the function is
+            asked for item or head 0 alone.
         within : BlockMask, optional
             The function is called on its blocks alone, and the mask is at most it.
 
@@ -134,11 +136,12 @@ class BlockMask:
     @classmethod
     @checks_keywords
     def from_dense(cls, mask: ArrayLike) -> BlockMask:
-        """Of a bool array that broadcasts to (batch, heads, query_len, key_len), True = attend.
+        """Of a bool array (query_len, key_len) or (batch or 1, heads or 1, query_len, key_len),
+        True = attend.
 
         Raises
         ------
-        ValueError: more than four axes or fewer than two. TypeError: other than bool.
+        ValueError: other than two or four axes. TypeError: other than bool.
 
         Source: Dong et al. 2024, "Flex Attention", section 4.
 
@@ -147,9 +150,10 @@ class BlockMask:
         """
         dense = as_array(mask, "mask")
         check_kind(dense, "mask", "b", "bool with True = attend")
-        if not 2 <= dense.ndim <= 4:
+        if dense.ndim not in (2, 4):
+            either = ": three axes could be batch or heads" if dense.ndim == 3 else ""
             raise ValueError(f"mask: got shape {dense.shape}, wanted (query_len, key_len) or"
-                             " (batch, heads, query_len, key_len)")
+                             f" (batch, heads, query_len, key_len){either}")
         shape = Shape(*(1,) * (4 - dense.ndim), *dense.shape)
         dense = dense.reshape(shape.batch * shape.heads, shape.query_len, shape.key_len)
         group, row, column = mask_blocks.every_block(shape)
@@ -384,9 +388,13 @@ class BlockMask:
         stride = as_size(stride, "stride")
         offset = _offset(shape, None) if query_offset is None else as_int(
             query_offset, "query_offset")
-        if stride > 2 * FARTHEST:  # no two tokens are so far apart; of an offset that is, none meet
+        if stride > 2 * FARTHEST:  # no two tokens are so far apart; where all are, none meet
+            nearest_multiple = (offset + stride // 2) // stride * stride
+            offset = offset - nearest_multiple
             offset = offset if abs(offset) < FARTHEST else FARTHEST
             stride = 2 * FARTHEST
+        # All blocks of a diagonal are alike. In their corner i + offset - j is `nearest`, modulo
+        # the stride; elsewhere within BLOCK - 1 of it. Those that reach a multiple are mixed.
         diagonal = np.arange(-shape.columns + 1, shape.rows)  # row - column
         nearest = (offset % stride + diagonal * BLOCK) % stride
         seen = (nearest < BLOCK) | (nearest > stride - BLOCK)
@@ -493,6 +501,10 @@ class BlockMask:
         return BlockMask._of(mask_blocks.combine(_joined(shape, a, "BlockMask"),
                                                  _joined(shape, b, "BlockMask"), operation, keys))
 
+    def __bool__(self) -> Never:
+        raise TypeError("BlockMask: got one where True or False is wanted, as `and`, `or` and `not`"
+                        " do; join masks with &, | and ~")
+
     def __invert__(self) -> BlockMask:
         return BlockMask._of(mask_blocks.invert(self._blocks))
 
@@ -525,8 +537,8 @@ class BlockMask:
                              " immutable")
 
     def __array__(self, *arguments: object, **keywords: object) -> Never:
-        raise TypeError("BlockMask: got one where an array is wanted; give it as mask=, or make an"
-                        " array of it by .to_dense()")
+        raise TypeError("BlockMask: got one where an array is wanted; give it as mask=, join it"
+                        " with BlockMask.from_dense(array), or make an array of it by .to_dense()")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockMask._restored, (self._core_record,)
@@ -598,7 +610,13 @@ def _evaluated(function: MaskFunction, shape: Shape, group: Array, row: Array,
     batch, head = (side[:, None, None] for side in np.divmod(group, shape.heads))
     query = np.minimum(row[:, None] * BLOCK + index, shape.query_len - 1)[:, :, None]
     key = np.minimum(column[:, None] * BLOCK + index, shape.key_len - 1)[:, None, :]
-    found = as_array(function(batch, head, query, key), "function")
+    try:
+        answer = function(batch, head, query, key)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
+        wrong = ValueError if isinstance(error, ValueError) else TypeError
+        raise wrong(f"function: {error}; it is called with four arrays, batch, head, query and key:"
+                    " join conditions by &, | and ~, and index arrays, not lists") from error
+    found = as_array(answer, "function")
     check_kind(found, "function", "b", "bools, True = attend")
     wanted = (len(group), BLOCK, BLOCK)
     try:

@@ -26,14 +26,21 @@ from mha._functions.options import AttentionOptions
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.tensors import are_tensors, is_tensor
 
-__all__ = ["AuxOutput", "and_masks", "create_block_mask", "create_mask", "flex_attention",
-           "or_masks"]
+__all__ = ["AuxOutput", "AuxRequest", "and_masks", "create_block_mask", "create_mask",
+           "flex_attention", "noop_mask", "or_masks"]
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 
 other_names("attn_mask mask attention_mask", "block_mask",
             "block_mask=, by create_block_mask or mha.BlockMask")
 other_names("is_causal causal", "block_mask", "block_mask=mha.BlockMask.causal(Q_LEN, KV_LEN)")
+
+
+class AuxRequest(NamedTuple):
+    """What return_aux takes: whether lse is wanted; max_scores is not supported."""
+
+    lse: bool = False
+    max_scores: bool = False
 
 
 class AuxOutput(NamedTuple):
@@ -91,7 +98,9 @@ def _new_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: int,
 @checks_keywords
 def create_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
                 device: object = None) -> Any:
-    """The same as a dense bool array (B or 1, H or 1, Q_LEN, KV_LEN); a tensor on a device.
+    """The same as a dense bool array (B or 1, H or 1, Q_LEN, KV_LEN).
+
+    A NumPy array; with device="cpu" a tensor, as PyTorch's functions want it.
 
     Raises
     ------
@@ -115,6 +124,21 @@ def _new_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN:
     import torch
 
     return torch.from_numpy(dense)
+
+
+def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
+    """A mask_mod that is True for all pairs.
+
+    Raises
+    ------
+    TypeError: other than four arguments.
+
+    Source: Dong et al. 2024, "Flex Attention", section 3.2.
+
+    >>> create_mask(noop_mask, 1, 1, 1, 2).tolist()
+    [[[[True, True]]]]
+    """
+    return (token_q >= 0) & (token_kv >= 0)
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
@@ -219,6 +243,8 @@ def flex_attention(query: Any, key: Any, value: Any, score_mod: object = None,
 
 def _attend(query: Any, key: Any, value: Any, score_mod: object, block_mask: Any,
             scale: float | None, enable_gqa: Any, return_lse: Any, return_aux: Any) -> Any:
+    if isinstance(score_mod, BlockMask):
+        raise TypeError("score_mod: got a BlockMask, wanted it as block_mask=")
     if score_mod is not None:
         raise TypeError(
             f"score_mod: got {type(score_mod).__name__}, wanted None: biases by distance are alibi="

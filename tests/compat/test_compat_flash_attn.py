@@ -344,7 +344,7 @@ def test_what_lies_in_the_caches_is_read_before_they_are_written():
 def test_starts_that_overflow():
     q = np.ones((10, 2, 8))
     starts = np.array([0, 2**62, -2**63, -2**62, 0, 10])
-    with pytest.raises(ValueError, match="cu_seqlens_q: .* falls behind number 1"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q: .* falls behind number 1"):
         fa.flash_attn_varlen_func(q, q, q, starts, starts, 2**62, 2**62,
                                   alibi_slopes=np.arange(10.0).reshape(5, 2))
 
@@ -410,6 +410,13 @@ def test_starts_that_overflow():
                                              cache_seqlens=1), ValueError, "k_cache: got a read-o"),
     (lambda q, c: fa.flash_attn_with_kvcache(q, c.astype(int), c, q, q, cache_seqlens=1), TypeError,
      "k_cache: got an array of int64"),
+    (lambda q, c: fa.flash_attn_with_kvcache(q, c, c, q, q, cache_seqlens=1), ValueError,
+     "v_cache: got the memory of k_cache"),
+    (lambda q, c: fa.flash_attn_with_kvcache(q, c, c.copy(), q, q, cache_seqlens=1,
+                                             cache_batch_idx=[1, 1]), ValueError, "each one once"),
+    (lambda q, c: fa.flash_attn_varlen_func(q[0], q[0], q[0], [9], [9], 9, 9), ValueError,
+     r"cumsum\(lengths\)"),
+    (lambda q, c: bert_padding.unpad_input(q, np.full((2, 9), -10000)), ValueError, "wanted 0 and"),
     (lambda q, c: bert_padding.unpad_input(q, np.ones((2, 8))), TypeError, "attention_mask"),
     (lambda q, c: bert_padding.unpad_input(q, np.ones((2, 8), bool)), ValueError, "attention_mask"),
     (lambda q, c: bert_padding.pad_input(q[0], [0], 1, 9), ValueError, "indices: got 1, wanted 9"),

@@ -66,6 +66,8 @@ def test_what_else_it_takes_and_returns():
 
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda q: flex.flex_attention(q, q, q, lambda *a: a[0]), TypeError, "score_mod: .* alibi="),
+    (lambda q: flex.flex_attention(q, q, q, mha.BlockMask.causal(9)), TypeError,
+     "wanted it as block_mask="),
     (lambda q: flex.flex_attention(q, q, q, block_mask=np.ones((9, 9), bool)), TypeError,
      "block_mask: got ndarray"),
     (lambda q: flex.flex_attention(q, q, q, block_mask=mha.BlockMask.causal(8)), ValueError,

@@ -147,7 +147,11 @@ def test_strides_and_offsets_beyond_int64():
     diagonal = BlockMask.from_dense(np.eye(130, k=53, dtype=bool))
     for stride in (2**61, 2**63 - 1, 2**63, 2**70):
         assert BlockMask.strided(130, stride=stride, query_offset=53) == diagonal
-    assert BlockMask.strided(130, stride=2**70, query_offset=2**70).density == 0
+    for stride in (2**62, 2**62 + 1, 2**70):
+        for offset in (-stride, stride, 7 * stride + 3, stride - 2, stride // 2, 2**61, 2**60 - 1):
+            wanted = [[(i + offset - j) % stride == 0 for j in range(130)] for i in range(130)]
+            found = BlockMask.strided(130, stride=stride, query_offset=offset).to_dense()
+            np.testing.assert_array_equal(found[0, 0], wanted)
     assert BlockMask.strided(130, stride=7, query_offset=7 * 2**70 + 3) == BlockMask.strided(
         130, stride=7, query_offset=3)
 
@@ -188,6 +192,12 @@ def no_bool(batch, head, query, key):
     (lambda: BlockMask.sliding_window(3, window=(-1, 0)), ValueError, "window: got -1"),
     (lambda: BlockMask.from_dense([[1, 0]]), TypeError, "mask: got an array of int64"),
     (lambda: BlockMask.from_dense(np.ones(3, bool)), ValueError, r"mask: got shape \(3,\)"),
+    (lambda: BlockMask.from_dense(np.ones((2, 3, 3), bool)), ValueError, "could be batch or heads"),
+    (lambda: BlockMask.causal(3) and BlockMask.causal(3), TypeError, "join masks with &"),
+    (lambda: not BlockMask.causal(3), TypeError, "join masks with &"),
+    (lambda: BlockMask.from_function(lambda q, k: q >= k, 3), TypeError, "four arrays"),
+    (lambda: BlockMask.from_function(lambda b, h, q, k: q >= k and q > 1, 3), ValueError,
+     "join conditions by &"),
     (lambda: BlockMask.documents(np.array([2**63, 1], np.uint64)), ValueError,
      "query_ids: got 9223372036854775808, wanted at most"),
     (lambda: BlockMask.causal(3)[1.5:, :], TypeError, "wanted ints"),

@@ -5,7 +5,6 @@ import flash_attention_grid as grid
 import numpy as np
 import pytest
 import torch
-
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mha.compat import flash_attn as fa
@@ -234,7 +233,7 @@ def test_slopes_that_change_later_are_noticed_or_do_not_count():
             assert torch.equal(found, wanted)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:Converting a tensor")
 def test_slopes_go_through_transforms():
     q, slopes = torch.randn(3, 2, 6, 2, 8), torch.tensor([0.1, 0.2])
     wanted = torch.stack([fa.flash_attn_func(item, item, item, alibi_slopes=slopes) for item in q])
@@ -281,6 +280,8 @@ def test_gradients_under_inductor():
      NotImplementedError, "gradients of gradients"),
     (lambda q: make_fx(lambda x: fa.flash_attn_varlen_func(
         x, x, x, [0, 4], [0, 4], 4, 4))(q[0].detach()), NotImplementedError, "make_fx"),
+    (lambda q: fa.flash_attn_func(*[torch.ones(1, 4, 2, 8, dtype=torch.int64)] * 3), TypeError,
+     "q: got a tensor of torch.int64"),
     (lambda q: fa.flash_attn_func(torch.nested.nested_tensor([q[0]]), q, q), TypeError,
      "q: got a nested tensor"),
     (lambda q: fa.flash_attn_with_kvcache(

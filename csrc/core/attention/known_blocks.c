@@ -2,8 +2,9 @@
 
 #include <string.h>
 
-/* Which of the numbers over its batch and heads axes an option (batch..., heads, query_len,
- * key_len) has of its own for this head, counted from 0; and how many there are. */
+/* An option (batch..., heads, query_len, key_len) has pairs of its own for each (batch, head), but
+ * where an axis is repeated (stride 0). Returns the number of this head's pairs, counted from 0, and
+ * how many there are. */
 static int64_t group_of(const mha_tensor *option, int batch_axes, int64_t batch, int64_t head,
                         int64_t *count) {
     int64_t group = 0;

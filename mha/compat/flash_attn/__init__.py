@@ -7,8 +7,10 @@ Arguments, layouts and returned values are those of flash-attn 2.8; the attentio
 CPU. It takes float32 and float64 too, and any head_dim.
 
 Where this differs from flash-attention on purpose: a query that sees no key has a log-sum-exp of
--inf, not inf; the log-sum-exp has a gradient; errors are ValueError and TypeError, before anything
-is written; dropout draws from `rng`; a block_table is refused.
+-inf, not inf; with causal and alibi_slopes the log-sum-exp is that of the scores as documented,
+where their kernel adds slope * (i + seqlen_k - seqlen_q); it has a gradient; a window is what
+window_size says, however wide; errors are ValueError and TypeError, before anything is written;
+dropout draws from `rng`; a block_table is refused.
 """
 
 from mha.compat.flash_attn import bert_padding, flash_attn_interface

@@ -306,6 +306,8 @@ def check_heads(q: Any, k: Any, v: Any, layout: str,
             raise ValueError(f"{name}: got shape {tuple(array.shape)}, wanted {layout}")
         if not is_tensor(array):
             check_floats(array, name)
+        elif not array.is_floating_point():
+            raise TypeError(f"{name}: got a tensor of {array.dtype}, wanted floats")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{names[1]}: got a head_dim of {k.shape[-1]}, wanted {q.shape[-1]} as of"
                          " q")
@@ -326,8 +328,9 @@ def _starts(cu_seqlens: Any, side: str, total: int, longest: Any) -> Array:
     falls = np.flatnonzero(starts[1:] < starts[:-1])  # differences could overflow
     if starts[0] != 0 or starts[-1] != total or len(falls):
         fall = f", and falls behind number {falls[0]}" if len(falls) else ""
+        cure = ": [0, *np.cumsum(lengths)]" if starts[0] != 0 else ""
         raise ValueError(f"{name}: got {starts[0]} to {starts[-1]}{fall}, wanted numbers that never"
-                         f" fall, from 0 to {total}, the rows there are")
+                         f" fall, from 0 to {total}, the rows there are{cure}")
     longest_of_all = np.diff(starts).max(initial=0)
     if longest_of_all > most:
         raise ValueError(f"max_seqlen{side}: got {most}, wanted at least {longest_of_all}, the"

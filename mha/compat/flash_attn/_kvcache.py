@@ -150,6 +150,9 @@ def where_cached(q: Array, k_cache: Array, new_len: int | None, cache_seqlens: A
         raise ValueError(f"k_cache: got {rows} sequences, wanted at least {batch} as q has")
     indices = np.arange(batch) if cache_batch_idx is None else _ints(
         cache_batch_idx, "cache_batch_idx", batch, 0, rows - 1)
+    if new_len is not None and len(np.unique(indices)) < batch:
+        raise ValueError(f"cache_batch_idx: got {indices.tolist()}, wanted each one once, since k"
+                         " and v are written there")
     begins = _ints(0 if cache_leftpad is None else cache_leftpad, "cache_leftpad", batch, 0, ends)
     return Cached(indices, begins, lengths, ends)
 
@@ -164,7 +167,8 @@ def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | Non
         check_floats(table, name)
         if table.ndim != 2 or table.shape != cosine.shape or 2 * table.shape[1] > q.shape[3]:
             raise ValueError(f"{name}: got shape {table.shape}, wanted (positions, rotary_dim / 2),"
-                             f" both tables alike, rotary_dim at most {q.shape[3]}")
+                             f" both tables alike, rotary_dim at most {q.shape[3]}: of tables that"
+                             " have each column twice, one half")
     most = max(new_len, q.shape[1] if ordered else 1)
     if len(cached.appends) and cached.appends.max() + most > len(cosine):
         raise ValueError(f"rotary_cos: got {len(cosine)} positions, wanted at least"

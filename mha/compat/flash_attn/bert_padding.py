@@ -25,7 +25,7 @@ def unpad_input(hidden_states: Any, attention_mask: Any,
     Parameters
     ----------
     hidden_states : array or tensor (batch, seqlen, ...)
-    attention_mask : bools or ints (batch, seqlen), 1 or True = a real token
+    attention_mask : bools or ints (batch, seqlen), 1 or True = a real token, 0 or False = padding
     unused_mask : bools or ints (batch, seqlen), optional
         Tokens whose rows are kept, but are not counted in seqused.
 
@@ -36,7 +36,8 @@ def unpad_input(hidden_states: Any, attention_mask: Any,
 
     Raises
     ------
-    ValueError: a mask of another shape. TypeError: a mask that is not of bools or ints.
+    ValueError: a mask of another shape, or of ints other than 0 and 1. TypeError: a mask that is
+    not of bools or ints.
 
     Source: Dao 2023, "FlashAttention-2", whose package names it so.
 
@@ -71,7 +72,7 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
 
     Raises
     ------
-    ValueError: as many indices as there are no rows, indices out of range.
+    ValueError: another number of indices than of rows, indices out of range.
 
     Source: Dao 2023, "FlashAttention-2", whose package names it so.
 
@@ -140,6 +141,9 @@ def _mask(mask: Any, name: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     if len(shape) < 2 or found.shape != tuple(shape[:2]):
         raise ValueError(f"{name}: got shape {found.shape}, wanted (batch, seqlen) as of"
                          f" hidden_states {tuple(shape)}")
+    if found.size and not 0 <= found.min() <= found.max() <= 1:
+        raise ValueError(f"{name}: got {found.min()} to {found.max()}, wanted 0 and 1, which marks"
+                         " a real token")
     return found != 0
 
 

@@ -275,12 +275,12 @@ def flash_attn_with_kvcache(
         They are written where k and v are given. They are not copied where they have q's type.
     k, v : arrays or tensors (batch, seqlen_new, kv_heads, ...), both or none
     rotary_cos, rotary_sin : floats (positions, rotary_dim / 2), optional
-        Rotate k at cache_seqlens, cache_seqlens + 1, ... before it is stored, and q likewise; q at
-        cache_seqlens alone without causal and window_size.
+        Rotate k at cache_seqlens, cache_seqlens + 1, ... before it is stored. With causal or
+        window_size q is rotated likewise; with neither, all of q is rotated at cache_seqlens.
     cache_seqlens : int or ints (batch,), by default seqlen_cache, without k
         How many positions the caches hold before k.
     cache_batch_idx : ints (batch,), by default 0, 1, ...
-        Which sequence of the caches each one is.
+        Which sequence of the caches each one is. With k and v all different.
     cache_leftpad : ints (batch,), by default 0
         Where a sequence begins in its cache.
     block_table : None
@@ -295,13 +295,14 @@ def flash_attn_with_kvcache(
 
     Returns
     -------
-    output (batch, seqlen_q, heads, value_head_dim); softmax_lse (batch, heads, seqlen_q). Tensors
-    have no gradients here, as there.
+    output (batch, seqlen_q, heads, value_head_dim); softmax_lse (batch, heads, seqlen_q). There are
+    no gradients, as in flash-attention.
 
     Raises
     ------
-    ValueError: shapes that do not fit, k without cache_seqlens or room, indices out of range, a
-    cache that is read-only, tables that are too short, a block_table. TypeError: as
+    ValueError: shapes that do not fit, k without cache_seqlens or room, indices out of range or
+    twice, a cache that is read-only, one array as both caches, tables that are too short, a
+    block_table. TypeError: as
     `flash_attn_func`. The caches are unchanged then.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
@@ -348,6 +349,9 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
         rotary = cosine, sine, interleaved
         check_rotary(rotary, q, new_len, cached,
                      ordered=options.causal or options.window is not None)
+    if new_len and k_cache.size and k_cache.ctypes.data == v_cache.ctypes.data:
+        raise ValueError("v_cache: got the memory of k_cache, wanted an array of its own: k and v"
+                         " are written into both")
     return attend_with_cache(q, k_cache, v_cache, k, v, rotary, cached, options, slopes)
 
 

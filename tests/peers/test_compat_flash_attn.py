@@ -5,6 +5,7 @@ import flash_attention_grid as grid
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mha.compat import flash_attn as fa
@@ -266,6 +267,16 @@ def test_gradients_under_inductor():
     found, = torch.autograd.grad(torch.compile(model)(x), x)
     wanted, = torch.autograd.grad(model(x), x)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_tangents_are_not_lost():
+    cache = torch.zeros(1, 4, 2, 8)
+    q = torch.ones(1, 1, 2, 8)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"q: .* tangent"):
+        fa.flash_attn_with_kvcache(forward_ad.make_dual(q, q), cache, cache.clone(), q, q,
+                                   cache_seqlens=0)
+    assert not cache.any()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

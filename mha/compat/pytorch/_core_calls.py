@@ -16,7 +16,7 @@ from mha import _core
 from mha._functions.options import AttentionOptions
 from mha.compat.pytorch._memory import array_of, arrays_of, tensor_of
 from mha.compat.pytorch._operators import refuse_second_gradients
-from mha.compat.pytorch._tensors import SAVED, autocast
+from mha.compat.pytorch._tensors import SAVED, autocast, refuse_tangents
 
 _number_of_modes = torch._C._len_torch_dispatch_stack
 
@@ -79,6 +79,7 @@ def without_gradients(function: Callable[..., tuple[NDArray[Any], NDArray[Any]]]
                       tensors: dict[str, Tensor | None], written: tuple[str, ...],
                       *arguments: Any) -> tuple[Tensor, Tensor]:
     """The function's two results of the tensors' memory, of which it writes the named ones."""
+    refuse_tangents(tuple(tensors), tuple(tensors.values()))
     arrays = {name: None if tensor is None else array_of(tensor, name)
               for name, tensor in tensors.items()}
     for name in written:

@@ -8,6 +8,7 @@ transforms of torch.func meet it too. PyTorch's threads do the work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Never
 
 import torch
@@ -55,7 +56,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = N
               or _is_included(_PRE_DISPATCH))
     wants_gradients = False
     if _forward_mode._current_level >= 0:
-        _refuse_tangents(tensors)
+        refuse_tangents(NAMES, tensors)
     for tensor in tensors:
         if tensor is not None:
             if type(tensor) not in PLAIN or not tensor.is_cpu:
@@ -102,9 +103,9 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
                  for tensor in tensors)
 
 
-def _refuse_tangents(tensors: Tensors) -> None:
+def refuse_tangents(names: Sequence[str], tensors: Tensors) -> None:
     """The core computes no tangents: what has one would lose it."""
-    for name, tensor in zip(NAMES, tensors, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None and _forward_mode.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(
                 f"{name}: got a tensor with a tangent, which mha's attention does not carry on,"

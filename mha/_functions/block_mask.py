@@ -284,7 +284,7 @@ class BlockMask:
         keys = queries if key_ids is None else mask_blocks.padded(keys, shape.columns, -1)
         found = []
         for item in range(shape.batch):
-            row, column = mask_blocks.sharing(
+            row, column = mask_blocks.blocks_that_share_ids(
                 queries[item * shape.rows:(item + 1) * shape.rows],
                 keys[item * shape.columns:(item + 1) * shape.columns])
             found.append((np.full(len(row), item), row, column))
@@ -493,13 +493,13 @@ class BlockMask:
         return self._combined(other, np.logical_or, np.union1d)
 
     def _combined(self, mask: BlockMask, operation: Callable[[Array, Array], Array],
-                  keys: Callable[[Array, Array], Array]) -> BlockMask:
+                  choose: Callable[[Array, Array], Array]) -> BlockMask:
         a, b = self._blocks, mask._blocks
         batch, heads = (size if other == 1 else other
                         for size, other in zip(a.shape[:2], b.shape[:2], strict=True))
         shape = a.shape._replace(batch=batch, heads=heads)
         return BlockMask._of(mask_blocks.combine(_joined(shape, a, "BlockMask"),
-                                                 _joined(shape, b, "BlockMask"), operation, keys))
+                                                 _joined(shape, b, "BlockMask"), operation, choose))
 
     def __bool__(self) -> Never:
         raise TypeError("BlockMask: got one where True or False is wanted, as `and`, `or` and `not`"

@@ -38,13 +38,13 @@ class Shape(NamedTuple):
         """Of blocks."""
         return -(-self.key_len // BLOCK)
 
-    def keys_of(self, group: Array, row: Array, column: Array) -> Array:
-        """What orders the blocks of a whole mask."""
+    def block_numbers(self, group: Array, row: Array, column: Array) -> Array:
+        """Each block's number in the order of a mask: by group, row and column."""
         return (group * self.rows + row) * self.columns + column
 
-    def places_of(self, keys: Array) -> tuple[Array, Array, Array]:
-        """group, row, column by `keys_of`."""
-        place, column = np.divmod(keys, max(self.columns, 1))
+    def places_of(self, numbers: Array) -> tuple[Array, Array, Array]:
+        """group, row, column of `block_numbers`."""
+        place, column = np.divmod(numbers, max(self.columns, 1))
         group, row = np.divmod(place, max(self.rows, 1))
         return group, row, column
 
@@ -70,9 +70,9 @@ class Blocks(NamedTuple):
         rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         return np.divmod(rows, max(self.shape.rows, 1))
 
-    def keys(self) -> Array:
-        """Those of the entries, ascending."""
-        return self.shape.keys_of(*self.places(), self.columns)
+    def numbers(self) -> Array:
+        """The `block_numbers` of the entries, ascending."""
+        return self.shape.block_numbers(*self.places(), self.columns)
 
 
 class Candidates(NamedTuple):
@@ -101,8 +101,8 @@ def assemble(shape: Shape, candidates: Candidates, evaluate: Evaluate) -> Blocks
         which = unknown[firsts[begin:begin + AT_ONCE]]
         bools = np.broadcast_to(evaluate(which), (len(which), BLOCK, BLOCK))
         contents[begin:begin + AT_ONCE] = _contents(
-            bools, _left(candidates.row[which], shape.query_len),
-            _left(candidates.column[which], shape.key_len), numbers)
+            bools, _lengths_of(candidates.row[which], shape.query_len),
+            _lengths_of(candidates.column[which], shape.key_len), numbers)
     names = sorted(numbers)  # equal masks number their patterns alike
     order = np.empty(len(names), np.int64)
     order[[numbers[name] for name in names]] = np.arange(len(names))
@@ -114,7 +114,7 @@ def assemble(shape: Shape, candidates: Candidates, evaluate: Evaluate) -> Blocks
     return _in_order(shape, candidates, found, patterns)
 
 
-def _left(places: Array, length: int) -> Array:
+def _lengths_of(places: Array, length: int) -> Array:
     """How many queries or keys the blocks at these places have."""
     return np.minimum(length - places * BLOCK, BLOCK)
 
@@ -219,7 +219,7 @@ def from_products(shape: Shape, group: Array, row: Array, column: Array, queries
                     lambda which: evaluate(queries[query_place[which]], keys[key_place[which]]))
 
 
-def sharing(queries: Array, keys: Array) -> tuple[Array, Array]:
+def blocks_that_share_ids(queries: Array, keys: Array) -> tuple[Array, Array]:
     """Pairs (row, column) of blocks of ids, (rows, BLOCK) and (columns, BLOCK), that have an id in
     common which is not negative."""
     begun = []
@@ -271,7 +271,7 @@ def of_groups(blocks: Blocks, groups: Array) -> Blocks:
 
 def contents_at(blocks: Blocks, keys: Array) -> Array:
     """The contents of blocks by `Blocks.keys`; HIDDEN where there is none."""
-    own = blocks.keys()
+    own = blocks.numbers()
     at = np.searchsorted(own, keys)
     found = np.full(len(keys), HIDDEN, np.int64)
     there = np.flatnonzero(at < len(own))
@@ -281,10 +281,11 @@ def contents_at(blocks: Blocks, keys: Array) -> Array:
 
 
 def combine(a: Blocks, b: Blocks, operation: Callable[[Array, Array], Array],
-            keys: Callable[[Array, Array], Array]) -> Blocks:
-    """Pair by pair, of the blocks whose keys are given; both of one shape."""
+            choose: Callable[[Array, Array], Array]) -> Blocks:
+    """Pair by pair; both of one shape. `choose` says which blocks the result may have, by the
+    numbers of a's and of b's: np.intersect1d or np.union1d."""
     shape = a.shape
-    both = keys(a.keys(), b.keys())
+    both = choose(a.numbers(), b.numbers())
     of_a, of_b = contents_at(a, both), contents_at(b, both)
     kind = (of_a - HIDDEN) * (len(b.patterns) - HIDDEN) + (of_b - HIDDEN)
     return assemble(shape, Candidates(*shape.places_of(both), kind), lambda which: operation(
@@ -293,7 +294,7 @@ def combine(a: Blocks, b: Blocks, operation: Callable[[Array, Array], Array],
 
 def invert(blocks: Blocks) -> Blocks:
     places = every_block(blocks.shape)
-    contents = contents_at(blocks, blocks.shape.keys_of(*places))
+    contents = contents_at(blocks, blocks.shape.block_numbers(*places))
     return assemble(blocks.shape, Candidates(*places, contents - HIDDEN),
                     lambda which: ~as_bools(contents[which], blocks.patterns))
 
@@ -311,7 +312,7 @@ def part(blocks: Blocks, queries: tuple[int, int], keys: tuple[int, int]) -> Blo
             new_row, new_column = row - row_shift - down, blocks.columns - column_shift - right
             inside = ((new_row >= 0) & (new_row < shape.rows)
                       & (new_column >= 0) & (new_column < shape.columns))
-            found.append(shape.keys_of(group, new_row, new_column)[inside])
+            found.append(shape.block_numbers(group, new_row, new_column)[inside])
     group, row, column = shape.places_of(np.unique(np.concatenate(found)))
     corners = np.full((len(group), 2, 2), HIDDEN)
     for down in (0, 1):
@@ -319,7 +320,7 @@ def part(blocks: Blocks, queries: tuple[int, int], keys: tuple[int, int]) -> Blo
             old_row, old_column = row + row_shift + down, column + column_shift + right
             there = np.flatnonzero((old_row < old.rows) & (old_column < old.columns))
             corners[there, down, right] = contents_at(
-                blocks, old.keys_of(group, old_row, old_column)[there])
+                blocks, old.block_numbers(group, old_row, old_column)[there])
     query, key = first_query % BLOCK, first_key % BLOCK
 
     def evaluate(which: Array) -> Array:
@@ -348,8 +349,8 @@ def to_dense(blocks: Blocks) -> Array:
 def visible_of(blocks: Blocks) -> Array:
     """How many pairs of each entry are visible."""
     _, row = blocks.places()
-    pairs = (_left(row, blocks.shape.query_len).astype(np.int64)
-             * _left(blocks.columns.astype(np.int64), blocks.shape.key_len))
+    pairs = (_lengths_of(row, blocks.shape.query_len).astype(np.int64)
+             * _lengths_of(blocks.columns.astype(np.int64), blocks.shape.key_len))
     seen = np.array([np.unpackbits(pattern).sum(dtype=np.int64) for pattern in blocks.patterns],
                     np.int64)
     has_bits = blocks.contents >= 0
@@ -386,8 +387,8 @@ def shares(blocks: Blocks, tall: int, wide: int) -> Array:
     else:
         _, row = first.places()
         column, seen = first.columns.astype(np.int64), visible_of(first)
-        sizes = (_left(np.arange(shape.rows), shape.query_len),
-                 _left(np.arange(shape.columns), shape.key_len))
+        sizes = (_lengths_of(np.arange(shape.rows), shape.query_len),
+                 _lengths_of(np.arange(shape.columns), shape.key_len))
     cells = [np.arange(len(side)) * min(len(side), most) // len(side)
              for side, most in zip(sizes, (tall, wide), strict=True)]
     pairs = np.outer(*(np.bincount(cell, side) for cell, side in zip(cells, sizes, strict=True)))

@@ -211,6 +211,11 @@ def test_biases_whose_heads_stand_side_by_side(threads, batch):
             wanted = mha.scaled_dot_product_attention(*arrays, bias=bias.copy(), **options)
             for one, other in zip(found, wanted, strict=True):
                 np.testing.assert_array_equal(one, other)
+            found_by_mask = mha.scaled_dot_product_attention(*arrays, mask=bias > 0, **options)
+            wanted = mha.scaled_dot_product_attention(*arrays, mask=(bias > 0).copy(order="C"),
+                                                      **options)
+            for one, other in zip(found_by_mask, wanted, strict=True):
+                np.testing.assert_array_equal(one, other)
     exact = mha.reference.scaled_dot_product_attention(
         *(array.astype(np.float64) for array in (query, key, value)), bias=bias, causal=True,
         query_offset=30)

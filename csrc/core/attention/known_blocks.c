@@ -3,8 +3,8 @@
 #include <string.h>
 
 /* An option (batch..., heads, query_len, key_len) has pairs of its own for each (batch, head), but
- * where an axis is repeated (stride 0). Returns the number of this head's pairs, counted from 0, and
- * how many there are. */
+ * where an axis is repeated (stride 0). Returns the number of this head's pairs, counted from 0,
+ * and how many there are. */
 static int64_t group_of(const mha_tensor *option, int batch_axes, int64_t batch, int64_t head,
                         int64_t *count) {
     int64_t group = 0;

@@ -242,18 +242,18 @@ static void plan_scratch(attention_job *job) {
     }
 }
 
-/* Whether a pair's biases for all heads stand side by side, so that each head reads the lines of
- * memory that the others read, and the third cache holds those of a query tile. */
-static bool heads_share_lines(const attention_job *job) {
+/* Whether the numbers of a bias or mask for all heads of a pair stand side by side, so that each
+ * head reads the lines of memory that the others read, and the third cache holds those of a query
+ * tile. */
+static bool heads_share_lines(const attention_job *job, const mha_tensor *option) {
     enum { THIRD_CACHE = 16 << 20 };
-    const mha_tensor *bias = &job->attention->options->bias;
-    if (bias->data == NULL) {
+    if (option->data == NULL) {
         return false;
     }
-    const int64_t head = llabs(mha_stride(bias, 3)), key = llabs(mha_stride(bias, 1));
+    const int64_t head = llabs(mha_stride(option, 3)), key = llabs(mha_stride(option, 1));
     const double bytes = (double)job->joint_blocks * job->kernels->attention->query_block *
                          (double)mha_extent(&job->attention->key, 2) * (double)key;
-    return head != 0 && head < key && head < llabs(mha_stride(bias, 2)) && bytes <= THIRD_CACHE;
+    return head != 0 && head < key && head < llabs(mha_stride(option, 2)) && bytes <= THIRD_CACHE;
 }
 
 /* A task is a whole head where there are so many for each thread that none waits long for the last.
@@ -264,7 +264,9 @@ static void plan_tasks(attention_job *job, int threads, int64_t *num_tasks) {
     job->query_tiles_of_a_task = whole ? job->query_tiles_of_a_head : 1;
     *num_tasks = whole ? job->batch_heads : *num_tasks;
     job->threads = threads;
-    job->heads_take_turns = heads_share_lines(job);
+    const mha_attention_options *options = job->attention->options;
+    job->heads_take_turns =
+        heads_share_lines(job, &options->bias) || heads_share_lines(job, &options->mask);
     job->prefetches =
         !job->heads_take_turns && mha_comes_from_afar(job->attention, job->batch_heads);
 }

@@ -265,6 +265,11 @@ def test_empty_shapes():
             assert ragged.shape == rows[0].shape
             found = fa.flash_attn_with_kvcache(q, k, k, cache_seqlens=key_len, alibi_slopes=slopes)
             assert found.shape == q.shape and not found.any()
+    no_columns = zeros(2, 3, 4, 0)
+    for slopes in (None, np.arange(8.0).reshape(2, 4)):
+        output, _, signed = fa.flash_attn_func(no_columns, no_columns, zeros(2, 3, 4, 5), 0.5,
+                                               alibi_slopes=slopes, return_attn_probs=True)
+        assert output.shape == (2, 3, 4, 5) and signed.shape == (2, 4, 3, 3)
     cache = zeros(2, 5, 2, 8)
     new = zeros(2, 0, 2, 8)
     assert fa.flash_attn_with_kvcache(zeros(2, 1, 4, 8), cache, cache, new, new,

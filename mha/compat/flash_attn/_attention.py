@@ -115,7 +115,7 @@ def _of_tensors(q: Any, k: Any, v: Any, given: Options, seed: Any) -> Any:
 
 def _with_slopes_of_items(q: Any, k: Any, v: Any, given: Options, seed: Any) -> tuple[Any, Any]:
     """As a ragged batch of items of equal lengths."""
-    q_rows, k_rows, v_rows = (array.reshape(-1, *array.shape[2:]) for array in (q, k, v))
+    q_rows, k_rows, v_rows = map(_rows_of, (q, k, v))
     query_starts, key_starts = _equal_starts(q, k)
     arguments = q_rows, k_rows, v_rows, query_starts, key_starts, given, seed
     if is_tensor(q):
@@ -126,6 +126,11 @@ def _with_slopes_of_items(q: Any, k: Any, v: Any, given: Options, seed: Any) -> 
         output, lse = _of_rows(*arguments)
     return (output.reshape(*q.shape[:3], v.shape[3]),
             lse.reshape(q.shape[2], *q.shape[:2]).swapaxes(0, 1))
+
+
+def _rows_of(array: Any) -> Any:
+    """(batch, len, heads, dim) -> (batch * len, heads, dim)."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _equal_starts(q: Any, k: Any) -> tuple[Array, Array]:
@@ -252,7 +257,7 @@ def _probabilities(q: Any, k: Any, query_starts: Array, key_starts: Array, given
     empty array without dropout."""
     if not given.dropout_p:
         return q.new_zeros(0) if is_tensor(q) else np.zeros(0, np.float32)
-    query, key = (array.reshape(-1, *array.shape[-2:]) for array in (
+    query, key = (array if array.ndim == 3 else _rows_of(array) for array in (
         detached_array(q, "q"), detached_array(k, "k")))
     slopes = given.slopes(len(query_starts) - 1, query.shape[1])
     most = (int(np.diff(starts).max(initial=0)) for starts in (query_starts, key_starts))

@@ -161,3 +161,11 @@ def test_the_quick_part_is_there():
     assert "@tests/quick.txt" in project["tool"]["cibuildwheel"]["test-command"]
     files = (ROOT / "tests/quick.txt").read_text().split()
     assert len(files) > 10 and all((ROOT / name).is_file() for name in files)
+
+
+def test_wheels_hold_every_package():
+    """Those of a clone are found without being named; those of a wheel are not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "mha").rglob("__init__.py")}
+    assert set(project["tool"]["setuptools"]["packages"]) == {
+        ".".join(folder.parts) for folder in folders}

@@ -219,10 +219,14 @@ def test_generated_tokens_are_those_of_sdpa(seed):
     found = []
     for implementation in ("mha", peer(model)):
         model.set_attn_implementation(implementation)
-        found.append(model.generate(
-            **arguments, max_new_tokens=int(5 + seed % 11), do_sample=False,
-            cache_implementation=cache, disable_compile=True))
-    assert torch.equal(*found)
+        try:
+            found.append(model.generate(
+                **arguments, max_new_tokens=int(5 + seed % 11), do_sample=False,
+                cache_implementation=cache, disable_compile=True).tolist())
+        except IndexError as error:  # of Whisper, whose first token may be the last
+            assert name == "whisper"
+            found.append(str(error))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

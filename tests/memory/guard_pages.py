@@ -160,7 +160,8 @@ def attention_options(case, batch, heads, query_len, key_len, is_vjp, is_additiv
         pairs = visible_pairs(case, of_scores())
         is_block_mask = sometimes() and pairs.shape[:len(batch)] == (1,) * len(batch)
         options["mask"] = mha.BlockMask.from_dense(
-            pairs.reshape(1, -1, query_len, key_len)) if is_block_mask else case.place(pairs)
+            pairs.reshape(1, *(pairs.shape[-3:-2] if heads else [1]), query_len, key_len)
+            ) if is_block_mask else case.place(pairs)
     if sometimes() and not is_additive:
         bias = case.numbers(*of_scores())
         if sometimes():

@@ -117,7 +117,7 @@ def test_a_block_mask_is_drawn_in_cells():
     drawn = ax.images[0].get_array()
     assert drawn.shape == (512, 512)
     assert (np.diag(drawn) > 0.3).all()
-    assert drawn.sum() == np.diag(drawn).sum()
+    assert np.count_nonzero(drawn) == len(drawn)
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == ["0", "20,000", "40,000", "60,000", "80,000"]
 

@@ -11,7 +11,6 @@ taken within a round.
 import argparse
 import importlib.metadata
 import os
-import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import machine
 import numpy as np
 import peers.numpy as numpy_peer
 import report
+from page import machine_name
 from process import Process
 from tqdm import tqdm
 from works import PEERS, WORKS, Work
@@ -115,13 +115,6 @@ def run(arguments):
                 for process in processes:
                     process.end()
     return measurements, isa
-
-
-def machine_name():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def versions():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import peers.numpy as numpy_peer
+from page import machine_name, show
 from process import Process
 from tqdm import tqdm
 from works import MASK_MODS, Work
@@ -68,6 +69,7 @@ def row_of(name, processes, threads, rounds, wanted):
 
 def report(rounds, isa):
     yield "# Beside flex_attention\n"
+    yield f"{machine_name()},"
     yield (f"{isa or mha.instruction_set()}, mha {importlib.metadata.version('mha')}, torch"
            f" {importlib.metadata.version('torch')}: 1 x 8 heads x 4,096 x 64, float32, forward.")
     yield f"PyTorch's time / ours, medians of {rounds} rounds.\n"
@@ -92,12 +94,7 @@ def main():
     parser.add_argument("--isa", default="", help="limit mha and PyTorch to avx2")
     parser.add_argument("--write", action="store_true", help="flex.md")
     arguments = parser.parse_args()
-    lines = []
-    for line in report(arguments.rounds, arguments.isa):
-        tqdm.write(line)
-        lines.append(line)
-    if arguments.write:
-        (Path(__file__).parent / "flex.md").write_text("\n".join(lines) + "\n")
+    show(report(arguments.rounds, arguments.isa), "flex.md", arguments.write)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from bench import machine_name
+from page import machine_name
 from process import Process
 from tqdm import tqdm
 from works import Work

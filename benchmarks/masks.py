@@ -9,10 +9,9 @@ Calls with the mask as a BlockMask, as a dense array and without it take turns i
 import argparse
 import os
 import time
-from pathlib import Path
 
 import numpy as np
-from bench import machine_name
+from page import machine_name, show
 from tqdm import tqdm
 
 import mha
@@ -118,12 +117,7 @@ def main():
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--write", action="store_true", help="masks.md")
     arguments = parser.parse_args()
-    lines = []
-    for line in report(arguments.length, arguments.rounds):
-        tqdm.write(line)
-        lines.append(line)
-    if arguments.write:
-        (Path(__file__).parent / "masks.md").write_text("\n".join(lines) + "\n")
+    show(report(arguments.length, arguments.rounds), "masks.md", arguments.write)
 
 
 if __name__ == "__main__":

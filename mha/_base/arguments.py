@@ -118,6 +118,11 @@ def detached_array(array: Any, name: str) -> NDArray[Any]:
     return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 
+def detached_arrays(**arrays: Any) -> list[NDArray[Any]]:
+    """`detached_array` of each, by its name."""
+    return [detached_array(array, name) for name, array in arrays.items()]
+
+
 def as_int_array(ints: ArrayLike, name: str) -> NDArray[Any]:
     array = as_array(ints, name)
     if not array.size:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha import _core
-from mha._base.arguments import as_int, as_size, check_kind, detached_array
+from mha._base.arguments import as_int, as_size, check_kind, detached_array, detached_arrays
 from mha._base.keywords import checks_keywords, other_names
 from mha._functions.block_mask import BlockMask
 from mha._functions.options import AttentionOptions
 from mha.compat._shared.flags import as_flag
-from mha.compat._shared.tensors import are_tensors, is_tensor
+from mha.compat._shared.tensors import are_tensors, outside_compilers
 
 __all__ = ["AuxOutput", "AuxRequest", "and_masks", "create_block_mask", "create_mask",
            "flex_attention", "noop_mask", "or_masks"]
@@ -70,17 +70,7 @@ def create_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: in
     >>> mask == mha.BlockMask.causal(300)
     True
     """
-    return _outside_compilers(_new_block_mask, mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
-
-
-def _outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result: PyTorch's compiler, if it looks on, does not look inside."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.compiler.is_compiling():
-        return function(*arguments)
-    from mha.compat.pytorch._core_calls import outside_compilers
-
-    return outside_compilers(function, *arguments)
+    return outside_compilers(_new_block_mask, mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
 
 
 def _new_block_mask(mask_mod: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
@@ -111,7 +101,7 @@ def create_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LE
     >>> create_mask(lambda b, h, q, kv: q >= kv, 1, 1, 2, 2).astype(int).tolist()
     [[[[1, 0], [1, 1]]]]
     """
-    return _outside_compilers(_new_mask, mod_fn, B, H, Q_LEN, KV_LEN, device)
+    return outside_compilers(_new_mask, mod_fn, B, H, Q_LEN, KV_LEN, device)
 
 
 def _new_mask(mod_fn: MaskMod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
@@ -234,11 +224,7 @@ def flex_attention(query: Any, key: Any, value: Any, score_mod: object = None,
     """
     arguments = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse,
                  return_aux)
-    if any(map(is_tensor, arguments[:3])):
-        from mha.compat.pytorch._core_calls import outside_compilers
-
-        return outside_compilers(_attend, *arguments)
-    return _attend(*arguments)
+    return outside_compilers(_attend, *arguments)
 
 
 def _attend(query: Any, key: Any, value: Any, score_mod: object, block_mask: Any,
@@ -264,8 +250,7 @@ def _attend(query: Any, key: Any, value: Any, score_mod: object, block_mask: Any
         output, lse = attend_outside_compilers("flex_attention", query, key, value,
                                                DenseCall(options))
     else:
-        query, key, value = (detached_array(array, name) for array, name in (
-            (query, "query"), (key, "key"), (value, "value")))
+        query, key, value = detached_arrays(query=query, key=key, value=value)
         key, value = (np.broadcast_to(array, (len(query), *array.shape[1:]))
                       for array in (key, value))
         output, lse = _core.scaled_dot_product_attention(query, key, value, options,

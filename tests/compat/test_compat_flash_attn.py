@@ -265,6 +265,10 @@ def test_empty_shapes():
             assert ragged.shape == rows[0].shape
             found = fa.flash_attn_with_kvcache(q, k, k, cache_seqlens=key_len, alibi_slopes=slopes)
             assert found.shape == q.shape and not found.any()
+    none, cache = zeros(0, 1, 4, 8), zeros(0, 5, 4, 8)
+    for slopes in (None, np.zeros((0, 4))):
+        assert fa.flash_attn_with_kvcache(none, cache, cache.copy(), none, none, cache_seqlens=2,
+                                          alibi_slopes=slopes).shape == none.shape
     no_columns = zeros(2, 3, 4, 0)
     for slopes in (None, np.arange(8.0).reshape(2, 4)):
         output, _, signed = fa.flash_attn_func(no_columns, no_columns, zeros(2, 3, 4, 5), 0.5,

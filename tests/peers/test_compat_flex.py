@@ -141,3 +141,16 @@ def test_errors():
     other = theirs.create_block_mask(mask_mods.causal, 1, 1, 200, 200, device="cpu")
     with pytest.raises(ValueError, match="block_mask: got one of lengths"):
         flex.flex_attention(query, key, value, block_mask=other)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit")
+def test_masks_that_are_made_while_pytorch_compiles():
+    def attend(query):
+        mask = flex.create_block_mask(mask_mods.causal, None, None, 200, 200)
+        dense = flex.create_mask(mask_mods.causal, 1, 1, 200, 200, device="cpu")
+        output = flex.flex_attention(query, query, query, block_mask=mask)
+        return output + torch.nn.functional.scaled_dot_product_attention(query, query, query,
+                                                                         attn_mask=dense)
+
+    query = torch.randn(1, 2, 200, 8, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(attend, backend="aot_eager")(query), attend(query))

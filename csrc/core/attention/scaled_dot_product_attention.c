@@ -193,7 +193,7 @@ static bool is_first_of_head(const attention_job *job, int64_t task) {
 }
 
 /* Task: one query tile, or all of a head. One head after the other, so that its keys and values
- * stay in the cache; or head by head of a query tile, so that its rows of the bias do. */
+ * stay in the cache; or head by head of a query tile, so that its rows of a bias or mask do. */
 static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
     const attention_job *job = context;
     const int64_t query_tiles = job->query_tiles_of_a_task, next_task = task + job->threads;

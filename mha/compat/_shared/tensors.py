@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
 def is_tensor(array: object) -> bool:
     return isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result. A compiler of PyTorch's that looks on goes around it: the graph breaks
+    here."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.compiler.is_compiling():
+        return function(*arguments)
+    return torch.compiler.disable(function)(*arguments)
 
 
 def are_tensors(**arrays: Any) -> bool:

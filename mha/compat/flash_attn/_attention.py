@@ -18,13 +18,14 @@ from mha._base.arguments import (
     as_probability,
     check_kind,
     detached_array,
+    detached_arrays,
 )
 from mha._base.dtypes import is_bfloat16
 from mha._functions.dropout import dropout_mask, seed_from
 from mha._functions.options import AttentionOptions, Window
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
 from mha.compat._shared.flags import as_flag
-from mha.compat._shared.tensors import are_tensors, is_tensor
+from mha.compat._shared.tensors import are_tensors, is_tensor, outside_compilers
 
 Array = NDArray[Any]
 
@@ -77,7 +78,7 @@ def attend(q: Any, k: Any, v: Any, given: Options) -> Any:
         given = given._replace(alibi_slopes=np.asarray(given.alibi_slopes))
     of_tensors = are_tensors(q=q, k=k, v=v)
     if not of_tensors:
-        q, k, v = as_arrays(q=q, k=k, v=v)
+        q, k, v = detached_arrays(q=q, k=k, v=v)
     check_heads(q, k, v, DENSE)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"k: got a batch of {k.shape[0]}, wanted {q.shape[0]} as of q")
@@ -117,13 +118,8 @@ def _with_slopes_of_items(q: Any, k: Any, v: Any, given: Options, seed: Any) -> 
     """As a ragged batch of items of equal lengths."""
     q_rows, k_rows, v_rows = map(_rows_of, (q, k, v))
     query_starts, key_starts = _equal_starts(q, k)
-    arguments = q_rows, k_rows, v_rows, query_starts, key_starts, given, seed
-    if is_tensor(q):
-        from mha.compat.pytorch._core_calls import outside_compilers
-
-        output, lse = outside_compilers(_of_rows, *arguments)
-    else:
-        output, lse = _of_rows(*arguments)
+    output, lse = outside_compilers(_of_rows, q_rows, k_rows, v_rows, query_starts, key_starts,
+                                    given, seed)
     return (output.reshape(*q.shape[:3], v.shape[3]),
             lse.reshape(q.shape[2], *q.shape[:2]).swapaxes(0, 1))
 
@@ -143,18 +139,14 @@ def attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
                   max_seqlen: tuple[Any, ...], given: Options) -> Any:
     """The same of (total_len, heads, head_dim); lse is (heads, total_q). Starts and longest lengths
     of queries and of keys, or one for both."""
-    if any(map(is_tensor, (q, k, v))):
-        from mha.compat.pytorch._core_calls import outside_compilers
-
-        return outside_compilers(_attend_ragged, q, k, v, cu_seqlens, max_seqlen, given)
-    return _attend_ragged(q, k, v, cu_seqlens, max_seqlen, given)
+    return outside_compilers(_attend_ragged, q, k, v, cu_seqlens, max_seqlen, given)
 
 
 def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
                    max_seqlen: tuple[Any, ...], given: Options) -> Any:
     of_tensors = are_tensors(q=q, k=k, v=v)
     if not of_tensors:
-        q, k, v = as_arrays(q=q, k=k, v=v)
+        q, k, v = detached_arrays(q=q, k=k, v=v)
     check_heads(q, k, v, RAGGED)
     sides = ("_q", "_k")[:len(cu_seqlens)] if len(cu_seqlens) > 1 else ("",)
     starts = [_starts(given_starts, side, len(rows), longest)
@@ -169,6 +161,13 @@ def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
     if not as_flag(given.return_attn_probs, "return_attn_probs"):
         return output
     return output, lse, _probabilities(q, k, query_starts, key_starts, given, seed)
+
+
+def slopes_of(slopes: Array | None, s: int) -> Array | None:
+    """Those of one sequence, (heads,); of no sequences, none."""
+    if slopes is None or slopes.ndim == 1:
+        return slopes
+    return slopes[s] if len(slopes) else None
 
 
 def by_token(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[Array, Array]:
@@ -186,14 +185,14 @@ class RaggedCall:
                  options: AttentionOptions) -> None:
         self.starts = query_starts, key_starts
         self.by_sequence = slopes is not None and slopes.ndim == 2 and len(slopes) > 0
-        self.slopes = slopes if self.by_sequence or slopes is None or slopes.ndim == 1 else None
-        self.options = options
+        self.slopes, self.options = slopes, options
 
     def forward(self, query: Array, key: Array, value: Array, *, save: bool = False) -> Any:
         """(output, lse); with save ((output, lse), what backward takes)."""
         if not self.by_sequence:
             return _core.scaled_dot_product_attention_varlen(
-                query, key, value, *self.starts, self.options._replace(alibi=self.slopes),
+                query, key, value, *self.starts,
+                self.options._replace(alibi=slopes_of(self.slopes, 0)),
                 return_lse=True, save=save)
         found = [self._sequence(s, query[rows], key[columns], value[columns], save=save)
                  for s, (rows, columns) in enumerate(self.rows())]
@@ -216,9 +215,6 @@ class RaggedCall:
         return {name: np.concatenate([np.asarray(one[name])[0].swapaxes(0, 1) for one in found])
                 for name in wanted}
 
-    def slopes_of(self, s: int) -> Array | None:
-        return self.slopes[s] if self.slopes is not None and self.by_sequence else self.slopes
-
     def rows(self) -> Iterator[tuple[slice, slice]]:
         """Those of each sequence's queries and keys."""
         bounds = map(itertools.pairwise, self.starts)
@@ -226,7 +222,7 @@ class RaggedCall:
             yield slice(q_begin, q_end), slice(k_begin, k_end)
 
     def _sequence(self, s: int, *rows: Array, save: bool) -> Any:
-        options = self.options._replace(alibi=self.slopes_of(s))
+        options = self.options._replace(alibi=slopes_of(self.slopes, s))
         if options.dropout:
             options = options._replace(dropout_offsets=(s, 0, 0, 0))
         query, key, value = (array.swapaxes(0, 1)[None] for array in rows)
@@ -257,8 +253,8 @@ def _probabilities(q: Any, k: Any, query_starts: Array, key_starts: Array, given
     empty array without dropout."""
     if not given.dropout_p:
         return q.new_zeros(0) if is_tensor(q) else np.zeros(0, np.float32)
-    query, key = (array if array.ndim == 3 else _rows_of(array) for array in (
-        detached_array(q, "q"), detached_array(k, "k")))
+    query, key = (array if array.ndim == 3 else _rows_of(array)
+                  for array in detached_arrays(q=q, k=k))
     slopes = given.slopes(len(query_starts) - 1, query.shape[1])
     most = (int(np.diff(starts).max(initial=0)) for starts in (query_starts, key_starts))
     shape = len(query_starts) - 1, query.shape[1], *most
@@ -268,7 +264,7 @@ def _probabilities(q: Any, k: Any, query_starts: Array, key_starts: Array, given
         heads = (query[rows].swapaxes(0, 1), *[key[columns].swapaxes(0, 1)] * 2)
         weights = scaled_dot_product_attention(
             *(array[None] for array in heads), return_weights=True,
-            **call.options._replace(alibi=call.slopes_of(s))._asdict())[1]
+            **call.options._replace(alibi=slopes_of(slopes, s))._asdict())[1]
         found[s, :, :weights.shape[2], :weights.shape[3]] = weights[0]
     found = np.where(dropout_mask(shape, given.dropout_p, seed), found, -found)
     return _as_tensor(found) if is_tensor(q) else found
@@ -290,12 +286,6 @@ def _with_dropout(given: Options, *, of_tensors: bool) -> tuple[Options, Any]:
     from mha.compat.pytorch._tensors import drawn_seed
 
     return given, drawn_seed(given.rng)
-
-
-def as_arrays(**arrays: Any) -> list[Any]:
-    """Of what NumPy takes for one; None stays."""
-    return [None if array is None else detached_array(array, name)
-            for name, array in arrays.items()]
 
 
 def check_floats(array: Array, name: str) -> None:

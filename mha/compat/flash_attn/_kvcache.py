@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mha._base.arguments import as_array, as_exact_int_array
+from mha._base.arguments import as_array, as_lengths
 from mha._base.dtypes import in_type
 from mha._functions.options import AttentionOptions
 from mha.compat._shared.rotary_tables import rotated_by_tables
-from mha.compat.flash_attn._attention import by_token, check_floats
+from mha.compat.flash_attn._attention import by_token, check_floats, slopes_of
 
 Array = NDArray[Any]
 
@@ -29,14 +29,14 @@ def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None,
                       rotary: tuple[Array, Array, bool] | None, cached: Cached,
                       options: AttentionOptions, slopes: Array | None) -> tuple[Array, Array]:
     """Output (batch, query_len, heads, head_dim) and lse (batch, heads, query_len)."""
-    # 1. Refuse what attention refuses, before anything is written: ask it for no queries.
-    _attend(q[:, :0], k_cache, v_cache, cached, options, slopes)
     if k is not None and v is not None:
+        # 1. Refuse what attention refuses, before anything is written: ask it for no queries.
+        by_token(q[:1, :0], k_cache[:1, :0], v_cache[:1, :0],
+                 options._replace(alibi=slopes_of(slopes, 0)))
         positions = cached.appends[:, None] + np.arange(k.shape[1])
         # 2. Rotate. Without an order of its own, each query stands behind the cache.
         if rotary is not None:
-            ordered = options.causal or options.window is not None
-            steps = np.arange(q.shape[1]) if ordered else np.zeros(q.shape[1], np.int64)
+            steps = np.arange(q.shape[1]) * have_order(options)
             q = _rotated(q, *rotary, cached.appends[:, None] + steps)
             k = _rotated(k, *rotary, positions)
         # 3. Append to the caches, which are the caller's.
@@ -46,6 +46,11 @@ def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None,
         v_cache[cached.rows[:, None], positions] = v
     # 4. Attend to what each sequence holds then.
     return _attend(q, k_cache, v_cache, cached, options, slopes)
+
+
+def have_order(options: AttentionOptions) -> bool:
+    """Whether the queries stand one behind the other, or all at one position."""
+    return bool(options.causal or options.window is not None)
 
 
 def _attend(q: Array, k_cache: Array, v_cache: Array, cached: Cached, options: AttentionOptions,
@@ -81,9 +86,8 @@ def _one_by_one(q: Array, k_cache: Array, v_cache: Array, cached: Cached,
     lse = np.empty((batch, heads, query_len), np.promote_types(output.dtype, np.float32))
     for b, (row, begin, _, end) in enumerate(zip(*cached, strict=True)):
         keys, values = (cache[row:row + 1, begin:end] for cache in (k_cache, v_cache))
-        own = slopes[b] if slopes is not None and slopes.ndim == 2 else slopes
-        output[b:b + 1], lse[b:b + 1] = by_token(q[b:b + 1], keys, values,
-                                                 options._replace(alibi=own))
+        output[b:b + 1], lse[b:b + 1] = by_token(
+            q[b:b + 1], keys, values, options._replace(alibi=slopes_of(slopes, b)))
     return output, lse
 
 
@@ -109,7 +113,7 @@ def as_cache(cache: Any, name: str, *, is_written: bool) -> Array:
     if is_written and not cache.flags.writeable:
         raise ValueError(f"{name}: got a read-only array, wanted one that k and v can be"
                          " written into")
-    if is_written and any(stride == 0 and size > 1 for stride, size in zip(
+    if is_written and cache.size and any(stride == 0 and size > 1 for stride, size in zip(
             cache.strides, cache.shape, strict=True)):
         raise ValueError(f"{name}: got an array whose parts share memory, as expanded ones do,"
                          " wanted one that k and v can be written into: a copy of it")
@@ -158,7 +162,7 @@ def where_cached(q: Array, k_cache: Array, new_len: int | None, cache_seqlens: A
 
 
 def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | None, cached: Cached,
-                 *, ordered: bool) -> None:
+                 options: AttentionOptions) -> None:
     """Tables (positions, dims / 2) that reach as far as the queries and the new keys."""
     cosine, sine, _ = rotary
     if new_len is None:
@@ -169,7 +173,7 @@ def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | Non
             raise ValueError(f"{name}: got shape {table.shape}, wanted (positions, rotary_dim / 2),"
                              f" both tables alike, rotary_dim at most {q.shape[3]}: of tables that"
                              " have each column twice, one half")
-    most = max(new_len, q.shape[1] if ordered else 1)
+    most = max(new_len, q.shape[1] if have_order(options) else 1)
     if len(cached.appends) and cached.appends.max() + most > len(cosine):
         raise ValueError(f"rotary_cos: got {len(cosine)} positions, wanted at least"
                          f" {cached.appends.max() + most}: cache_seqlens and what is new")
@@ -177,10 +181,7 @@ def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | Non
 
 def _ints(numbers: Any, name: str, batch: int, least: int, most: Any) -> Array:
     """(batch,) of one number or as many as sequences, in range."""
-    found = as_exact_int_array(numbers, name)
-    if found.shape not in ((), (batch,)):
-        raise ValueError(f"{name}: got shape {found.shape}, wanted ({batch},)")
-    found = np.broadcast_to(found, (batch,))
+    found = as_lengths(numbers, batch, name)
     if (found < least).any() or (found > most).any():
         wanted = most if np.ndim(most) == 0 else np.asarray(most).tolist()
         raise ValueError(f"{name}: got {found.tolist()}, wanted {least} to {wanted}")

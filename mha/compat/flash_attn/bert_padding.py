@@ -45,8 +45,7 @@ def unpad_input(hidden_states: Any, attention_mask: Any,
     >>> rows.shape, indices.tolist(), starts.tolist(), longest
     ((3, 8), [0, 1, 3], [0, 2, 3], 2)
     """
-    hidden = hidden_states if is_tensor(hidden_states) else detached_array(hidden_states,
-                                                                           "hidden_states")
+    hidden = _rows(hidden_states, "hidden_states")
     used = _mask(attention_mask, "attention_mask", hidden.shape)
     kept = used if unused_mask is None else used | _mask(unused_mask, "unused_mask", hidden.shape)
     indices, lengths = np.flatnonzero(kept), kept.sum(axis=1)
@@ -131,7 +130,7 @@ def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
 def _rows(array: Any, name: str) -> Any:
     rows = array if is_tensor(array) else detached_array(array, name)
     if len(rows.shape) == 0:
-        raise ValueError(f"{name}: got no axes, wanted (total_len, ...)")
+        raise ValueError(f"{name}: got no axes, wanted rows")
     return rows
 
 

@@ -11,7 +11,6 @@ from mha.compat._shared.tensors import are_tensors, is_tensor
 from mha.compat.flash_attn._attention import (
     DENSE,
     Options,
-    as_arrays,
     attend,
     attend_ragged,
     check_heads,
@@ -302,8 +301,7 @@ def flash_attn_with_kvcache(
     ------
     ValueError: shapes that do not fit, k without cache_seqlens or room, indices out of range or
     twice, a cache that is read-only, one array as both caches, tables that are too short, a
-    block_table. TypeError: as
-    `flash_attn_func`. The caches are unchanged then.
+    block_table. TypeError: as `flash_attn_func`. The caches are unchanged then.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
 
@@ -334,9 +332,11 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
     interleaved = as_flag(interleaved, "rotary_interleaved")
     k_cache, v_cache = (as_cache(cache, name, is_written=k is not None)
                         for cache, name in ((k_cache, "k_cache"), (v_cache, "v_cache")))
-    q, k, v, cosine, sine, cache_seqlens, cache_batch_idx, cache_leftpad = as_arrays(
-        q=q, k=k, v=v, rotary_cos=cosine, rotary_sin=sine, cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    q, k, v, cosine, sine, cache_seqlens, cache_batch_idx, cache_leftpad = (
+        None if array is None else detached_array(array, name) for array, name in (
+            (q, "q"), (k, "k"), (v, "v"), (cosine, "rotary_cos"), (sine, "rotary_sin"),
+            (cache_seqlens, "cache_seqlens"), (cache_batch_idx, "cache_batch_idx"),
+            (cache_leftpad, "cache_leftpad")))
     check_heads(q, k_cache, v_cache, DENSE, ("q", "k_cache", "v_cache"))
     check_new(q, k_cache, v_cache, k, v)
     new_len = None if k is None else k.shape[1]
@@ -347,8 +347,7 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
         if cosine is None or sine is None:
             raise ValueError("rotary_cos, rotary_sin: got one of them, wanted both or none")
         rotary = cosine, sine, interleaved
-        check_rotary(rotary, q, new_len, cached,
-                     ordered=options.causal or options.window is not None)
+        check_rotary(rotary, q, new_len, cached, options)
     if new_len and k_cache.size and k_cache.ctypes.data == v_cache.ctypes.data:
         raise ValueError("v_cache: got the memory of k_cache, wanted an array of its own: k and v"
                          " are written into both")

@@ -4,9 +4,8 @@ ragged batches. Autograd knows them; PyTorch's compilers go around them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Never, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from mha import _core
 from mha._functions.options import AttentionOptions
 from mha.compat.pytorch._memory import array_of, arrays_of, tensor_of
-from mha.compat.pytorch._operators import refuse_second_gradients
-from mha.compat.pytorch._tensors import SAVED, autocast, refuse_tangents
+from mha.compat.pytorch._operators import grads_as_arrays
+from mha.compat.pytorch._tensors import autocast, differentiated, keep, kept, refuse_tangents
 
 _number_of_modes = torch._C._len_torch_dispatch_stack
 
@@ -48,12 +47,6 @@ class DenseCall:
 
     def backward(self, *arguments: Any) -> dict[str, NDArray[Any] | None]:
         return _core.scaled_dot_product_attention_backward(*arguments)
-
-
-@torch.compiler.disable
-def outside_compilers(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, whatever compiles the caller: the graph breaks here."""
-    return function(*arguments)
 
 
 @torch.compiler.disable
@@ -95,8 +88,7 @@ def without_gradients(function: Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 
 
 class _CoreCall(torch.autograd.Function):
-    """What the core saves hangs on a saved tensor, so that PyTorch frees it with those; where hooks
-    replaced that, attention runs once more."""
+    """Where what the backward pass needs was not kept, attention runs once more."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
@@ -106,24 +98,19 @@ class _CoreCall(torch.autograd.Function):
             output, lse = call.forward(*arrays)
             return tensor_of(output), tensor_of(lse)
         (output, lse), saved = call.forward(*arrays, save=True)
-        carrier = torch.empty(0)
-        setattr(carrier, SAVED, saved)
-        ctx.save_for_backward(*tensors, carrier)
+        keep(ctx, tensors, saved)
         ctx.call, ctx.shape = call, output.shape
-        ctx.set_materialize_grads(False)
         return tensor_of(output), tensor_of(lse)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None,
                  grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, carrier = ctx.saved_tensors
+        tensors, saved = kept(ctx)
         if grad_output is grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
-        saved = getattr(carrier, SAVED, None)
-        differentiate = _CoreBackward.apply if torch.is_grad_enabled() else _backward
-        return *differentiate(grad_output, grad_lse, *tensors, saved, ctx.call, ctx.shape,
-                              wanted), None
+        return *differentiated(_backward, grad_output, grad_lse, *tensors, saved, ctx.call,
+                               ctx.shape, wanted), None
 
 
 def _backward(grad_output: Tensor | None, grad_lse: Tensor | None,
@@ -131,24 +118,6 @@ def _backward(grad_output: Tensor | None, grad_lse: Tensor | None,
     *tensors, saved, call, shape, wanted = arguments
     if saved is None:
         _, saved = call.forward(*arrays_of(tuple(tensors), NAMES), save=True)
-    by_output, by_lse = (None if grad is None else array_of(grad, name) for grad, name in (
-        (grad_output, "grad_output"), (grad_lse, "grad_lse")))
-    if by_output is None:
-        assert by_lse is not None
-        by_output = np.zeros(shape, by_lse.dtype)
-    found = call.backward(saved, by_output, by_lse, wanted)
+    found = call.backward(saved, *grads_as_arrays((grad_output, grad_lse), shape), wanted)
     return tuple(None if (array := found.get(name)) is None else tensor_of(array)
                  for name in NAMES)
-
-
-class _CoreBackward(torch.autograd.Function):
-    """The gradients where create_graph asks for theirs: they have none, and whoever takes them is
-    refused."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        return _backward(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, *unused: Tensor | None) -> Never:
-        refuse_second_gradients(ctx)

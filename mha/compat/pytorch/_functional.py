@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import as_bool, check_kind, detached_array
+from mha._base.arguments import as_bool, check_kind, detached_array, detached_arrays
 from mha._base.dtypes import RAW_BFLOAT16, is_bfloat16
 from mha._functions.options import RandomSource, Window
 from mha._functions.scaled_dot_product_attention import (
@@ -71,8 +71,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
     dropout, drops_all = split_dropout(as_dropout(dropout_p, "dropout_p"))
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: got a mask together with is_causal=True, wanted one of them")
-    query, key, value = (detached_array(array, name) for array, name in (
-        (query, "query"), (key, "key"), (value, "value")))
+    query, key, value = detached_arrays(query=query, key=key, value=value)
     if query.dtype == key.dtype == value.dtype == RAW_BFLOAT16:
         query = query.view(bfloat16("query"))  # after which there is a type for the result
     if enable_gqa:

@@ -12,6 +12,7 @@ from typing import Any, Never
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mha import _core
@@ -67,16 +68,24 @@ def as_tensors(found: Any, settings: Settings) -> list[Tensor]:
 def gradients(saved: object, tensors: Tensors, grads: tuple[Tensor | None, Tensor | None],
               wanted: set[str], settings: Settings) -> dict[str, Tensor | None]:
     """By name, from those by the output and by lse, of which None stands for zeros."""
-    grad_output, grad_lse = (None if grad is None else array_of(grad, name)
-                             for grad, name in zip(grads, ("grad_output", "grad_lse"), strict=True))
-    if grad_output is None:
-        value = tensors[2]
-        assert grad_lse is not None and value is not None
-        grad_output = np.zeros((*grad_lse.shape, value.shape[-1]), grad_lse.dtype)
-    elif settings[-1]:
+    query, _, value, *_ = tensors
+    assert query is not None and value is not None
+    grad_output, grad_lse = grads_as_arrays(grads, (*query.shape[:-1], value.shape[-1]))
+    if grads[0] is not None and settings[-1]:
         grad_output = grad_output.swapaxes(1, 2)
     found = _core.scaled_dot_product_attention_backward(saved, grad_output, grad_lse, wanted)
     return {name: None if array is None else tensor_of(array) for name, array in found.items()}
+
+
+def grads_as_arrays(grads: tuple[Tensor | None, Tensor | None], shape: tuple[int, ...],
+                    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Those by the output, zeros of this shape for None, and by lse."""
+    grad_output, grad_lse = (None if grad is None else array_of(grad, name)
+                             for grad, name in zip(grads, ("grad_output", "grad_lse"), strict=True))
+    if grad_output is None:
+        assert grad_lse is not None
+        grad_output = np.zeros(shape, grad_lse.dtype)
+    return grad_output, grad_lse
 
 
 def refuse_second_gradients(ctx: Any, *unused: Any) -> Never:

@@ -8,7 +8,7 @@ transforms of torch.func meet it too. PyTorch's threads do the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Never
 
 import torch
@@ -173,8 +173,7 @@ def _by_operator(tensors: Tensors, settings: Settings, extras: Extras | None) ->
 
 
 class _Attention(torch.autograd.Function):
-    """The core's backward pass. What it needs hangs on a saved tensor, so that PyTorch frees it
-    with the saved tensors; where hooks replaced that (checkpoints do), attention runs once more."""
+    """The core's backward pass. Where what it needs was not kept, attention runs once more."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -182,11 +181,8 @@ class _Attention(torch.autograd.Function):
         weights, lse = extras or (False, False)
         found, saved = attend(tuple(tensors), settings, save=True, return_weights=weights,
                              return_lse=lse)
-        carrier = torch.empty(0)
-        setattr(carrier, SAVED, saved)
-        ctx.save_for_backward(*tensors, carrier)
+        keep(ctx, tensors, saved)
         ctx.settings, ctx.has_lse = settings, lse
-        ctx.set_materialize_grads(False)
         output, *others = operators.as_tensors(found, settings)
         if weights:
             ctx.mark_non_differentiable(others[0])
@@ -195,7 +191,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None,
                  *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, carrier = ctx.saved_tensors
+        tensors, saved = kept(ctx)
         grad_lse = others[-1] if ctx.has_lse else None
         if grad_output is grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -204,10 +200,8 @@ class _Attention(torch.autograd.Function):
                 operators.TransformedBack.apply, (grad_output, grad_lse), ctx.needs_input_grad,
                 (*tensors, *operators.flat(ctx.settings))), None, None
         wanted = {name for name, needed in zip(NAMES, ctx.needs_input_grad, strict=False) if needed}
-        saved = getattr(carrier, SAVED, None)
-        differentiate = _Backward.apply if torch.is_grad_enabled() else _backward  # create_graph
-        return *differentiate(grad_output, grad_lse, *tensors, saved, wanted,
-                              ctx.settings), None, None
+        return *differentiated(_backward, grad_output, grad_lse, *tensors, saved, wanted,
+                               ctx.settings), None, None
 
 
 def _is_batched(grad: Tensor | None) -> bool:
@@ -224,17 +218,40 @@ def _backward(grad_output: Tensor | None, grad_lse: Tensor | None,
     return tuple(found.get(name) for name in NAMES)
 
 
-class _Backward(torch.autograd.Function):
-    """The gradients, which depend on all of the call, and have none of their own: whoever asks for
-    these is refused, instead of given zeros."""
+class Gradients(torch.autograd.Function):
+    """compute(*arguments), gradients which depend on all of a call and have none of their own:
+    whoever asks for these is refused, instead of given zeros."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        return _backward(*arguments)
+    def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
+        return compute(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *unused: Tensor | None) -> Never:
         operators.refuse_second_gradients(ctx)
+
+
+def differentiated(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """compute(*arguments), the gradients of a backward pass; with create_graph as `Gradients`."""
+    if torch.is_grad_enabled():
+        return Gradients.apply(compute, *arguments)
+    return compute(*arguments)
+
+
+def keep(ctx: Any, tensors: Sequence[Tensor | None], saved: object) -> None:
+    """For the backward pass. What the core saved hangs on a saved tensor, so that PyTorch frees it
+    with those."""
+    carrier = torch.empty(0)
+    setattr(carrier, SAVED, saved)
+    ctx.save_for_backward(*tensors, carrier)
+    ctx.set_materialize_grads(False)
+
+
+def kept(ctx: Any) -> tuple[list[Tensor], Any]:
+    """The tensors, and what the core saved: None where hooks replaced the saved tensors, as
+    checkpoints do."""
+    *tensors, carrier = ctx.saved_tensors
+    return tensors, getattr(carrier, SAVED, None)
 
 
 share_threads()

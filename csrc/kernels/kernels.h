@@ -64,12 +64,12 @@ typedef struct mha_scores {
     mha_score_function function;
     const void *w_v;       /* of additive scores: (head_dim,) */
     double scale, softcap; /* scale 1 of additive scores; softcap 0: none */
-    const uint8_t *mask;   /* of query 0 and key 0, or NULL */
-    int64_t mask_query_stride, mask_key_stride;
+    const uint8_t *mask;   /* of mask_first_query and key 0, or NULL */
+    int64_t mask_first_query, mask_query_stride, mask_key_stride;
     const mha_block_mask *block_mask; /* or NULL */
     int64_t first_block_row;          /* of the head, among the rows of block_mask */
-    const void *bias;                 /* of query 0 and key 0, or NULL */
-    int64_t bias_query_stride, bias_key_stride;
+    const void *bias;                 /* of bias_first_query and key 0, or NULL */
+    int64_t bias_first_query, bias_query_stride, bias_key_stride;
     int64_t query_offset;      /* the position of query 0 among the keys */
     const void *alibi;         /* the head's number, or NULL */
     const void *relative_bias; /* (2 * farthest + 1,), the head's row, or NULL */
@@ -263,6 +263,11 @@ typedef struct mha_merge_block {
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
 
+/* to[head][key] = from[key][head]: of one query, the numbers of a mask or bias whose heads lie
+ * last. Strides count numbers; the rows of `to` have room for whole vectors. */
+typedef void mha_put_heads_first(const void *from, int64_t key_stride, int64_t keys, int64_t heads,
+                                 void *to, int64_t head_stride);
+
 typedef struct mha_attention_kernels {
     int64_t query_block; /* the most queries of one call */
     int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
@@ -271,6 +276,7 @@ typedef struct mha_attention_kernels {
     void (*forward)(const mha_attention_block *blocks, int count, void *scratch);
     size_t (*backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
+    mha_put_heads_first *put_heads_first; /* of a bias */
 } mha_attention_kernels;
 
 /* `forward` computes all of it. Else in each round first `score` and then `weigh` take all blocks

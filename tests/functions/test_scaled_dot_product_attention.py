@@ -192,36 +192,6 @@ def test_strides():
             mha.scaled_dot_product_attention(*arguments, mask=copy, bias=bias), plain)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_biases_whose_heads_stand_side_by_side(threads, batch):
-    """(query, key, heads) turned around: all heads of some queries take turns, to the same bits."""
-    rng = np.random.default_rng(14)
-    query, key, value = (rng.standard_normal((2, 6, length, 20)).astype(np.float32)
-                         for length in (211, 150, 150))
-    last = rng.standard_normal((batch, 211, 150, 6)).astype(np.float32)
-    last[:, 40:90, :130] = -np.inf
-    bias = last.transpose(0, 3, 1, 2)
-    options = {"causal": True, "query_offset": 30, "return_weights": True, "return_lse": True}
-    with mha.threads(threads):
-        for arrays in ((query, key, value), tuple(  # heads behind the length, as well
-                np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2)
-                for array in (query, key, value))):
-            found = mha.scaled_dot_product_attention(*arrays, bias=bias, **options)
-            wanted = mha.scaled_dot_product_attention(*arrays, bias=bias.copy(), **options)
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(one, other)
-            found_by_mask = mha.scaled_dot_product_attention(*arrays, mask=bias > 0, **options)
-            wanted = mha.scaled_dot_product_attention(*arrays, mask=(bias > 0).copy(order="C"),
-                                                      **options)
-            for one, other in zip(found_by_mask, wanted, strict=True):
-                np.testing.assert_array_equal(one, other)
-    exact = mha.reference.scaled_dot_product_attention(
-        *(array.astype(np.float64) for array in (query, key, value)), bias=bias, causal=True,
-        query_offset=30)
-    np.testing.assert_allclose(found[0], exact, rtol=1e-4, atol=1e-5)
-
-
 def test_broadcast_inputs_with_zero_strides():
     rng = np.random.default_rng(5)
     query, key, value = random_inputs(rng, np.float64)

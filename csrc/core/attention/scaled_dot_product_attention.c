@@ -1,32 +1,10 @@
 /* Step 3 of the figure: softmax(query key^T * scale) value. A task is some blocks of queries of one
- * head; the kernel goes through the keys. Memory beyond the output does not grow with the length.
- */
+ * head; the kernel goes through the keys. Memory beyond the output does not grow with the length,
+ * but for copies of at most 16 MB a worker. */
+#include "core/attention/attention_job.h"
 #include "core/attention/attention_rows.h"
 #include "core/attention/few_queries.h"
-#include "core/attention/known_blocks.h"
-#include "core/attention/varlen.h"
 #include "core/base/run.h"
-#include "threads/partition.h"
-
-#include <stdlib.h>
-
-typedef struct attention_job {
-    const mha_attention *attention;
-    const mha_kernels *kernels;
-    int64_t query_blocks;                 /* of one head, of whole_vectors each; ... */
-    int64_t whole_vectors, with_one_more; /* ... the first so many blocks have one more */
-    int joint_blocks;                     /* of them, that go through the keys together */
-    int64_t query_tiles_of_a_head, query_tiles_of_a_task;
-    int64_t batch_heads;
-    int threads;
-    bool prefetches;          /* what the next query tile needs */
-    bool heads_take_turns;    /* all heads of one query tile, then those of the next */
-    int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
-    bool copies_heads;        /* each worker copies the key head that it is at, side by side */
-    mha_known_visibility known;
-    mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copy */
-    size_t scratch_size, keys_size, values_size;
-} attention_job;
 
 /* Which key head a worker has copied; its rows of key lie behind. */
 typedef struct head_copy {
@@ -35,14 +13,15 @@ typedef struct head_copy {
 
 /* Blocks of a head are whole vectors of queries, as equal as can be: the kernel is at its best with
  * blocks of two or three, and 16 vectors are taken as 3 + 3 + 3 + 3 + 2 + 2. */
-static int64_t first_query_of(const attention_job *job, int64_t query_len, int64_t query_block) {
+static int64_t first_query_of(const mha_attention_job *job, int64_t query_len,
+                              int64_t query_block) {
     const int64_t first =
         job->whole_vectors * query_block + mha_smaller(query_block, job->with_one_more);
     return mha_smaller(first * job->kernels->attention->query_lanes, query_len);
 }
 
 /* A block of queries of (batch, head), numbered over both, that the worker has in this slot. */
-static void fill_block(const attention_job *job, int64_t batch_head, int64_t query_block,
+static void fill_block(const mha_attention_job *job, int64_t batch_head, int64_t query_block,
                        mha_worker *worker, int slot, mha_key_ranges *visible,
                        mha_attention_block *block) {
     const int64_t heads = mha_extent(&job->attention->query, 3);
@@ -58,13 +37,34 @@ static void fill_block(const attention_job *job, int64_t batch_head, int64_t que
     }
 }
 
-static head_copy *copy_of(const attention_job *job, int worker) {
+/* Lets a block of a query tile read from the worker's copies of mask and bias. */
+static void read_heads_first(const mha_attention_job *job, int64_t batch_head, int64_t first_query,
+                             int worker, mha_scores *scores) {
+    const mha_heads_first *mask = &job->mask, *bias = &job->bias;
+    const int64_t number = batch_head % mha_extent(&job->attention->query, 3) % job->joint_heads;
+    if (mask->option != NULL) {
+        const char *copy = mha_piece(&job->masks, worker);
+        scores->mask = (const uint8_t *)copy + number * mask->head_stride;
+        scores->mask_first_query = first_query;
+        scores->mask_query_stride = mask->query_stride;
+        scores->mask_key_stride = 1;
+    }
+    if (bias->option != NULL) {
+        const char *copy = mha_piece(&job->biases, worker);
+        scores->bias = copy + number * bias->head_stride;
+        scores->bias_first_query = first_query;
+        scores->bias_query_stride = bias->query_stride / bias->item;
+        scores->bias_key_stride = 1;
+    }
+}
+
+static head_copy *copy_of(const mha_attention_job *job, int worker) {
     return mha_piece(&job->keys, worker);
 }
 
 /* Lets the blocks read their keys and values from the worker's copy. */
-static void read_from_copy(const attention_job *job, int64_t batch_head, const mha_worker *worker,
-                           mha_attention_block *blocks, int count) {
+static void read_from_copy(const mha_attention_job *job, int64_t batch_head,
+                           const mha_worker *worker, mha_attention_block *blocks, int count) {
     const mha_attention *a = job->attention;
     const int64_t kv_heads = mha_extent(&a->key, 3), key_len = mha_extent(&a->key, 2);
     const int64_t batch_kv_head = batch_head / (mha_extent(&a->query, 3) / kv_heads);
@@ -88,27 +88,17 @@ static void read_from_copy(const attention_job *job, int64_t batch_head, const m
 
 /* A query tile: some consecutive blocks of one head. The last blocks of a head come first, since
  * with a causal mask they are the longest. */
-static int64_t first_block_of(const attention_job *job, int64_t query_tile) {
+static int64_t first_block_of(const mha_attention_job *job, int64_t query_tile) {
     return (job->query_tiles_of_a_head - 1 - query_tile % job->query_tiles_of_a_head) *
            job->joint_blocks;
 }
 
-static int64_t end_block_of(const attention_job *job, int64_t query_tile) {
+static int64_t end_block_of(const mha_attention_job *job, int64_t query_tile) {
     return mha_smaller(first_block_of(job, query_tile) + job->joint_blocks, job->query_blocks);
 }
 
-/* The query tile whose turn comes n-th. */
-static int64_t query_tile_in_turn(const attention_job *job, int64_t n) {
-    if (!job->heads_take_turns) {
-        return n;
-    }
-    const int64_t heads = mha_extent(&job->attention->query, 3), tiles = job->query_tiles_of_a_head;
-    const int64_t batch = n / (heads * tiles), tile = n / heads % tiles, head = n % heads;
-    return (batch * heads + head) * tiles + tile;
-}
-
 /* What the first blocks of keys write of a query tile's weights. */
-static mha_prefetch_rows weights_to_come(const attention_job *job, int64_t query_tile) {
+static mha_prefetch_rows weights_to_come(const mha_attention_job *job, int64_t query_tile) {
     const mha_attention *a = job->attention;
     const int64_t heads = mha_extent(&a->query, 3), query_len = mha_extent(&a->query, 2);
     const int64_t head = query_tile / job->query_tiles_of_a_head,
@@ -128,8 +118,9 @@ static mha_prefetch_rows weights_to_come(const attention_job *job, int64_t query
  * one: its queries, and a share of the next head's keys; and writes of weights. No processor
  * foresees them, since they lie in other arrays, or behind other rows. Returns how many. */
 enum { MOST_PREFETCH_ROWS = 4 };
-static int choose_prefetch(const attention_job *job, int64_t query_tile, int64_t next_query_tile,
-                           int64_t next_task, mha_prefetch_rows prefetch[MOST_PREFETCH_ROWS]) {
+static int choose_prefetch(const mha_attention_job *job, int64_t query_tile,
+                           int64_t next_query_tile, int64_t next_task,
+                           mha_prefetch_rows prefetch[MOST_PREFETCH_ROWS]) {
     const mha_attention *a = job->attention;
     const int64_t heads = mha_extent(&a->query, 3), query_len = mha_extent(&a->query, 2);
     const int64_t key_len = mha_smaller(mha_extent(&a->key, 2), 2 * MHA_KEY_BLOCK);
@@ -162,8 +153,9 @@ static int choose_prefetch(const attention_job *job, int64_t query_tile, int64_t
     return count + 1;
 }
 
-static void attend_query_tile(const attention_job *job, int64_t query_tile, int64_t next_query_tile,
-                              int64_t next_task, bool brings_values, mha_worker *worker) {
+static void attend_query_tile(const mha_attention_job *job, int64_t query_tile,
+                              int64_t next_query_tile, int64_t next_task, bool brings_values,
+                              mha_worker *worker) {
     mha_attention_block blocks[MHA_MAX_JOINT_BLOCKS];
     mha_key_ranges visible[MHA_MAX_JOINT_BLOCKS];
     mha_prefetch_rows prefetch[MOST_PREFETCH_ROWS];
@@ -172,6 +164,10 @@ static void attend_query_tile(const attention_job *job, int64_t query_tile, int6
     const int count = (int)mha_smaller(job->query_blocks - first, job->joint_blocks);
     for (int i = 0; i < count; i++) {
         fill_block(job, batch_head, first + i, worker, i, &visible[i], &blocks[i]);
+        if (job->joint_heads > 0) {
+            read_heads_first(job, batch_head, blocks[0].first_query, worker->number,
+                             &blocks[i].scores);
+        }
     }
     if (job->copies_heads) {
         read_from_copy(job, batch_head, worker, blocks, count);
@@ -186,28 +182,52 @@ static void attend_query_tile(const attention_job *job, int64_t query_tile, int6
 }
 
 /* Whether the task before that the worker has most likely had is of another head. */
-static bool is_first_of_head(const attention_job *job, int64_t task) {
+static bool is_first_of_head(const mha_attention_job *job, int64_t task) {
     const int64_t of_task = job->query_tiles_of_a_task, query_tiles = job->query_tiles_of_a_head;
     return task < job->threads ||
            (task - job->threads) * of_task / query_tiles != task * of_task / query_tiles;
 }
 
-/* Task: one query tile, or all of a head. One head after the other, so that its keys and values
- * stay in the cache; or head by head of a query tile, so that its rows of a bias or mask do. */
-static void attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
-    const attention_job *job = context;
+void mha_attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
+    const mha_attention_job *job = context;
     const int64_t query_tiles = job->query_tiles_of_a_task, next_task = task + job->threads;
     for (int64_t i = 0; i < query_tiles; i++) {
-        const int64_t query_tile = query_tile_in_turn(job, task * query_tiles + i);
+        const int64_t query_tile = task * query_tiles + i;
         attend_query_tile(job, query_tile,
                           i + 1 < query_tiles ? query_tile + 1 : next_task * query_tiles, next_task,
-                          job->heads_take_turns || (i == 0 && is_first_of_head(job, task)), worker);
+                          i == 0 && is_first_of_head(job, task), worker);
+    }
+}
+
+/* Task: one query tile of some heads, whose mask and bias are copied first. */
+static void attend_joint_heads(void *context, int64_t task, mha_worker *worker) {
+    const mha_attention_job *job = context;
+    const mha_attention *a = job->attention;
+    const int64_t heads = mha_extent(&a->query, 3), tiles = job->query_tiles_of_a_head;
+    const int64_t parts = mha_divide_up(heads, job->joint_heads);
+    const int64_t batch = task / (tiles * parts), tile = task / parts % tiles;
+    const int64_t head = task % parts * job->joint_heads;
+    const int64_t count = mha_smaller(job->joint_heads, heads - head);
+    const int64_t query_len = mha_extent(&a->query, 2);
+    const int64_t first = first_query_of(job, query_len, first_block_of(job, tile));
+    const int64_t end = first_query_of(job, query_len, end_block_of(job, tile));
+    const mha_heads_first *const options[] = {&job->mask, &job->bias};
+    const mha_pieces *const copies[] = {&job->masks, &job->biases};
+    for (int i = 0; i < 2; i++) {
+        if (options[i]->option != NULL) {
+            mha_copy_heads_first(options[i], a, batch, head, count, first, end,
+                                 mha_piece(copies[i], worker->number), &worker->checkpoint);
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t query_tile = (batch * heads + head + i) * tiles + tile;
+        attend_query_tile(job, query_tile, query_tile + tiles, query_tile + tiles, true, worker);
     }
 }
 
 /* Where the keys and values of a head do not fit the second cache, blocks of queries share the
  * reading of them: as many as leave enough tasks for several threads. */
-static int joint_blocks_of(const attention_job *job, int num_threads) {
+static int joint_blocks_of(const mha_attention_job *job, int num_threads) {
     enum { SECOND_CACHE = 512 * 1024, TASKS_A_THREAD = 2 };
     const mha_attention *a = job->attention;
     const double widths = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
@@ -223,7 +243,7 @@ static int joint_blocks_of(const attention_job *job, int num_threads) {
 
 /* The kernel's scratch, and the copy of a head's keys and values, where their rows lie apart and
  * enough queries read them to repay it (docs/journal.md); at most MOST_COPIED bytes. */
-static void plan_scratch(attention_job *job) {
+static void plan_scratch(mha_attention_job *job) {
     enum { MOST_COPIED = 2 << 20, FEWEST = 512 };
     const mha_attention *a = job->attention;
     const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
@@ -233,8 +253,7 @@ static void plan_scratch(attention_job *job) {
         job->kernels->attention->scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
-        !job->heads_take_turns && a->options->window_left == MHA_UNLIMITED &&
-        bytes <= MOST_COPIED &&
+        job->joint_heads == 0 && a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
         mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
     if (job->copies_heads) {
         job->keys_size = sizeof(head_copy) + (size_t)(column * (double)head_dim);
@@ -242,39 +261,53 @@ static void plan_scratch(attention_job *job) {
     }
 }
 
-/* Whether the numbers of a bias or mask for all heads of a pair stand side by side, so that each
- * head reads the lines of memory that the others read, and the third cache holds those of a query
- * tile. */
-static bool heads_share_lines(const attention_job *job, const mha_tensor *option) {
-    enum { THIRD_CACHE = 16 << 20 };
-    if (option->data == NULL) {
-        return false;
+/* Where the heads of a mask or bias lie last: how many of them a task takes, those of a line of
+ * memory at most, and how many blocks of queries, so that caches hold the copies and there are
+ * enough tasks. */
+static void plan_joint_heads(mha_attention_job *job, int num_threads) {
+    enum { MOST = 16, FEWEST = 4, TASKS_A_THREAD = 5 };
+    enum { SECOND_CACHE = 2 << 20, THIRD_CACHE = 16 << 20 };
+    const mha_attention *a = job->attention;
+    const int64_t all = mha_extent(&a->query, 3), queries = job->kernels->attention->query_block;
+    const double bytes = (double)mha_heads_first_of_mask(a, 1, queries, THIRD_CACHE).bytes +
+                         (double)mha_heads_first_of_bias(a, 1, queries, THIRD_CACHE).bytes;
+    const double blocks = (double)job->batch_heads / (double)all * (double)job->query_blocks;
+    const double tasks = num_threads == 1 ? 1 : (double)TASKS_A_THREAD * (double)num_threads;
+    int64_t heads = mha_smaller(all, MOST);
+    int joint = job->joint_blocks;
+    while (joint > 1 && ((double)heads * joint * bytes > SECOND_CACHE ||
+                         joint * tasks > blocks * (double)mha_divide_up(all, heads))) {
+        joint--;
     }
-    const int64_t head = llabs(mha_stride(option, 3)), key = llabs(mha_stride(option, 1));
-    const double bytes = (double)job->joint_blocks * job->kernels->attention->query_block *
-                         (double)mha_extent(&job->attention->key, 2) * (double)key;
-    return head != 0 && head < key && head < llabs(mha_stride(option, 2)) && bytes <= THIRD_CACHE;
+    while (heads > FEWEST && ((double)heads * joint * bytes > THIRD_CACHE ||
+                              joint * tasks > blocks * (double)mha_divide_up(all, heads))) {
+        heads = mha_divide_up(heads, 2);
+    }
+    if (bytes > 0 && (double)heads * joint * bytes <= THIRD_CACHE) {
+        job->joint_blocks = joint;
+        job->joint_heads = heads;
+        job->mask = mha_heads_first_of_mask(a, heads, joint * queries, THIRD_CACHE);
+        job->bias = mha_heads_first_of_bias(a, heads, joint * queries, THIRD_CACHE);
+    }
 }
 
 /* A task is a whole head where there are so many for each thread that none waits long for the last.
  */
-static void plan_tasks(attention_job *job, int threads, int64_t *num_tasks) {
+static void plan_tasks(mha_attention_job *job, int threads, int64_t *num_tasks) {
     enum { HEADS_A_THREAD = 16 };
-    const bool whole = threads == 1 || job->batch_heads >= (int64_t)HEADS_A_THREAD * threads;
+    const bool whole = job->joint_heads == 0 &&
+                       (threads == 1 || job->batch_heads >= (int64_t)HEADS_A_THREAD * threads);
     job->query_tiles_of_a_task = whole ? job->query_tiles_of_a_head : 1;
     *num_tasks = whole ? job->batch_heads : *num_tasks;
     job->threads = threads;
-    const mha_attention_options *options = job->attention->options;
-    job->heads_take_turns =
-        heads_share_lines(job, &options->bias) || heads_share_lines(job, &options->mask);
-    job->prefetches =
-        !job->heads_take_turns && mha_comes_from_afar(job->attention, job->batch_heads);
+    job->prefetches = mha_comes_from_afar(job->attention, job->batch_heads);
 }
 
-static mha_status plan(const mha_attention *attention, int num_threads, attention_job *job,
-                       int64_t *num_tasks, int *threads) {
+mha_status mha_plan_attention(const mha_attention *attention, int num_threads,
+                              mha_attention_job *job, int64_t *num_tasks, int *threads) {
     int64_t batch;
-    *job = (attention_job){.attention = attention, .kernels = mha_kernels_for(attention->dtype)};
+    *job =
+        (mha_attention_job){.attention = attention, .kernels = mha_kernels_for(attention->dtype)};
     MHA_TRY(mha_check_columns(attention));
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {
@@ -288,8 +321,13 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     job->whole_vectors = vectors / blocks;
     job->with_one_more = vectors % blocks;
     job->joint_blocks = joint_blocks_of(job, num_threads);
+    plan_joint_heads(job, num_threads);
     job->query_tiles_of_a_head = mha_divide_up(job->query_blocks, job->joint_blocks);
-    if (__builtin_mul_overflow(job->batch_heads, job->query_tiles_of_a_head, num_tasks)) {
+    const int64_t heads_or_parts =
+        job->joint_heads == 0
+            ? job->batch_heads
+            : batch * mha_divide_up(mha_extent(&attention->query, 3), job->joint_heads);
+    if (__builtin_mul_overflow(heads_or_parts, job->query_tiles_of_a_head, num_tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
     const double operations = mha_attention_operations(attention, job->batch_heads);
@@ -299,15 +337,14 @@ static mha_status plan(const mha_attention *attention, int num_threads, attentio
     return MHA_OK;
 }
 
-/* No queries, or an output without columns and nothing else asked for, however many rows it has. */
-static bool nothing_to_compute(const mha_attention *attention) {
+bool mha_nothing_to_attend(const mha_attention *attention) {
     return mha_has_no_rows(&attention->query) ||
            (mha_extent(&attention->value, 1) == 0 && attention->weights == NULL &&
             attention->lse == NULL && attention->maximum == NULL);
 }
 
-/* Each worker's own. */
-static mha_status take_memory(attention_job *job, int threads, mha_workspace *workspace) {
+mha_status mha_take_attention_memory(mha_attention_job *job, int threads,
+                                     mha_workspace *workspace) {
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
     if (job->copies_heads) {
@@ -318,151 +355,32 @@ static mha_status take_memory(attention_job *job, int threads, mha_workspace *wo
             copy_of(job, worker)->number = -1;
         }
     }
-    return MHA_OK;
+    MHA_TRY(mha_workspace_take_pieces(workspace, job->mask.bytes, (size_t)threads, &job->masks));
+    return mha_workspace_take_pieces(workspace, job->bias.bytes, (size_t)threads, &job->biases);
 }
 
 mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attention,
                                                     mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
-    attention_job job;
+    mha_attention_job job;
     int64_t num_tasks;
     int threads;
-    if (nothing_to_compute(attention)) {
+    if (mha_nothing_to_attend(attention)) {
         return MHA_OK;
     }
     if (mha_has_few_queries(attention)) {
         return mha_few_queries_forward(attention, execution);
     }
-    MHA_TRY(plan(attention, execution->num_threads, &job, &num_tasks, &threads));
-    MHA_TRY(take_memory(&job, threads, &execution->workspace));
+    MHA_TRY(mha_plan_attention(attention, execution->num_threads, &job, &num_tasks, &threads));
+    MHA_TRY(mha_take_attention_memory(&job, threads, &execution->workspace));
     MHA_TRY(mha_take_known_blocks(attention, job.query_blocks, MHA_KEY_BLOCK, threads,
                                   job.joint_blocks, &execution->workspace, &job.known));
     const mha_status status =
-        mha_run_tasks(execution, num_tasks, threads, attend_query_blocks, &job);
+        mha_run_tasks(execution, num_tasks, threads,
+                      job.joint_heads > 0 ? attend_joint_heads : mha_attend_query_blocks, &job);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }
 
 MHA_DEFINE_WORKSPACE(scaled_dot_product_attention, mha_attention,
                      mha_scaled_dot_product_attention_forward)
-
-/* A ragged batch: the tasks of all sequences, one sequence after the other. */
-typedef struct ragged_job {
-    const mha_varlen_attention *varlen;
-    attention_job *sequences; /* (sequences,), without attention and pieces */
-    int64_t *first_task;      /* (sequences + 1,) */
-    attention_job all;        /* the largest sizes, and the pieces of that size */
-    size_t few_scratch_size;  /* of the kernel for few queries */
-    mha_pieces few_scratch;
-    mha_pieces places; /* of each worker: the sequence that it is at */
-    int64_t num_tasks;
-    double operations;
-} ragged_job;
-
-/* Task: some consecutive blocks of one head of one sequence; or of few queries, a key head of it.
- */
-static void attend_sequence(void *context, int64_t task, mha_worker *worker) {
-    const ragged_job *job = context;
-    mha_sequence *sequence = mha_piece(&job->places, worker->number);
-    const int64_t number = mha_sequence_of_task(job->first_task, job->varlen->sequences, task);
-    const int64_t own_task = task - job->first_task[number];
-    mha_move_to_sequence(job->varlen, number, sequence);
-    if (mha_has_few_queries(&sequence->attention)) {
-        mha_run_few_task(&sequence->attention, own_task, &job->few_scratch, &job->all.scratch,
-                         worker);
-        return;
-    }
-    attention_job own = job->sequences[number];
-    own.attention = &sequence->attention;
-    own.key_heads_before = number * mha_extent(&own.attention->key, 3);
-    own.scratch = job->all.scratch;
-    own.keys = job->all.keys;
-    own.values = job->all.values;
-    attend_query_blocks(&own, own_task, worker);
-}
-
-static void keep_larger(size_t *largest, size_t size) {
-    *largest = size > *largest ? size : *largest;
-}
-
-/* Plans a sequence as if it were alone, and adds it to what all take. */
-static mha_status plan_sequence(ragged_job *job, const mha_attention *sequence, int num_threads,
-                                attention_job *own, int64_t *num_tasks) {
-    mha_few_tasks few;
-    int threads;
-    if (mha_has_few_queries(sequence)) {
-        MHA_TRY(mha_plan_few_tasks(sequence, &few));
-        *num_tasks = few.count;
-        job->operations += few.operations;
-        keep_larger(&job->few_scratch_size, few.scratch_size);
-        keep_larger(&job->all.scratch_size, few.block_scratch_size);
-        *own = (attention_job){.attention = NULL};
-        return MHA_OK;
-    }
-    MHA_TRY(plan(sequence, num_threads, own, num_tasks, &threads));
-    job->operations += mha_attention_operations(sequence, own->batch_heads);
-    keep_larger(&job->all.scratch_size, own->scratch_size);
-    keep_larger(&job->all.keys_size, own->keys_size);
-    keep_larger(&job->all.values_size, own->values_size);
-    job->all.copies_heads |= own->copies_heads;
-    return MHA_OK;
-}
-
-/* Nothing is written where the call only measures. */
-static mha_status plan_sequences(ragged_job *job, const mha_execution *execution) {
-    const bool writes = !execution->workspace.measures;
-    mha_sequence sequence;
-    attention_job own;
-    int64_t tasks;
-    mha_begin_sequences(job->varlen, &sequence);
-    for (int64_t number = 0; number < job->varlen->sequences; number++) {
-        mha_move_to_sequence(job->varlen, number, &sequence);
-        MHA_TRY(plan_sequence(job, &sequence.attention, execution->num_threads, &own, &tasks));
-        if (writes) {
-            job->sequences[number] = own;
-            job->first_task[number] = job->num_tasks;
-        }
-        if (__builtin_add_overflow(job->num_tasks, tasks, &job->num_tasks)) {
-            return MHA_SIZE_OVERFLOW;
-        }
-    }
-    if (writes) {
-        job->first_task[job->varlen->sequences] = job->num_tasks;
-    }
-    return MHA_OK;
-}
-
-static mha_status run_sequences(ragged_job *job, mha_execution *execution) {
-    mha_workspace *workspace = &execution->workspace;
-    void *sequences, *first_task;
-    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->sequences, workspace, &sequences));
-    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->first_task, workspace, &first_task));
-    job->sequences = sequences;
-    job->first_task = first_task;
-    MHA_TRY(plan_sequences(job, execution));
-    const int threads = mha_threads_for(job->num_tasks, job->operations, execution->num_threads);
-    MHA_TRY(take_memory(&job->all, threads, workspace));
-    MHA_TRY(mha_workspace_take_pieces(workspace, job->few_scratch_size, (size_t)threads,
-                                      &job->few_scratch));
-    MHA_TRY(
-        mha_workspace_take_pieces(workspace, sizeof(mha_sequence), (size_t)threads, &job->places));
-    for (int worker = 0; worker < threads && !workspace->measures; worker++) {
-        mha_begin_sequences(job->varlen, mha_piece(&job->places, worker));
-    }
-    return mha_run_tasks(execution, job->num_tasks, threads, attend_sequence, job);
-}
-
-mha_status mha_scaled_dot_product_attention_varlen_forward(const mha_varlen_attention *varlen,
-                                                           mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    ragged_job job = {.varlen = varlen};
-    if (nothing_to_compute(&varlen->all)) {
-        return MHA_OK;
-    }
-    const mha_status status = run_sequences(&job, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
-
-MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_varlen, mha_varlen_attention,
-                     mha_scaled_dot_product_attention_varlen_forward)

@@ -7,6 +7,7 @@
 
 #include "core/attention/bias_backward.h"
 #include "core/attention/gradient_job.h"
+#include "core/attention/heads_last.h"
 #include "core/attention/per_head_backward.h"
 #include "core/base/run.h"
 #include "threads/system.h"
@@ -392,7 +393,7 @@ static const mha_gradient_job *the_only_job(const void *context, int64_t number,
     return context;
 }
 
-static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
+static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execution) {
     const size_t threads = (size_t)mha_gradient_threads(job, INT64_MAX, execution->num_threads);
     int64_t tasks;
     MHA_TRY(mha_take_gradient_sums(job, &execution->workspace));
@@ -410,15 +411,23 @@ static mha_status run_passes(mha_gradient_job *job, mha_execution *execution) {
     return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }
 
+static mha_status run_passes(const mha_attention_gradients *gradients, mha_execution *execution) {
+    mha_attention_gradients heads_first = *gradients;
+    mha_call_heads_first call;
+    mha_gradient_job job = {.gradients = &heads_first};
+    MHA_TRY(mha_put_call_heads_first(gradients->attention, execution, &call));
+    heads_first.attention = &call.attention;
+    MHA_TRY(mha_plan_gradients(&job));
+    return run_planned_passes(&job, execution);
+}
+
 mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
                                                      mha_execution *execution) {
     const size_t used_before = execution->workspace.used;
-    mha_gradient_job job = {.gradients = gradients};
     if (nothing_to_compute(gradients)) {
         return MHA_OK;
     }
-    MHA_TRY(mha_plan_gradients(&job));
-    const mha_status status = run_passes(&job, execution);
+    const mha_status status = run_passes(gradients, execution);
     mha_workspace_give_back(&execution->workspace, used_before);
     return status;
 }

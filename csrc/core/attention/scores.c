@@ -83,6 +83,7 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
     scores->mask = NULL;
     if (mask->data != NULL) {
         scores->mask = (const uint8_t *)mha_at_row(mask, axes, batch, head, 0);
+        scores->mask_first_query = 0;
         scores->mask_query_stride = mha_stride(mask, 2);
         scores->mask_key_stride = mha_stride(mask, 1);
     }
@@ -97,6 +98,7 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
     scores->bias = NULL;
     if (bias->data != NULL) {
         scores->bias = mha_at_row(bias, axes, batch, head, 0);
+        scores->bias_first_query = 0;
         scores->bias_query_stride = mha_stride(bias, 2) / item;
         scores->bias_key_stride = mha_stride(bias, 1) / item;
     }

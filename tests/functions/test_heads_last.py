@@ -52,8 +52,8 @@ def draw_pairs(rng, batch, heads, query_len, key_len, dtype):
 @pytest.mark.parametrize("heads", [2, 3, 4, 5, 8, 11, 16, 21])
 def test_the_bits_of_contiguous_ones(heads, dtype, threads):
     rng = np.random.default_rng(heads)
-    arrays = draw_arrays(rng, (2,), heads, 211, 150, 20, dtype)
-    pairs = draw_pairs(rng, (2,), heads, 211, 150, dtype)
+    arrays = draw_arrays(rng, (2,), heads, 211, 290, 20, dtype)
+    pairs = draw_pairs(rng, (2,), heads, 211, 290, dtype)
     with mha.threads(threads):
         compare(arrays, pairs)
         compare(arrays, {"bias": pairs["bias"][:1]})
@@ -72,13 +72,37 @@ def test_options_beside_them(options):
     rng = np.random.default_rng(8)
     arrays = draw_arrays(rng, (2,), 6, 230, 333, 24, np.float32)
     pairs = draw_pairs(rng, (2,), 6, 230, 333, np.float32)
-    compare(arrays, {**pairs, **options})
-    compare(arrays, {"bias": pairs["bias"][1:], **options})
+    for threads in (1, 3):
+        with mha.threads(threads):
+            compare(arrays, {**pairs, **options})
+            compare(arrays, {"bias": pairs["bias"][1:], **options})
+            compare(arrays, {"mask": pairs["mask"][1:], **options})
+
+
+@pytest.mark.parametrize("options", [
+    {"key_lengths": [10, 300, 10, 300]}, {"causal": True, "query_offset": [-60, 236, -60, 236]},
+    {"window": (5, 5), "query_offset": [0, 200, 100, 5]}], ids=lambda options: "_".join(options))
+@pytest.mark.parametrize("shared", ["one item", "repeated"])
+def test_batch_items_that_share_a_mask_see_other_keys_of_it(options, shared):
+    """What the copy for one item says of blocks of keys is not believed for the next."""
+    options = {name: np.asarray(option) if name != "window" and option is not True else option
+               for name, option in options.items()}
+    rng = np.random.default_rng(9)
+    arrays = draw_arrays(rng, (4,), 5, 64, 300, 8, np.float32)
+    mask = np.ones((1, 5, 64, 300), bool)
+    wanted = mha.scaled_dot_product_attention(*arrays, mask=mask, **options)
+    turned = heads_last(mask)
+    if shared == "repeated":
+        turned = np.broadcast_to(turned, (4, 5, 64, 300))
+    for threads in (1, 4):
+        with mha.threads(threads):
+            found = mha.scaled_dot_product_attention(*arrays, mask=turned, **options)
+            np.testing.assert_array_equal(found, wanted)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(1, 18), st.integers(0, 300),
-       st.integers(0, 300), st.sampled_from([1, 3, 64]), st.booleans())
+       st.integers(0, 500), st.sampled_from([1, 3, 64]), st.booleans())
 def test_any_shape(seed, batch, heads, query_len, key_len, head_dim, shared):
     rng = np.random.default_rng(seed)
     arrays = draw_arrays(rng, (batch,), heads, query_len, key_len, head_dim, np.float32)

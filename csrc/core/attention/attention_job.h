@@ -18,7 +18,7 @@ typedef struct mha_attention_job {
     int64_t key_heads_before; /* of a ragged batch: those of the sequences before */
     bool copies_heads;        /* each worker copies the key head that it is at, side by side */
     int64_t joint_heads;      /* 0, or of a task: heads whose mask or bias it copies, heads first */
-    mha_heads_first mask, bias;
+    mha_heads_copy mask, bias;
     mha_known_visibility known;
     mha_pieces scratch, keys, values; /* of each worker: the kernel's, and its copies */
     mha_pieces masks, biases;

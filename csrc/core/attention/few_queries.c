@@ -316,8 +316,9 @@ static mha_status run_tasks(few_job *job, mha_execution *execution) {
     int threads;
     int64_t tasks;
     MHA_TRY(plan(job->attention, execution->num_threads, job, &threads));
-    MHA_TRY(mha_take_known_blocks(job->attention, 1, MHA_KEY_BLOCK, 1, MHA_NO_SLOTS, workspace,
-                                  &job->known));
+    job->known =
+        (mha_known_visibility){.query_blocks = 1, .keys = MHA_KEY_BLOCK, .slots = MHA_NO_SLOTS};
+    MHA_TRY(mha_take_known_blocks(job->attention, 1, workspace, &job->known));
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
     MHA_TRY(mha_workspace_take_pieces(workspace, job->block_scratch_size, (size_t)threads,

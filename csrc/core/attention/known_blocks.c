@@ -46,32 +46,26 @@ static mha_status take_shared(const mha_attention *a, const mha_tensor *option,
 }
 
 static mha_status take(const mha_attention *a, const mha_tensor *option,
-                       const mha_known_visibility *known, int threads, int slots,
-                       mha_workspace *workspace, mha_known_option *found) {
-    *found = (mha_known_option){.is_there = has_pairs(option)};
+                       const mha_known_visibility *known, int threads, mha_workspace *workspace,
+                       mha_known_option *found) {
+    found->is_there = has_pairs(option);
+    found->shared = NULL;
     if (!found->is_there) {
         return MHA_OK;
     }
-    if (mha_heads_share(option, a->batch_axes)) {
+    if (mha_heads_share(option, a->batch_axes) && !found->is_copied) {
         return take_shared(a, option, known, workspace, &found->shared);
     }
-    return mha_workspace_take_pieces(workspace, (size_t)slots * (size_t)known->key_blocks,
+    return mha_workspace_take_pieces(workspace, (size_t)known->slots * (size_t)known->key_blocks,
                                      (size_t)threads, &found->own);
 }
 
-mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_blocks, int64_t keys,
-                                 int threads, int slots, mha_workspace *workspace,
-                                 mha_known_visibility *known) {
-    *known = (mha_known_visibility){
-        .query_blocks = query_blocks,
-        .key_blocks = mha_divide_up(mha_extent(&attention->key, 2), keys),
-        .keys = keys,
-        .slots = slots,
-    };
-    MHA_TRY(
-        take(attention, &attention->options->mask, known, threads, slots, workspace, &known->mask));
-    return take(attention, &attention->options->bias, known, threads, slots, workspace,
-                &known->bias);
+mha_status mha_take_known_blocks(const mha_attention *attention, int threads,
+                                 mha_workspace *workspace, mha_known_visibility *known) {
+    const mha_attention_options *options = attention->options;
+    known->key_blocks = mha_divide_up(mha_extent(&attention->key, 2), known->keys);
+    MHA_TRY(take(attention, &options->mask, known, threads, workspace, &known->mask));
+    return take(attention, &options->bias, known, threads, workspace, &known->bias);
 }
 
 mha_known_blocks mha_known_blocks_of(const mha_known_visibility *known,

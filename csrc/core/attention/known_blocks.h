@@ -9,6 +9,8 @@
 
 /* Of a mask or of a bias with a number for each pair. */
 typedef struct mha_known_option {
+    /* Workers read copies that lack what their batch item hides, and tell nobody what they see. */
+    bool is_copied;
     bool is_there;
     _Atomic uint8_t *shared; /* (groups, query_blocks, key_blocks), or NULL */
     mha_pieces own;          /* of each worker, where it is not shared: (slots, key_blocks) */
@@ -17,14 +19,14 @@ typedef struct mha_known_option {
 typedef struct mha_known_visibility {
     mha_known_option mask, bias;
     int64_t query_blocks, key_blocks, keys; /* keys: of a block of them */
-    int slots;
+    int slots; /* blocks of queries that a worker is at; MHA_NO_SLOTS: it keeps nothing of its own
+                */
 } mha_known_visibility;
 
-/* Nothing is known yet. A worker is at `slots` blocks of queries at a time; with MHA_NO_SLOTS it
- * keeps nothing of its own. */
+/* Nothing is known yet. The caller has set query_blocks, keys, slots and is_copied. */
 enum { MHA_NO_SLOTS = 0 };
-mha_status mha_take_known_blocks(const mha_attention *attention, int64_t query_blocks, int64_t keys,
-                                 int threads, int slots, mha_workspace *workspace,
+mha_status mha_take_known_blocks(const mha_attention *attention, int threads,
+                                 mha_workspace *workspace,
                                  mha_known_visibility *known) MHA_MUST_CHECK;
 
 /* Whether there is anything to know. */

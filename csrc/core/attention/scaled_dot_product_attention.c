@@ -38,9 +38,9 @@ static void fill_block(const mha_attention_job *job, int64_t batch_head, int64_t
 }
 
 /* Lets a block of a query tile read from the worker's copies of mask and bias. */
-static void read_heads_first(const mha_attention_job *job, int64_t batch_head, int64_t first_query,
-                             int worker, mha_scores *scores) {
-    const mha_heads_first *mask = &job->mask, *bias = &job->bias;
+static void read_copied_options(const mha_attention_job *job, int64_t batch_head,
+                                int64_t first_query, int worker, mha_scores *scores) {
+    const mha_heads_copy *mask = &job->mask, *bias = &job->bias;
     const int64_t number = batch_head % mha_extent(&job->attention->query, 3) % job->joint_heads;
     if (mask->option != NULL) {
         const char *copy = mha_piece(&job->masks, worker);
@@ -165,8 +165,8 @@ static void attend_query_tile(const mha_attention_job *job, int64_t query_tile,
     for (int i = 0; i < count; i++) {
         fill_block(job, batch_head, first + i, worker, i, &visible[i], &blocks[i]);
         if (job->joint_heads > 0) {
-            read_heads_first(job, batch_head, blocks[0].first_query, worker->number,
-                             &blocks[i].scores);
+            read_copied_options(job, batch_head, blocks[0].first_query, worker->number,
+                                &blocks[i].scores);
         }
     }
     if (job->copies_heads) {
@@ -199,7 +199,8 @@ void mha_attend_query_blocks(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-/* Task: one query tile of some heads, whose mask and bias are copied first. */
+/* Task: one query tile of some heads, whose mask and bias are copied first; numbered by batch item,
+ * query tile and part of the heads, the last one fastest. */
 static void attend_joint_heads(void *context, int64_t task, mha_worker *worker) {
     const mha_attention_job *job = context;
     const mha_attention *a = job->attention;
@@ -211,12 +212,12 @@ static void attend_joint_heads(void *context, int64_t task, mha_worker *worker) 
     const int64_t query_len = mha_extent(&a->query, 2);
     const int64_t first = first_query_of(job, query_len, first_block_of(job, tile));
     const int64_t end = first_query_of(job, query_len, end_block_of(job, tile));
-    const mha_heads_first *const options[] = {&job->mask, &job->bias};
+    const mha_heads_copy *const options[] = {&job->mask, &job->bias};
     const mha_pieces *const copies[] = {&job->masks, &job->biases};
     for (int i = 0; i < 2; i++) {
         if (options[i]->option != NULL) {
-            mha_copy_heads_first(options[i], a, batch, head, count, first, end,
-                                 mha_piece(copies[i], worker->number), &worker->checkpoint);
+            mha_copy_heads(options[i], a, batch, head, count, first, end,
+                           mha_piece(copies[i], worker->number), &worker->checkpoint);
         }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -265,29 +266,33 @@ static void plan_scratch(mha_attention_job *job) {
  * memory at most, and how many blocks of queries, so that caches hold the copies and there are
  * enough tasks. */
 static void plan_joint_heads(mha_attention_job *job, int num_threads) {
-    enum { MOST = 16, FEWEST = 4, TASKS_A_THREAD = 5 };
-    enum { SECOND_CACHE = 2 << 20, THIRD_CACHE = 16 << 20 };
+    enum { MOST_HEADS = 16, FEW_HEADS = 4, TASKS_A_THREAD = 5 };
+    enum { NEAR_BYTES = 2 << 20, MOST_BYTES = 16 << 20 }; /* of a worker's copies */
     const mha_attention *a = job->attention;
     const int64_t all = mha_extent(&a->query, 3), queries = job->kernels->attention->query_block;
-    const double bytes = (double)mha_heads_first_of_mask(a, 1, queries, THIRD_CACHE).bytes +
-                         (double)mha_heads_first_of_bias(a, 1, queries, THIRD_CACHE).bytes;
+    /* Of one head and one block of queries. */
+    const double bytes = (double)mha_plan_mask_copy(a, 1, queries, MOST_BYTES).bytes +
+                         (double)mha_plan_bias_copy(a, 1, queries, MOST_BYTES).bytes;
     const double blocks = (double)job->batch_heads / (double)all * (double)job->query_blocks;
     const double tasks = num_threads == 1 ? 1 : (double)TASKS_A_THREAD * (double)num_threads;
-    int64_t heads = mha_smaller(all, MOST);
+    int64_t heads = mha_smaller(all, MOST_HEADS);
     int joint = job->joint_blocks;
-    while (joint > 1 && ((double)heads * joint * bytes > SECOND_CACHE ||
+    if (bytes == 0) {
+        return;
+    }
+    while (joint > 1 && ((double)heads * joint * bytes > NEAR_BYTES ||
                          joint * tasks > blocks * (double)mha_divide_up(all, heads))) {
         joint--;
     }
-    while (heads > FEWEST && ((double)heads * joint * bytes > THIRD_CACHE ||
-                              joint * tasks > blocks * (double)mha_divide_up(all, heads))) {
+    while (heads > FEW_HEADS && ((double)heads * joint * bytes > MOST_BYTES ||
+                                 joint * tasks > blocks * (double)mha_divide_up(all, heads))) {
         heads = mha_divide_up(heads, 2);
     }
-    if (bytes > 0 && (double)heads * joint * bytes <= THIRD_CACHE) {
+    job->mask = mha_plan_mask_copy(a, heads, joint * queries, MOST_BYTES);
+    job->bias = mha_plan_bias_copy(a, heads, joint * queries, MOST_BYTES - (double)job->mask.bytes);
+    if (job->mask.option != NULL || job->bias.option != NULL) {
         job->joint_blocks = joint;
         job->joint_heads = heads;
-        job->mask = mha_heads_first_of_mask(a, heads, joint * queries, THIRD_CACHE);
-        job->bias = mha_heads_first_of_bias(a, heads, joint * queries, THIRD_CACHE);
     }
 }
 
@@ -373,8 +378,14 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     }
     MHA_TRY(mha_plan_attention(attention, execution->num_threads, &job, &num_tasks, &threads));
     MHA_TRY(mha_take_attention_memory(&job, threads, &execution->workspace));
-    MHA_TRY(mha_take_known_blocks(attention, job.query_blocks, MHA_KEY_BLOCK, threads,
-                                  job.joint_blocks, &execution->workspace, &job.known));
+    job.known = (mha_known_visibility){
+        .mask.is_copied = job.mask.option != NULL,
+        .bias.is_copied = job.bias.option != NULL,
+        .query_blocks = job.query_blocks,
+        .keys = MHA_KEY_BLOCK,
+        .slots = job.joint_blocks,
+    };
+    MHA_TRY(mha_take_known_blocks(attention, threads, &execution->workspace, &job.known));
     const mha_status status =
         mha_run_tasks(execution, num_tasks, threads,
                       job.joint_heads > 0 ? attend_joint_heads : mha_attend_query_blocks, &job);

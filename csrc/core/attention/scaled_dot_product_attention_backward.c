@@ -398,8 +398,10 @@ static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execu
     int64_t tasks;
     MHA_TRY(mha_take_gradient_sums(job, &execution->workspace));
     MHA_TRY(mha_take_gradient_scratch(job, threads, &execution->workspace));
-    MHA_TRY(mha_take_known_blocks(job->attention, job->query_blocks, MHA_KEY_CHAIN, (int)threads, 1,
-                                  &execution->workspace, &job->known));
+    job->known = (mha_known_visibility){
+        .query_blocks = job->query_blocks, .keys = MHA_KEY_CHAIN, .slots = 1};
+    MHA_TRY(
+        mha_take_known_blocks(job->attention, (int)threads, &execution->workspace, &job->known));
     MHA_TRY(mha_count_gradient_tasks(job, &tasks));
     job->threads = mha_gradient_threads(job, tasks, execution->num_threads);
     job->prefetches = mha_comes_from_afar(job->attention, job->batch * job->heads);
@@ -412,11 +414,11 @@ static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execu
 }
 
 static mha_status run_passes(const mha_attention_gradients *gradients, mha_execution *execution) {
-    mha_attention_gradients heads_first = *gradients;
-    mha_call_heads_first call;
-    mha_gradient_job job = {.gradients = &heads_first};
-    MHA_TRY(mha_put_call_heads_first(gradients->attention, execution, &call));
-    heads_first.attention = &call.attention;
+    mha_attention_gradients of_copies = *gradients;
+    mha_call_with_copies call;
+    mha_gradient_job job = {.gradients = &of_copies};
+    MHA_TRY(mha_copy_heads_of_call(gradients->attention, execution, &call));
+    of_copies.attention = &call.attention;
     MHA_TRY(mha_plan_gradients(&job));
     return run_planned_passes(&job, execution);
 }

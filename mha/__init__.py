@@ -11,6 +11,7 @@ What is public, by use; all else in the package is internal:
     attention        MultiHeadAttention, multi_head_attention, scaled_dot_product_attention,
                      scaled_dot_product_attention_varlen, additive_attention, merge_attention
     the other steps  linear, split_heads, merge_heads
+    packed weights   pack, PackedWeight
     masks            BlockMask, and mha.masks
     positions        Rotary, alibi_slopes, t5_relative_bias
     decoding         KVCache, MultiHeadAttention.new_cache
@@ -50,6 +51,7 @@ from mha._base.runtime import warn_of_wrong_environment as _warn_of_wrong_enviro
 from mha._functions.dropout import dropout_mask
 from mha._functions.linear_projection import linear, linear_vjp
 from mha._functions.multi_head_attention import multi_head_attention, multi_head_attention_vjp
+from mha._functions.packed_weight import PackedWeight, pack
 from mha._functions.rotary import Rotary
 from mha._functions.scaled_dot_product_attention import (
     scaled_dot_product_attention,
@@ -86,6 +88,7 @@ __all__ = [
     "BlockMask",
     "KVCache",
     "MultiHeadAttention",
+    "PackedWeight",
     "Rotary",
     "__version__",
     "additive_attention",
@@ -100,6 +103,7 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "multi_head_attention_vjp",
+    "pack",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",

@@ -304,6 +304,9 @@ struct mha_panel_format {
      * they are, so that its rows are that much shorter. */
     void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,
                  mha_checkpoint *checkpoint);
+    /* The way back: `columns` columns of a panel of a packed weight, to rows row_bytes apart. */
+    void (*unpack)(const mha_weight *packed, const void *panel, int64_t columns, void *to,
+                   int64_t row_bytes, mha_checkpoint *checkpoint);
 };
 
 /* Rows of a in a form of the kernel set's own, made once for all panels that they are multiplied

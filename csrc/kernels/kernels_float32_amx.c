@@ -22,13 +22,16 @@ extern const mha_math_kernels mha_math_kernels_float32_avx512;
 
 #include "kernels/products/matmul_amx.inc"
 
+#include "kernels/products/pack_amx.inc"
+
 static const mha_matmul_kernels products = {
     .panels = {.columns = PANEL_COLUMNS,
                .row_bytes = PANEL_BLOCKS * STEP / TILE_DEPTH,
                .row_multiple = TILE_DEPTH,
                .is_plain = false,
                .in_one_go = 1,
-               .pack = mha_pack_panel_float32_amx},
+               .pack = mha_pack_panel_float32_amx,
+               .unpack = mha_unpack_panel_float32_amx},
     .rows = {.multiple = BLOCK, .item = PARTS * 2, .arrange = mha_arrange_rows_float32_amx},
     .multiply = mha_matmul_float32_amx,
 };

@@ -34,6 +34,8 @@ static PyMethodDef methods[] = {
     FUNCTION(tensor_of_array, METH_FASTCALL),
     {"check_block_mask", mha_py_check_block_mask, METH_O, NULL},
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
+    {"unpack_weight", mha_py_unpack_weight, METH_O, NULL},
+    {"packed_bytes", mha_py_packed_bytes, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},
     {"use_team", mha_py_use_team, METH_O, NULL},

@@ -11,20 +11,22 @@ from mha import _core
 from mha._base.arguments import wanted_names
 from mha._base.keywords import names_its_keywords, unknown_keyword
 from mha._functions.gradients import LinearGradients
+from mha._functions.packed_weight import PackedWeight
 
 __all__ = ["linear", "linear_vjp"]
 
 
 @names_its_keywords
-def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None,
+def linear(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike | None = None,
            **unknown: Never) -> NDArray[Any]:
     """x @ weight + bias: one linear projection.
 
     Parameters
     ----------
     x : array (..., in)
-    weight : array (in, out)
-        Laid out as the figure writes it, x @ W; PyTorch stores the transpose.
+    weight : array (in, out), or PackedWeight
+        Laid out as the figure writes it, x @ W; PyTorch stores the transpose. `mha.pack` packs it
+        once for many calls, which then give the same bits sooner.
     bias : array (out,), optional
 
     Returns
@@ -47,7 +49,7 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None,
 
 
 @names_its_keywords
-def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *,
+def linear_vjp(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike | None = None, *,
                wrt: Collection[str] | None = None, **unknown: Never,
                ) -> tuple[NDArray[Any], Callable[[ArrayLike], LinearGradients]]:
     """`linear` and its gradients: the vector-Jacobian product.
@@ -57,7 +59,7 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     x, weight, bias : as in `linear`
         Kept, not copied: they must not change before the pullback is called.
     wrt : names out of "x", "weight", "bias", optional
-        Whose gradients are wanted; by default all of them.
+        Whose gradients are wanted; by default all of them, beside a PackedWeight that of x alone.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
 
     Raises
     ------
-    ValueError, TypeError: as `linear`; an unknown name in wrt.
+    ValueError, TypeError: as `linear`; an unknown name in wrt; "weight" beside a PackedWeight.
 
     Source: Goodfellow et al. 2016, "Deep Learning", section 6.5.
 
@@ -78,7 +80,11 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *
     """
     if unknown:
         raise unknown_keyword(linear_vjp, unknown)
-    wanted = wanted_names(wrt, LinearGradients._fields)
+    names: tuple[str, ...] = LinearGradients._fields
+    if isinstance(weight, PackedWeight):
+        names = tuple(name for name in names if name != "weight")
+        weight, wrt = weight.unpack(), ("x",) if wrt is None else wrt
+    wanted = wanted_names(wrt, names)
     output, saved = _core.linear(x, weight, bias, save=True)
 
     def pullback(grad_output: ArrayLike) -> LinearGradients:

@@ -163,11 +163,42 @@ static void test_blocks_that_begin_alike(void) {
     free(outputs[0]), free(outputs[1]), free(outputs[2]), free(alone), free_matrices(&m);
 }
 
+/* Every bit of a packed weight comes back: zeros of either sign, the least and the largest numbers,
+ * infinity and NaN; rows and columns that fill no panel. */
+static void test_unpacking(void) {
+    static const int64_t shapes[][2] = {{1, 1}, {32, 64}, {33, 31}, {150, 97}, {129, 256}, {7, 0}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t in = shapes[i][0], out = shapes[i][1], count = in * out;
+        size_t bytes;
+        matrices m = new_matrices(1, in, out);
+        float *unpacked = new_numbers(count);
+        const float strange[] = {0,        -0.0f,     FLT_MIN, -1e-45f,  3e-42f, FLT_MAX,
+                                 -FLT_MAX, -INFINITY, NAN,     1.5e-33f, 1e-38f, 16777217};
+        for (int64_t k = 0; k < count; k += 5) {
+            m.w[k] = strange[k / 5 % 12];
+        }
+        const mha_weight weight = projection_of(&m).weight;
+        mha_execution execution = {.num_threads = 2};
+        CHECK_OK(mha_packed_size_of(MHA_FLOAT32, &weight, &bytes));
+        void *panels = malloc(bytes + 1);
+        CHECK(panels != NULL);
+        const mha_weight_packing packing = {MHA_FLOAT32, weight, panels};
+        CHECK_OK(mha_pack_weight(&packing, &execution));
+        const mha_weight_unpacking unpacking = {MHA_FLOAT32, mha_packed_weight(&packing), unpacked};
+        CHECK_OK(mha_unpack_weight(&unpacking, &execution));
+        CHECK(memcmp(unpacked, m.w, (size_t)count * sizeof(float)) == 0);
+        const mha_weight_unpacking of_plain = {MHA_FLOAT32, weight, unpacked};
+        CHECK(mha_unpack_weight(&of_plain, &execution) == MHA_INVALID_ARGUMENT);
+        free(panels), free(unpacked), free_matrices(&m);
+    }
+}
+
 int main(void) {
     on_every_instruction_set(test_numbers_of_any_size);
     on_every_instruction_set(test_numbers_that_are_not_finite);
     on_every_instruction_set(test_bits_of_a_row);
     on_every_instruction_set(test_blocks_that_begin_alike);
+    on_every_instruction_set(test_unpacking);
     puts("test_matmul: passed");
     return 0;
 }

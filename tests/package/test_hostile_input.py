@@ -195,6 +195,8 @@ def calls_of_the_core():
         "linear": (_core.linear, [a.x, packed, a.b]),
         "linear_backward": (_core.linear_backward, [kept_linear, linear, None, {"x", "weight"}]),
         "pack_weight": (_core.pack_weight, [a.W]),
+        "unpack_weight": (_core.unpack_weight, [packed]),
+        "packed_bytes": (_core.packed_bytes, [packed]),
         "split_heads": (_core.split_heads, [a.x, 4]),
         "merge_heads": (_core.merge_heads, [a.query]),
         "merge_attention": (_core.merge_attention, [[a.out, a.out], [a.lse, a.lse]]),

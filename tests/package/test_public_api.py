@@ -17,10 +17,11 @@ from public_signatures import GROUPS, SIGNATURES
 
 import mha
 
-NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "Rotary", "__version__",
+NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "Rotary",
+         "__version__",
          "additive_attention", "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
-         "merge_heads", "multi_head_attention", "multi_head_attention_vjp",
+         "merge_heads", "multi_head_attention", "multi_head_attention_vjp", "pack",
          "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
          "scaled_dot_product_attention_varlen",
          "scaled_dot_product_attention_varlen_vjp", "scaled_dot_product_attention_vjp",
@@ -48,7 +49,7 @@ WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
                   "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset",
-                  "parameters.layouts", "BlockMask"}
+                  "parameters.layouts", "BlockMask", "PackedWeight"}
 
 
 def looked_up(name):
@@ -86,7 +87,8 @@ def test_no_public_function_is_forgotten_here():
     functions |= {"masks." + name for name in mha.masks.__all__}
     functions |= {"parameters." + name for name in mha.parameters.__all__}
     functions |= {"dask." + name for name in mha.dask.__all__}
-    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary, mha.BlockMask):
+    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary, mha.BlockMask,
+                  mha.PackedWeight):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
                       and not name.startswith("_")}
@@ -96,7 +98,8 @@ def test_no_public_function_is_forgotten_here():
     of_masks = {"BlockMask." + name for name in (
         "batch", "heads", "query_len", "key_len", "nbytes", "density")}
     undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
-    assert functions - set(SIGNATURES) == undescribed | of_caches | of_masks
+    of_weights = {"PackedWeight." + name for name in ("shape", "dtype", "nbytes")}
+    assert functions - set(SIGNATURES) == undescribed | of_caches | of_masks | of_weights
 
 
 @pytest.mark.parametrize("name", ["masks", "importance"])
@@ -138,7 +141,7 @@ def test_import_loads_numpy_and_what_the_layer_needs():
             "", ".arguments", ".atomic", ".dtypes", ".keywords", ".pieces", ".runtime")),
         *("mha._functions" + name for name in (
             "", ".dropout", ".gradients", ".linear_projection", ".multi_head_attention",
-            ".options", ".rotary", ".scaled_dot_product_attention")),
+            ".options", ".packed_weight", ".rotary", ".scaled_dot_product_attention")),
         *("mha._layer" + name for name in (
             "", ".layer", ".options", ".settings", ".state"))}
     assert "decimal" not in loaded
@@ -234,6 +237,7 @@ CALLS = {
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
+    "pack": (mha.pack, [[[1.0]]]),
     "BlockMask.from_function": (mha.BlockMask.from_function, [len, 3]),
     "BlockMask.from_dense": (mha.BlockMask.from_dense, [[[True]]]),
     "BlockMask.causal": (mha.BlockMask.causal, [3]),
@@ -303,7 +307,8 @@ def test_a_cache_has_no_gradients():
 
 
 def test_every_function_with_arguments_says_so():
-    with_arguments = {name for name in SIGNATURES if keywords_of(name)} - {"BlockMask"}
+    with_arguments = {name for name in SIGNATURES if keywords_of(name)}
+    with_arguments -= {"BlockMask", "PackedWeight"}
     assert with_arguments == set(CALLS)
 
 

@@ -73,6 +73,30 @@ mha_status mha_pack_weight(const mha_weight_packing *packing, mha_execution *exe
                         pack_one_panel, &job, &execution->cancel);
 }
 
+/* Task: one panel. */
+static void unpack_one_panel(void *context, int64_t task, mha_worker *worker) {
+    const mha_weight_unpacking *job = context;
+    const mha_panel_format *format = mha_panels_of(job->dtype);
+    const int64_t first = task * format->columns;
+    const int64_t item = (int64_t)mha_storage_size(job->dtype, job->packed.storage);
+    format->unpack(&job->packed,
+                   (const char *)job->packed.data +
+                       mha_panel_offset(job->dtype, &job->packed, task),
+                   mha_smaller(format->columns, job->packed.out - first),
+                   (char *)job->to + first * item, job->packed.out * item, &worker->checkpoint);
+}
+
+mha_status mha_unpack_weight(const mha_weight_unpacking *unpacking, mha_execution *execution) {
+    mha_weight_unpacking job = *unpacking;
+    if (job.packed.format == NULL || !mha_weight_fits(&job.packed, job.dtype)) {
+        return MHA_INVALID_ARGUMENT;
+    }
+    const int64_t panels = mha_panel_count(job.packed.format, job.packed.out);
+    const double numbers = (double)job.packed.in * (double)job.packed.out;
+    return mha_pool_run(panels, mha_threads_for(panels, numbers, execution->num_threads),
+                        unpack_one_panel, &job, &execution->cancel);
+}
+
 static int64_t stride_of(const mha_transposed_rows *x) {
     return mha_packed_rows_stride(x->block_rows, (int64_t)mha_dtype_size(x->dtype));
 }

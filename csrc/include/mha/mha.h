@@ -5,6 +5,7 @@
 #include "mha/attention.h"
 #include "mha/execution.h"
 #include "mha/float_mode.h"
+#include "mha/projection.h"
 #include "mha/rotary.h"
 #include "mha/runtime.h"
 #include "mha/status.h"

@@ -15,8 +15,9 @@ static PyObject *normalise_mask(PyObject *object, const char *name) {
 }
 
 static PyObject *normalise_real(PyObject *object, const char *name) {
-    if (PyCapsule_CheckExact(object)) {
-        return Py_NewRef(object);
+    PyObject *capsule = mha_packed_capsule(object);
+    if (capsule != NULL || PyErr_Occurred()) {
+        return capsule;
     }
     PyObject *normalised = normalise_array(object, name);
     if (normalised != NULL && PyArray_Check(normalised) &&

@@ -10,6 +10,8 @@ static const char CAPSULE_NAME[] = "mha.packed_weight";
 /* What a capsule holds; freed with it. */
 typedef struct packed_weight {
     mha_dtype dtype;
+    int typenum; /* of what was packed */
+    size_t bytes;
     void *panels;
     mha_weight weight; /* in the panels */
 } packed_weight;
@@ -25,6 +27,22 @@ static const packed_weight *packed_in(PyObject *object) {
     return mha_own_capsule(object, CAPSULE_NAME, free_packed);
 }
 
+PyObject *mha_packed_capsule(PyObject *object) {
+    if (PyCapsule_CheckExact(object)) {
+        return Py_NewRef(object);
+    }
+    if (PyArray_Check(object) || PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
+        return NULL;
+    }
+    PyObject *capsule = PyObject_GetAttrString(object, "_core_weight");
+    if (capsule == NULL && mha_error_is_ordinary()) {
+        PyErr_Clear();
+    } else if (capsule != NULL && packed_in(capsule) == NULL) {
+        Py_CLEAR(capsule);
+    }
+    return capsule;
+}
+
 static mha_status pack(const void *packing, mha_execution *execution) {
     return mha_pack_weight(packing, execution);
 }
@@ -34,8 +52,6 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
     PyArrayObject *array = NULL, *real = NULL;
     packed_weight *packed = NULL;
     PyObject *capsule = NULL;
-    size_t bytes;
-    int typenum;
     static const char *const names[] = {"weight"};
     (void)module;
     const int num_threads = mha_call_threads();
@@ -49,11 +65,13 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
         goto cleanup;
     }
     if (array == NULL || mha_make_private((PyObject **)&array) < 0 ||
-        mha_result_types(&array, names, 1, &packed->dtype, &typenum) < 0) {
+        mha_result_types(&array, names, 1, &packed->dtype, &packed->typenum) < 0) {
         goto cleanup;
     }
     if (PyArray_NDIM(array) != 2) {
-        PyErr_SetString(PyExc_ValueError, "weight: wanted (in, out)");
+        char text[MHA_SHAPE_TEXT];
+        PyErr_Format(PyExc_ValueError, "weight: got shape %s, wanted (in, out)",
+                     mha_array_shape_text(array, text));
         goto cleanup;
     }
     real = mha_as_strided_stored(array, packed->dtype, "weight");
@@ -67,8 +85,8 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
                                              .in_stride = PyArray_STRIDE(real, 0),
                                              .out_stride = PyArray_STRIDE(real, 1),
                                              .storage = mha_storage_of(real)}};
-    if (mha_packed_size_of(packed->dtype, &packing.weight, &bytes) == MHA_OK) {
-        packed->panels = mha_system_allocate(bytes > 0 ? bytes : 1);
+    if (mha_packed_size_of(packed->dtype, &packing.weight, &packed->bytes) == MHA_OK) {
+        packed->panels = mha_system_allocate(packed->bytes > 0 ? packed->bytes : 1);
     }
     if (packed->panels == NULL) {
         PyErr_SetString(PyExc_MemoryError, "weight: no memory to pack it");
@@ -91,6 +109,61 @@ cleanup:
     Py_XDECREF(array);
     Py_XDECREF(real);
     return capsule;
+}
+
+static mha_status unpack(const void *unpacking, mha_execution *execution) {
+    return mha_unpack_weight(unpacking, execution);
+}
+
+/* 0, or -1 with the exception. */
+static int check_kernels(const packed_weight *packed, const char *name) {
+    if (!mha_weight_fits(&packed->weight, packed->dtype)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got one packed for other kernels, wanted it packed anew", name);
+        return -1;
+    }
+    return 0;
+}
+
+/* A new array (in, out) of the numbers, of the type that they had; NULL with the exception. */
+static PyArrayObject *unpacked_array(const packed_weight *packed, const char *name) {
+    const int num_threads = mha_call_threads();
+    const npy_intp shape[] = {(npy_intp)packed->weight.in, (npy_intp)packed->weight.out};
+    if (num_threads == 0 || check_kernels(packed, name) < 0) {
+        return NULL;
+    }
+    PyArrayObject *array = mha_new_array(2, shape, packed->typenum, name);
+    if (array == NULL) {
+        return NULL;
+    }
+    const mha_weight_unpacking unpacking = {
+        .dtype = packed->dtype, .packed = packed->weight, .to = PyArray_DATA(array)};
+    if (PyArray_SIZE(array) > 0 && mha_call_run(NULL, unpack, &unpacking, num_threads) < 0) {
+        Py_DECREF(array);
+        return NULL;
+    }
+    return array;
+}
+
+PyObject *mha_py_unpack_weight(PyObject *module, PyObject *object) {
+    const packed_weight *packed = packed_in(object);
+    (void)module;
+    if (packed == NULL) {
+        PyErr_SetString(PyExc_TypeError, "weight: wanted one that pack_weight made");
+        return NULL;
+    }
+    return (PyObject *)unpacked_array(packed, "weight");
+}
+
+/* Bytes that the panels take. */
+PyObject *mha_py_packed_bytes(PyObject *module, PyObject *object) {
+    const packed_weight *packed = packed_in(object);
+    (void)module;
+    if (packed == NULL) {
+        PyErr_SetString(PyExc_TypeError, "weight: wanted one that pack_weight made");
+        return NULL;
+    }
+    return PyLong_FromSize_t(packed->bytes);
 }
 
 static int check_in(const converted_weight *weight, int64_t wanted, const char *in_meaning,
@@ -124,20 +197,26 @@ mha_storage mha_storage_of_given(PyObject *object) {
     return PyArray_Check(object) ? mha_storage_of((PyArrayObject *)object) : MHA_AS_COMPUTED;
 }
 
+/* As it is; in another element type its numbers, as of an array. */
 static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const char *in_meaning,
                           const char *name, converted_weight *weight) {
     const packed_weight *packed = packed_in(capsule);
-    if (packed->dtype != dtype) {
-        PyErr_Format(PyExc_TypeError, "%s: packed in another element type", name);
-        return -1;
+    if (packed->dtype == dtype) {
+        if (check_kernels(packed, name) < 0) {
+            return -1;
+        }
+        weight->owner = Py_NewRef(capsule);
+    } else {
+        PyArrayObject *array = unpacked_array(packed, name);
+        if (array == NULL) {
+            return -1;
+        }
+        weight->owner = (PyObject *)mha_as_strided_stored(array, dtype, name);
+        Py_DECREF(array);
+        if (weight->owner == NULL) {
+            return -1;
+        }
     }
-    if (!mha_weight_fits(&packed->weight, dtype)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got one packed for other kernels, wanted it packed anew", name);
-        return -1;
-    }
-    Py_INCREF(capsule);
-    weight->owner = capsule;
     weight->in = packed->weight.in;
     weight->out = packed->weight.out;
     return check_in(weight, in, in_meaning, name);

@@ -4,6 +4,10 @@
 
 #include "python/convert/convert.h"
 
+/* The capsule that a mha.PackedWeight has, or the object itself where it is one: a new reference.
+ * NULL for all else, with the exception of an attribute that could not be read. */
+PyObject *mha_packed_capsule(PyObject *object);
+
 typedef struct converted_weight {
     PyObject *owner; /* the array or the capsule that holds the data */
     int64_t in, out;

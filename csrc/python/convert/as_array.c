@@ -52,6 +52,7 @@ static const struct other_kind OBJECT_KINDS[] = {
     {{"to_numpy", "to_numpy"},
      "an array of object",
      "plain numbers: its .to_numpy(\"float32\"), of a mask .to_numpy(bool)"},
+    {{"_core_weight", "unpack"}, "a packed weight", "an array: its .unpack()"},
     {{"_node", "_trace"},
      "numbers that autograd traces",
      "plain ones: make the function a primitive of autograd.extend, and give it its gradient by"
@@ -206,6 +207,10 @@ PyArrayObject *mha_as_any_array(PyObject *object, const char *name) {
 }
 
 PyArrayObject *mha_as_array(PyObject *object, const char *name) {
+    if (PyCapsule_CheckExact(object)) {
+        PyErr_Format(PyExc_TypeError, "%s: got a packed weight, wanted an array", name);
+        return NULL;
+    }
     PyArrayObject *array = mha_as_any_array(object, name);
     if (array != NULL && PyArray_Check(array) && PyArray_TYPE(array) == NPY_OBJECT &&
         refuse_kinds(OBJECT_KINDS, sizeof OBJECT_KINDS / sizeof *OBJECT_KINDS, object, name) < 0) {

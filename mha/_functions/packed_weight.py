@@ -1,0 +1,153 @@
+"""Weights packed once for many products, as `freeze()` packs those of a layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Never
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mha import _core
+from mha._base.arguments import as_array
+from mha._base.dtypes import in_type, shown_dtype, stored_dtype
+from mha._base.keywords import names_its_keywords, unknown_keyword
+
+__all__ = ["PackedWeight", "pack"]
+
+
+class PackedWeight:
+    """A weight (in, out) in the order in which `mha.linear` reads it: `mha.pack` makes one.
+
+    Every function that takes a weight takes it, and gives the bits that the array gives.
+
+    Attributes
+    ----------
+    shape : (in, out)
+    dtype : numpy.dtype
+        Of its numbers; "bfloat16" where ml_dtypes is not imported.
+    nbytes : int
+        Bytes of memory that it takes.
+
+    It is immutable: many threads may use it at once, and a copy is the weight itself. Pickles hold
+    its numbers, and are packed anew where they are loaded.
+
+    Raises
+    ------
+    TypeError: a call of the class itself.
+
+    Source: Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication",
+    section 4.2.
+
+    >>> mha.pack(np.ones((3, 4), np.float32))
+    PackedWeight(shape=(3, 4), dtype=float32)
+    """
+
+    __module__ = "mha"  # where users import it from, and so do pickles
+    __slots__ = ("__weakref__", "_core_weight", "_dtype", "_shape")
+    if TYPE_CHECKING:
+        _core_weight: object  # as the core takes it
+        _dtype: np.dtype[Any]  # of what was packed
+        _shape: tuple[int, int]
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        raise TypeError("PackedWeight: got a call, wanted mha.pack(weight)")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(in, out)."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its numbers."""
+        return shown_dtype(self._dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return _core.packed_bytes(self._core_weight)
+
+    def unpack(self) -> NDArray[Any]:
+        """A new array (in, out) of its numbers, in their type.
+
+        Raises
+        ------
+        MemoryError. ImportError: of bfloat16 where ml_dtypes is not imported.
+
+        Source: as the class.
+
+        >>> weight = np.arange(6.0).reshape(2, 3)
+        >>> bool((mha.pack(weight).unpack() == weight).all())
+        True
+        """
+        return _core.unpack_weight(self._core_weight)
+
+    def __repr__(self) -> str:
+        return f"PackedWeight(shape={self.shape}, dtype={self.dtype})"
+
+    def __copy__(self) -> PackedWeight:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        return self
+
+    def __getstate__(self) -> NDArray[Any]:
+        return self.unpack()
+
+    def __setstate__(self, array: NDArray[Any]) -> None:
+        _fill(self, array)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a PackedWeight cannot be changed")
+
+
+@names_its_keywords
+def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
+         **unknown: Never) -> PackedWeight:
+    """Packs a weight once for all products with it.
+
+    `mha.linear` packs a weight again in every call with many rows, and reads it as it lies for few.
+    A packed one is read from front to back: what multiplies many inputs is faster so. Layers have
+    `freeze()`, which packs theirs.
+
+    Parameters
+    ----------
+    weight : array (in, out), or PackedWeight
+        Copied: it may change afterwards.
+    dtype : float16, "bfloat16", float32 or float64, optional
+        The type in which its numbers are kept, each rounded once; by default its own.
+
+    Returns
+    -------
+    mha.PackedWeight: weight itself where it is one of this dtype.
+
+    Raises
+    ------
+    ValueError: a weight that is no matrix. TypeError: another type. MemoryError.
+
+    Source: as `PackedWeight`.
+
+    >>> packed = mha.pack(np.ones((3, 4)))
+    >>> mha.linear(np.ones((2, 3)), packed).shape
+    (2, 4)
+    """
+    if unknown:
+        raise unknown_keyword(pack, unknown)
+    stored = None if dtype is None else stored_dtype(dtype)
+    if isinstance(weight, PackedWeight):
+        if stored is None or stored == weight._dtype:
+            return weight
+        weight = weight.unpack()
+    array = as_array(weight, "weight")
+    return _fill(object.__new__(PackedWeight),
+                 array if stored is None else in_type(array, stored))
+
+
+def _fill(packed: PackedWeight, array: NDArray[Any]) -> PackedWeight:
+    set_slot = object.__setattr__
+    set_slot(packed, "_core_weight", _core.pack_weight(array))
+    is_integer = array.dtype.kind in "iub"
+    own = np.dtype(np.float64) if is_integer else array.dtype.newbyteorder("=")
+    set_slot(packed, "_dtype", own)
+    set_slot(packed, "_shape", array.shape)
+    return packed

@@ -2,8 +2,8 @@
 
 `mha.MultiHeadAttention.from_state(state, layout, prefix=..., config=...)` makes a layer of what
 a framework or a file keeps, `layer.to_state(layout)` the other way; `layouts()` lists the names of
-layouts, `open(path)` reads .safetensors and .npz, an array at a time. A layout is a table, in
-_layouts.py.
+layouts, `open(path)` reads .safetensors, .npz and .gguf, an array at a time. A layout is a table,
+in _layouts.py.
 """
 
 from __future__ import annotations
@@ -34,9 +34,17 @@ def layouts() -> list[str]:
 def open(path: str | os.PathLike[str]) -> Arrays:
     """The arrays of a file, or of a model's folder, by name, each read when it is asked for.
 
-    path is a .safetensors or .npz file; the index of several (model.safetensors.index.json); or a
-    folder as it was downloaded, whose config.json `from_state` then takes as its config. So a layer
-    of a model of 10 GB is read without the rest. .safetensors needs the package of that name.
+    path is a .safetensors, .npz or .gguf file; the index of several (model.safetensors.index.json);
+    or a folder as it was downloaded, whose config.json `from_state` then takes as its config. So a
+    layer of a model of 10 GB is read without the rest. .safetensors and .gguf need the package of
+    that name.
+
+    A .gguf file has its arrays under the names of llama.cpp (`prefix="blk.{layer}."`), with the
+    numbers that the model had before: rows of query and key in their old order, norms of Gemma
+    without the added 1. Its `metadata` serves as config=, and does so where none is given. F32,
+    F16 and BF16 are read; quantised arrays are an error when they are asked for, and so are query
+    and key of a model that is not llama, qwen2, qwen3, gemma2 or gemma3.
+
     bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone; in .npz it is
     what NumPy writes of it, two bytes of no type ("V2"). Nothing is ever unpickled. Several files
     as one: `collections.ChainMap(open(one), open(other))`.
@@ -44,7 +52,7 @@ def open(path: str | os.PathLike[str]) -> Arrays:
     Returns
     -------
     A mapping of names to arrays, new ones (n, m), ... at each reading; `close()`, or leaving a
-    `with` block, gives the file back. Its `config` is that of the folder, or None.
+    `with` block, gives the file back. Its `config` is that of the folder or file, or None.
 
     Raises
     ------
@@ -52,9 +60,10 @@ def open(path: str | os.PathLike[str]) -> Arrays:
     them), FIFOs and devices; one that does not fit together, when it is opened or the array is
     read: headers that are too long or too deep, offsets out of range or overlapping, sizes that
     overflow, names that come twice, pickled objects, a torn archive, shards that are not those of
-    the index. OSError: what the system says. ImportError: .safetensors without the package.
+    the index. OSError: what the system says. ImportError: .safetensors or .gguf without the
+    package.
 
-    Source: the formats of safetensors 0.4 and NumPy 1.26.
+    Source: the formats of safetensors 0.4 and NumPy 1.26, and version 3 of GGUF.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

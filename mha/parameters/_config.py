@@ -15,6 +15,7 @@ from mha._functions.options import Window
 from mha._functions.position_biases import alibi_slopes
 from mha._functions.rotary import Rotary
 from mha.parameters._folders import config_at
+from mha.parameters._gguf import of_metadata
 from mha.parameters._table import Context
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
@@ -37,6 +38,7 @@ def of_text(config: Any) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         wanted = "config.to_dict()" if hasattr(config, "to_dict") else "a mapping or a path"
         raise TypeError(f"config: got {type(config).__name__}, wanted {wanted}")
+    config = of_metadata(config)
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
 

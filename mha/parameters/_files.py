@@ -70,16 +70,51 @@ class Arrays(Mapping[str, Array]):
 
 
 class Tensor(NamedTuple):
-    """Where an array of a .safetensors file is."""
+    """Where an array of a file is."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
 
 
-class Safetensors(Arrays):
+class PlainFile(Arrays):
+    """A file in which the numbers of each array lie side by side, from a place on that its header
+    tells."""
+
+    _names: dict[str, Tensor]
+    _types: ClassVar[Mapping[str, str]]  # what the file calls those that arrays can have
+    _unread: ClassVar = ""  # what an error says of other types
+
+    def _remember(self, file: BinaryIO) -> None:
+        """Arrays are where the header said, in no other file and in no other bytes."""
+        self._absolute = os.path.abspath(self._path)
+        self._identity = _identity(file)
+
+    def _read(self, name: str, where: Tensor) -> Array:
+        if where.dtype not in self._types:
+            raise wrong(self._path, f"{name} of type {where.dtype}",
+                        f"one of {', '.join(self._types)}{self._unread}")
+        count = math.prod(where.shape)
+        with open_regular(self._absolute) as file:
+            if _identity(file) != self._identity:
+                raise wrong(self._path, "another file, or other bytes, than were opened",
+                            "mha.parameters.open once more")
+            array: Array = np.fromfile(file, self._types[where.dtype], count, offset=where.start)
+        if len(array) != count:
+            raise wrong(self._path, f"{name} of {len(array)} numbers", f"{count}")
+        if where.dtype == "BF16":
+            array = as_bfloat16(array)
+        try:
+            return array.reshape(where.shape)
+        except ValueError as error:  # no numbers, of a shape that NumPy does not have
+            raise wrong(self._path, f"{name}: {error}") from error
+
+
+class Safetensors(PlainFile):
     """The safetensors package checks the header; bytes are read here, since it needs ml_dtypes for
     bfloat16, and crashes where a file has been cut since."""
+
+    _types = TYPES
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -94,8 +129,7 @@ class Safetensors(Arrays):
                     pass
             except SafetensorError as error:
                 raise not_read(path, error, _is_length) from error
-            self._absolute = os.path.abspath(path)
-            self._identity = _identity(file)
+            self._remember(file)
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length)
         try:
@@ -107,24 +141,6 @@ class Safetensors(Arrays):
                                     8 + length + tensor["data_offsets"][0])
                        for name, tensor in described.items()}
 
-    def _read(self, name: str, where: Tensor) -> Array:
-        if where.dtype not in TYPES:
-            raise wrong(self._path, f"{name} of type {where.dtype}", f"one of {', '.join(TYPES)}")
-        count = math.prod(where.shape)
-        with open_regular(self._absolute) as file:
-            if _identity(file) != self._identity:
-                raise wrong(self._path, "another file, or other bytes, than were opened",
-                            "mha.parameters.open once more")
-            array: Array = np.fromfile(file, TYPES[where.dtype], count, offset=where.start)
-        if len(array) != count:
-            raise wrong(self._path, f"{name} of {len(array)} numbers", f"{count}")
-        if where.dtype == "BF16":
-            array = as_bfloat16(array)
-        try:
-            return array.reshape(where.shape)
-        except ValueError as error:  # no numbers, of a shape that NumPy does not have
-            raise wrong(self._path, f"{name}: {error}") from error
-
 
 def _is_length(start: bytes) -> bool:
     """Whether it may be that of a .safetensors file's header, which is never 2^32 bytes long."""
@@ -132,7 +148,7 @@ def _is_length(start: bytes) -> bool:
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:
-    """Of the file and its bytes: arrays are where the header said, in no other."""
+    """Of the file and its bytes."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

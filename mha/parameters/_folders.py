@@ -9,6 +9,7 @@ from typing import Any
 
 from mha._base.arguments import printable
 from mha.parameters._files import Arrays, Npz, Safetensors
+from mha.parameters._gguf import Gguf
 from mha.parameters._regular_files import (
     CONVERT,
     each_name_once,
@@ -17,7 +18,8 @@ from mha.parameters._regular_files import (
     wrong,
 )
 
-KINDS: dict[str, Callable[[str], Arrays]] = {".safetensors": Safetensors, ".npz": Npz}
+KINDS: dict[str, Callable[[str], Arrays]] = {".safetensors": Safetensors, ".npz": Npz,
+                                             ".gguf": Gguf}
 INDEX = ".index.json"
 OF_TORCH = (".bin", ".pt", ".pth", ".ckpt")
 FIRST = "model.safetensors"  # of a folder, whatever else is there, as transformers does

@@ -63,6 +63,12 @@ OF_FRAMEWORKS = (
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 OF_META = {"q": "wq", "k": "wk", "v": "wv", "o": "wo"}
 PLAIN: Form = linears(NAMES, bias=None)
+# The same in files of llama.cpp, under "blk.{layer}.", and what else is there.
+OF_GGUF = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
+GGUF: Form = linears(OF_GGUF, bias=None)
+GGUF_NORMS: Form = {"attn_q_norm.weight": Stored(("q_norm",), ("head_dim",)),
+                    "attn_k_norm.weight": Stored(("k_norm",), ("head_dim",))}
+BESIDE_GGUF = ("attn_norm.*", "ffn_*", "post_attention_norm.*", "post_ffw_norm.*")
 HEAD_NORMS: Form = {"q_norm.weight": Stored(("q_norm",), ("head_dim",)),
                     "k_norm.weight": Stored(("k_norm",), ("head_dim",))}
 WIDTH_NORMS: Form = {"q_norm.weight": Stored(("q_norm",), ("heads head_dim",)),
@@ -73,21 +79,22 @@ ROTARY = {"rotary": config.rotary, "window": config.window}
 NORMED = {**ROTARY, "norm_eps": config.norm_eps}
 GEMMA3 = {**NORMED, "scale": config.scale_of_scalar}
 GEMMA2 = {**ROTARY, "scale": config.scale_of_scalar, "softcap": config.softcap}
-BUFFERS = ("rotary_emb.inv_freq",)
+BUFFERS = ("rotary_emb.inv_freq", *BESIDE_GGUF)
 BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows look both ways"}
 
 OF_DECODERS = (
-    Layout("llama", (PLAIN,), ROTARY, needs=("rotary",), passed_over=BUFFERS,
+    Layout("llama", (PLAIN, GGUF), ROTARY, needs=("rotary",), passed_over=BUFFERS,
            model_types=("llama", "mistral", "qwen2"), partial_biases=("qkv",)),
     # Meta's own files, and those of Mistral AI: pairs of columns that stand beside each other.
     Layout("llama_meta", (linears(OF_META, bias=False),),
            {"rotary": config.rotary_of_meta, "window": config.window}, needs=("rotary",),
            rotary_layout="interleaved"),
-    Layout("qwen3", ({**PLAIN, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
+    Layout("qwen3", ({**PLAIN, **HEAD_NORMS}, {**GGUF, **GGUF_NORMS}), NORMED,
+           needs=("rotary", "norm_eps"),
            constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
-    Layout("gemma2", (PLAIN,), GEMMA2, needs=("rotary", "scale", "softcap", "window"),
+    Layout("gemma2", (PLAIN, GGUF), GEMMA2, needs=("rotary", "scale", "softcap", "window"),
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma2",), full_every=2),
-    Layout("gemma3", ({**PLAIN, **HEAD_NORMS},), GEMMA3,
+    Layout("gemma3", ({**PLAIN, **HEAD_NORMS}, {**GGUF, **GGUF_NORMS}), GEMMA3,
            needs=("rotary", "norm_eps", "scale", "window"), constants={"norm_offset": 1.0},
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma3_text",), full_every=6),
     Layout("olmo2", ({**PLAIN, **WIDTH_NORMS},), NORMED, needs=("rotary", "norm_eps"),

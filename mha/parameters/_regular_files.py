@@ -24,7 +24,7 @@ BEGINNINGS = (
     (b"<!doctype", "a page of HTML", OF_SERVERS), (b"<html", "a page of HTML", OF_SERVERS),
     (b"<head", "a page of HTML", OF_SERVERS), (b"<?xml", "XML", OF_SERVERS),
     (b"{", "JSON", OF_SERVERS),
-    (b"gguf", "a GGUF file", "the model's .safetensors"),
+    (b"gguf", "a GGUF file", "a name that ends with .gguf"),
     (b"\x89hdf", "an HDF5 file", "its arrays by numpy.savez"),
     (b"\x93numpy", "an .npy file", "numpy.savez, which gives arrays their names"),
     (b"pk\x03\x04", "a zip archive, as numpy.savez and torch.save write",

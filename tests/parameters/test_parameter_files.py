@@ -185,7 +185,7 @@ print("ml_dtypes" in sys.modules, output.dtype, output.tobytes().hex())"""
 def test_other_files(tmp_path):
     for path, kind, message in (
             (tmp_path / "a.bin", ValueError, r"to convert it: safetensors\.torch\.save_file"),
-            (tmp_path / "a.dat", ValueError, r"a name that ends with \.safetensors, \.npz or"),
+            (tmp_path / "a.dat", ValueError, r"a name that ends with \.safetensors, \.npz, \.g"),
             (3, TypeError, "int"),
             (b"a.npz", TypeError, "path: got bytes"),
             (tmp_path / "none.npz", FileNotFoundError, "none.npz"),

@@ -145,25 +145,25 @@ static PyArrayObject *unpacked_array(const packed_weight *packed, const char *na
     return array;
 }
 
-PyObject *mha_py_unpack_weight(PyObject *module, PyObject *object) {
+static const packed_weight *packed_or_error(PyObject *object) {
     const packed_weight *packed = packed_in(object);
-    (void)module;
     if (packed == NULL) {
         PyErr_SetString(PyExc_TypeError, "weight: wanted one that pack_weight made");
-        return NULL;
     }
-    return (PyObject *)unpacked_array(packed, "weight");
+    return packed;
+}
+
+PyObject *mha_py_unpack_weight(PyObject *module, PyObject *object) {
+    const packed_weight *packed = packed_or_error(object);
+    (void)module;
+    return packed == NULL ? NULL : (PyObject *)unpacked_array(packed, "weight");
 }
 
 /* Bytes that the panels take. */
 PyObject *mha_py_packed_bytes(PyObject *module, PyObject *object) {
-    const packed_weight *packed = packed_in(object);
+    const packed_weight *packed = packed_or_error(object);
     (void)module;
-    if (packed == NULL) {
-        PyErr_SetString(PyExc_TypeError, "weight: wanted one that pack_weight made");
-        return NULL;
-    }
-    return PyLong_FromSize_t(packed->bytes);
+    return packed == NULL ? NULL : PyLong_FromSize_t(packed->bytes);
 }
 
 static int check_in(const converted_weight *weight, int64_t wanted, const char *in_meaning,

@@ -253,6 +253,14 @@ static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
     return (mha_divide_up(rows, of_a_line) | 1) * of_a_line;
 }
 
+/* A block of a panel that is quantised: a float16 scale a column, then the numbers row by row, plus
+ * 128; or plus 8, two in a byte, of which the upper is 16 rows further down. */
+enum { MHA_QUANTISED_ZERO = 128, MHA_QUANTISED_HALF_ZERO = 8 };
+static inline int64_t mha_quantised_block_bytes(mha_storage storage, int64_t columns) {
+    const int64_t rows = storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : MHA_QUANTISED_ROWS / 2;
+    return columns * ((int64_t)sizeof(uint16_t) + rows);
+}
+
 typedef struct mha_merge_block {
     mha_checkpoint *checkpoint;
     int64_t parts, first_row, end_row, width;

@@ -35,6 +35,8 @@ static PyMethodDef methods[] = {
     {"check_block_mask", mha_py_check_block_mask, METH_O, NULL},
     {"pack_weight", mha_py_pack_weight, METH_O, NULL},
     {"unpack_weight", mha_py_unpack_weight, METH_O, NULL},
+    FUNCTION(pack_blocks, METH_FASTCALL),
+    {"unpack_blocks", mha_py_unpack_blocks, METH_O, NULL},
     {"packed_bytes", mha_py_packed_bytes, METH_O, NULL},
     {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
     {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},

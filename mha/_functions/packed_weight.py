@@ -11,6 +11,7 @@ from mha import _core
 from mha._base.arguments import as_array
 from mha._base.dtypes import in_type, shown_dtype, stored_dtype
 from mha._base.keywords import names_its_keywords, unknown_keyword
+from mha._functions.quantised import BITS, Blocks, quantised
 
 __all__ = ["PackedWeight", "pack"]
 
@@ -18,12 +19,13 @@ __all__ = ["PackedWeight", "pack"]
 class PackedWeight:
     """A weight (in, out) in the order in which `mha.linear` reads it: `mha.pack` makes one.
 
-    Every function that takes a weight takes it, and gives the bits that the array gives.
+    Every function that takes a weight takes it, and gives the bits that the array gives. One that
+    is quantised gives those of the float32 array that `unpack` makes of it.
 
     Attributes
     ----------
     shape : (in, out)
-    dtype : numpy.dtype
+    dtype : numpy.dtype, or "q8_0", "q4_0"
         Of its numbers; "bfloat16" where ml_dtypes is not imported.
     nbytes : int
         Bytes of memory that it takes.
@@ -46,7 +48,7 @@ class PackedWeight:
     __slots__ = ("__weakref__", "_core_weight", "_dtype", "_shape")
     if TYPE_CHECKING:
         _core_weight: object  # as the core takes it
-        _dtype: np.dtype[Any]  # of what was packed
+        _dtype: np.dtype[Any] | str  # of what was packed
         _shape: tuple[int, int]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -60,7 +62,7 @@ class PackedWeight:
     @property
     def dtype(self) -> Any:
         """The type of its numbers."""
-        return shown_dtype(self._dtype)
+        return self._dtype if isinstance(self._dtype, str) else shown_dtype(self._dtype)
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +70,7 @@ class PackedWeight:
         return _core.packed_bytes(self._core_weight)
 
     def unpack(self) -> NDArray[Any]:
-        """A new array (in, out) of its numbers, in their type.
+        """A new array (in, out) of its numbers, in their type; float32 of one that is quantised.
 
         Raises
         ------
@@ -80,7 +82,12 @@ class PackedWeight:
         >>> bool((mha.pack(weight).unpack() == weight).all())
         True
         """
+        if isinstance(self._dtype, str):
+            return self._blocks(self._dtype).dequantised()
         return _core.unpack_weight(self._core_weight)
+
+    def _blocks(self, kind: str) -> Blocks:
+        return Blocks(kind, *_core.unpack_blocks(self._core_weight))
 
     def __repr__(self) -> str:
         return f"PackedWeight(shape={self.shape}, dtype={self.dtype})"
@@ -91,13 +98,20 @@ class PackedWeight:
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
         return self
 
-    def __getstate__(self) -> NDArray[Any]:
-        return self.unpack()
+    def __getstate__(self) -> Any:
+        if isinstance(self._dtype, str):
+            return tuple(self._blocks(self._dtype))
+        return (self.unpack(),)
 
-    def __setstate__(self, array: NDArray[Any]) -> None:
-        _fill(self, array)
+    def __setstate__(self, state: Any) -> None:
+        if hasattr(self, "_core_weight"):
+            raise AttributeError("a PackedWeight cannot be changed")
+        _fill(self, Blocks(*state) if len(state) > 1 else as_array(state[0], "weight"))
 
     def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a PackedWeight cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{name}: a PackedWeight cannot be changed")
 
 
@@ -114,8 +128,11 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
     ----------
     weight : array (in, out), or PackedWeight
         Copied: it may change afterwards.
-    dtype : float16, "bfloat16", float32 or float64, optional
-        The type in which its numbers are kept, each rounded once; by default its own.
+    dtype : float16, "bfloat16", float32, float64, "q8_0" or "q4_0", optional
+        The type in which its numbers are kept, each rounded once; by default its own, float64 of
+        integers. "q8_0" and "q4_0" are quantised: 8 or 4 bits a number and a float16 scale for each
+        32 along the input axis, as llama.cpp has them. Products compute in float32; float64 x is a
+        TypeError.
 
     Returns
     -------
@@ -123,7 +140,9 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
 
     Raises
     ------
-    ValueError: a weight that is no matrix. TypeError: another type. MemoryError.
+    ValueError: a weight that is no matrix; of one to be quantised, an input axis that is no
+    multiple of 32, numbers that are not finite or whose scale is beyond float16. TypeError: another
+    type. MemoryError.
 
     Source: as `PackedWeight`.
 
@@ -133,21 +152,29 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
     """
     if unknown:
         raise unknown_keyword(pack, unknown)
-    stored = None if dtype is None else stored_dtype(dtype)
+    stored = (None if dtype is None else dtype if isinstance(dtype, str) and dtype in BITS
+              else stored_dtype(dtype))
     if isinstance(weight, PackedWeight):
         if stored is None or stored == weight._dtype:
             return weight
         weight = weight.unpack()
     array = as_array(weight, "weight")
-    return _fill(object.__new__(PackedWeight),
-                 array if stored is None else in_type(array, stored))
+    return _fill(object.__new__(PackedWeight), array if stored is None
+                 else quantised(array, stored) if isinstance(stored, str)
+                 else in_type(array, stored))
 
 
-def _fill(packed: PackedWeight, array: NDArray[Any]) -> PackedWeight:
+def _fill(packed: PackedWeight, weight: NDArray[Any] | Blocks) -> PackedWeight:
     set_slot = object.__setattr__
-    set_slot(packed, "_core_weight", _core.pack_weight(array))
-    is_integer = array.dtype.kind in "iub"
-    own = np.dtype(np.float64) if is_integer else array.dtype.newbyteorder("=")
+    if isinstance(weight, Blocks):
+        core = _core.pack_blocks(weight.numbers, weight.scales, BITS[weight.kind])
+        own: np.dtype[Any] | str = weight.kind
+        shape = weight.numbers.shape
+    else:
+        core, shape = _core.pack_weight(weight), weight.shape
+        is_integer = weight.dtype.kind in "iub"
+        own = np.dtype(np.float64) if is_integer else weight.dtype.newbyteorder("=")
+    set_slot(packed, "_core_weight", core)
     set_slot(packed, "_dtype", own)
-    set_slot(packed, "_shape", array.shape)
+    set_slot(packed, "_shape", shape)
     return packed

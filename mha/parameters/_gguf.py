@@ -35,7 +35,7 @@ KEYS = {
     "embedding_length": "hidden_size",
     "rope.freq_base": "rope_theta",
 }
-BROKEN = (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
+BROKEN = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 
 
 class Metadata(dict[str, Any]):
@@ -132,7 +132,7 @@ class Gguf(PlainFile):
         if kind in PERMUTED and self._architecture == "llama":
             config = self.config or {}
             heads = config.get(PERMUTED[kind], config.get("num_attention_heads"))
-            if not isinstance(heads, int) or heads < 1 or len(array) % (2 * heads):
+            if type(heads) is not int or heads < 1 or len(array) % (2 * heads):
                 raise wrong(self._path, f"{name} of {len(array)} rows for {heads} heads")
             pairs = array.reshape(heads, len(array) // heads // 2, 2, *array.shape[1:])
             return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)

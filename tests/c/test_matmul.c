@@ -184,12 +184,63 @@ static void test_unpacking(void) {
         CHECK(panels != NULL);
         const mha_weight_packing packing = {MHA_FLOAT32, weight, panels};
         CHECK_OK(mha_pack_weight(&packing, &execution));
-        const mha_weight_unpacking unpacking = {MHA_FLOAT32, mha_packed_weight(&packing), unpacked};
+        const mha_weight_unpacking unpacking = {MHA_FLOAT32, mha_packed_weight(&packing), unpacked,
+                                                NULL};
         CHECK_OK(mha_unpack_weight(&unpacking, &execution));
         CHECK(memcmp(unpacked, m.w, (size_t)count * sizeof(float)) == 0);
-        const mha_weight_unpacking of_plain = {MHA_FLOAT32, weight, unpacked};
+        const mha_weight_unpacking of_plain = {MHA_FLOAT32, weight, unpacked, NULL};
         CHECK(mha_unpack_weight(&of_plain, &execution) == MHA_INVALID_ARGUMENT);
         free(panels), free(unpacked), free_matrices(&m);
+    }
+}
+
+/* The product with blocks has the bits of that with the numbers which they stand for, and the
+ * blocks come back. Scales are powers of two here, as float16. */
+static void test_quantised(void) {
+    for (int bits = 8; bits >= 4; bits -= 4) {
+        const int64_t in = 160, out = 150, rows = 41;
+        matrices m = new_matrices(rows, in, out);
+        int8_t *numbers = malloc((size_t)(in * out)), *again = malloc((size_t)(in * out));
+        uint16_t scales[5 * 150], scales_again[5 * 150];
+        size_t bytes;
+        mha_execution execution = {.num_threads = 2};
+        CHECK(numbers != NULL && again != NULL);
+        for (int64_t i = 0; i < 5 * out; i++) {
+            scales[i] = (uint16_t)((10 + i % 7) << 10 | (i % 3 == 0) << 15); /* 2^-5 to 2, -2^... */
+        }
+        for (int64_t i = 0; i < in * out; i++) {
+            const int number = (int)(i * 7919 % 255) - 127;
+            const int64_t at = i / out / 32 * out + i % out;
+            numbers[i] = (int8_t)(bits == 8 ? number : (number & 15) - 8);
+            m.w[i] = (float)numbers[i] * ldexpf(1, (int)(scales[at] >> 10 & 31) - 15) *
+                     (scales[at] >> 15 ? -1 : 1);
+        }
+        mha_linear_projection projection = projection_of(&m);
+        float *wanted = new_numbers(rows * out);
+        projection.output = wanted;
+        project(&projection, 1);
+        const mha_weight weight = {.data = numbers,
+                                   .in = in,
+                                   .out = out,
+                                   .storage = bits == 8 ? MHA_Q8_0 : MHA_Q4_0,
+                                   .scales = scales};
+        CHECK_OK(mha_packed_size_of(MHA_FLOAT32, &weight, &bytes));
+        void *panels = malloc(bytes);
+        CHECK(panels != NULL);
+        const mha_weight_packing packing = {MHA_FLOAT32, weight, panels};
+        CHECK_OK(mha_pack_weight(&packing, &execution));
+        projection.weight = mha_packed_weight(&packing);
+        projection.output = m.output;
+        for (int threads = 1; threads <= 3; threads++) {
+            project(&projection, threads);
+            CHECK(memcmp(m.output, wanted, (size_t)(rows * out) * sizeof(float)) == 0);
+        }
+        const mha_weight_unpacking unpacking = {MHA_FLOAT32, projection.weight, again,
+                                                scales_again};
+        CHECK_OK(mha_unpack_weight(&unpacking, &execution));
+        CHECK(memcmp(again, numbers, (size_t)(in * out)) == 0);
+        CHECK(memcmp(scales_again, scales, sizeof scales) == 0);
+        free(panels), free(wanted), free(numbers), free(again), free_matrices(&m);
     }
 }
 
@@ -199,6 +250,7 @@ int main(void) {
     on_every_instruction_set(test_bits_of_a_row);
     on_every_instruction_set(test_blocks_that_begin_alike);
     on_every_instruction_set(test_unpacking);
+    on_every_instruction_set(test_quantised);
     puts("test_matmul: passed");
     return 0;
 }

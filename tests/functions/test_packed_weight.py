@@ -116,9 +116,21 @@ def test_it_cannot_be_changed():
     for name in ("shape", "dtype", "nbytes", "_core_weight", "other"):
         with pytest.raises(AttributeError):
             setattr(packed, name, None)
+        with pytest.raises(AttributeError):
+            delattr(packed, name)
+    with pytest.raises(AttributeError, match="a PackedWeight cannot be changed"):
+        packed.__setstate__((np.ones((2, 2)),))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(mha.pack(np.zeros((1, 1))), protocol))
+        assert again.unpack() == 0
     assert repr(packed) == "PackedWeight(shape=(3, 4), dtype=float64)"
     with pytest.raises(TypeError, match=r"PackedWeight: got a call, wanted mha\.pack"):
         mha.PackedWeight(np.ones((3, 4)))
+
+
+def test_no_rows_and_very_many_columns():
+    packed = mha.pack(np.empty((0, 1 << 40), np.int8))
+    assert packed.shape == (0, 1 << 40) and packed.nbytes == 0
 
 
 def test_many_threads_use_it_at_once():

@@ -153,10 +153,16 @@ def with_options(function, positional, **keywords):
     return call, [*positional, *AttentionOptions(), *keywords.values()]
 
 
+def numbers_and_scales():
+    """Of a weight in blocks."""
+    return [np.ones((64, 5), np.int8), np.ones((2, 5), np.float16)]
+
+
 def calls_of_the_core():
     """Each function of the core and good arguments for it, by position."""
     a = bad_input.fresh_arrays()
     packed = _core.pack_weight(a.W)
+    blocks = numbers_and_scales()
     inputs = [a.query, a.key, a.value]
     weights = [a.W, a.W, a.W, a.W, a.b, None, a.b, None, 4, None, None]
     options = AttentionOptions()
@@ -197,6 +203,8 @@ def calls_of_the_core():
         "pack_weight": (_core.pack_weight, [a.W]),
         "unpack_weight": (_core.unpack_weight, [packed]),
         "packed_bytes": (_core.packed_bytes, [packed]),
+        "pack_blocks": (_core.pack_blocks, [*blocks, 8]),
+        "unpack_blocks": (_core.unpack_blocks, [_core.pack_blocks(*blocks, 4)]),
         "split_heads": (_core.split_heads, [a.x, 4]),
         "merge_heads": (_core.merge_heads, [a.query]),
         "merge_attention": (_core.merge_attention, [[a.out, a.out], [a.lse, a.lse]]),
@@ -237,6 +245,7 @@ def strange_objects():
              1e-320, float("nan"), float("inf"), "", "zeros", "uniform", (), (0, 0), (1, None),
              (3, 2), [1, 2, 3], [f(3, 4)], {}, {1}, slice(1), ..., int, memoryview(a.query),
              _core.pack_weight(f(12, 12).astype(np.float64)), np.dtype("f4"), np.dtype("f8"),
+             _core.pack_blocks(*numbers_and_scales(), 8), *numbers_and_scales(), 8, 4,
              np.random.default_rng(0), datetime.datetime_CAPI]
     return arrays + others + plain
 
@@ -245,8 +254,8 @@ def strange_objects():
 def test_random_arguments(name):
     """Two thousand calls with one to three arguments replaced, some with one too few or many."""
     generator = random.Random(name)
-    strange = strange_objects()
     function, good = calls_of_the_core()[name]
+    strange = [*strange_objects(), *good]
     function(*good)
     raised = 0
     for _ in range(2000):

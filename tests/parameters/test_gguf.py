@@ -189,6 +189,18 @@ def test_bad_input(tmp_path, monkeypatch):
         (tmp_path / f"{name}.gguf").write_bytes(content)
         with pytest.raises(ValueError, match=message):
             mha.parameters.open(tmp_path / f"{name}.gguf")
+    for architecture, heads in (("llama", 0), ("llama", True), ("gemma2", 0)):
+        writer = gguf.GGUFWriter(tmp_path / "heads.gguf", architecture)
+        (writer.add_bool if heads is True else writer.add_uint32)(
+            f"{architecture}.attention.head_count", heads)
+        writer.add_embedding_length(EMBED)
+        writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(ValueError, match=r"heads\.gguf: got "):
+            mha.parameters.open(tmp_path / "heads.gguf")["blk.0.attn_q.weight"]
     with open(path, "r+b") as again:
         again.truncate(2000)
     with pytest.raises(ValueError, match=r"wanted mha\.parameters\.open once more"):

@@ -1,6 +1,8 @@
 /* Weights in panels, and rows that lie transposed in blocks: what the kernel of products reads. */
 #include "core/projection/matmul.h"
 
+#include "core/projection/quantised.h"
+
 #include <string.h>
 
 #include "threads/partition.h"
@@ -16,6 +18,11 @@ int64_t mha_panel_count(const mha_panel_format *format, int64_t out) {
 
 mha_status mha_panel_size(mha_dtype dtype, const mha_weight *weight, size_t *bytes) {
     const mha_panel_format *format = mha_panels_of(dtype);
+    if (mha_is_quantised(weight->storage)) {
+        const size_t blocks = (size_t)(weight->in / MHA_QUANTISED_ROWS);
+        return mha_multiply_sizes(
+            blocks, (size_t)mha_quantised_block_bytes(weight->storage, format->columns), bytes);
+    }
     size_t rows = (size_t)weight->in, row_bytes = (size_t)format->columns * sizeof(uint16_t);
     if (weight->storage == MHA_AS_COMPUTED) {
         const size_t multiple = (size_t)format->row_multiple;
@@ -60,15 +67,23 @@ bool mha_weight_fits(const mha_weight *weight, mha_dtype dtype) {
 static void pack_one_panel(void *context, int64_t task, mha_worker *worker) {
     const mha_weight_packing *packing = context;
     const mha_panel_format *format = mha_panels_of(packing->dtype);
-    format->pack(&packing->weight, task * format->columns,
-                 (char *)packing->packed + mha_panel_offset(packing->dtype, &packing->weight, task),
-                 &worker->checkpoint);
+    char *panel =
+        (char *)packing->packed + mha_panel_offset(packing->dtype, &packing->weight, task);
+    if (mha_is_quantised(packing->weight.storage)) {
+        mha_pack_quantised(&packing->weight, task * format->columns, format->columns, panel,
+                           &worker->checkpoint);
+    } else {
+        format->pack(&packing->weight, task * format->columns, panel, &worker->checkpoint);
+    }
 }
 
 mha_status mha_pack_weight(const mha_weight_packing *packing, mha_execution *execution) {
     mha_weight_packing job = *packing;
     const int64_t panels = mha_panel_count(mha_panels_of(job.dtype), job.weight.out);
     const double numbers = (double)job.weight.in * (double)job.weight.out;
+    if (numbers == 0) {
+        return MHA_OK;
+    }
     return mha_pool_run(panels, mha_threads_for(panels, numbers, execution->num_threads),
                         pack_one_panel, &job, &execution->cancel);
 }
@@ -79,11 +94,14 @@ static void unpack_one_panel(void *context, int64_t task, mha_worker *worker) {
     const mha_panel_format *format = mha_panels_of(job->dtype);
     const int64_t first = task * format->columns;
     const int64_t item = (int64_t)mha_storage_size(job->dtype, job->packed.storage);
-    format->unpack(&job->packed,
-                   (const char *)job->packed.data +
-                       mha_panel_offset(job->dtype, &job->packed, task),
-                   mha_smaller(format->columns, job->packed.out - first),
-                   (char *)job->to + first * item, job->packed.out * item, &worker->checkpoint);
+    const char *panel =
+        (const char *)job->packed.data + mha_panel_offset(job->dtype, &job->packed, task);
+    if (mha_is_quantised(job->packed.storage)) {
+        mha_unpack_quantised(job, first, format->columns, panel, &worker->checkpoint);
+    } else {
+        format->unpack(&job->packed, panel, mha_smaller(format->columns, job->packed.out - first),
+                       (char *)job->to + first * item, job->packed.out * item, &worker->checkpoint);
+    }
 }
 
 mha_status mha_unpack_weight(const mha_weight_unpacking *unpacking, mha_execution *execution) {

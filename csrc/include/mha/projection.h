@@ -21,6 +21,8 @@ typedef struct mha_weight {
     int64_t in, out;
     int64_t in_stride, out_stride;  /* bytes; unused when packed */
     mha_storage storage;            /* of its numbers, packed or not */
+    const void *scales;             /* float16 (in / MHA_QUANTISED_ROWS, out), of what is packed as
+                                       blocks from int8 numbers (in, out) alone, both contiguous */
     const mha_panel_format *format; /* NULL: not packed */
 } mha_weight;
 
@@ -40,12 +42,12 @@ typedef struct mha_weight_packing {
 mha_status mha_pack_weight(const mha_weight_packing *packing,
                            mha_execution *execution) MHA_MUST_CHECK;
 
-/* The way back: to (in, out), C-contiguous, as the weight had them before. MHA_INVALID_ARGUMENT
- * under another kernel set. */
+/* The way back: to (in, out), and of blocks scales, C-contiguous, as the weight had them before.
+ * MHA_INVALID_ARGUMENT under another kernel set. */
 typedef struct mha_weight_unpacking {
     mha_dtype dtype;
     mha_weight packed;
-    void *to;
+    void *to, *scales;
 } mha_weight_unpacking;
 
 mha_status mha_unpack_weight(const mha_weight_unpacking *unpacking,

@@ -16,8 +16,18 @@ enum { MHA_MAX_AXES = 34 };
 typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64, MHA_NUM_DTYPES } mha_dtype;
 
 /* How the numbers of an array lie in memory: as the arithmetic has them, or half as wide as its
- * float32. float64 has no halves. */
-typedef enum mha_storage { MHA_AS_COMPUTED, MHA_FLOAT16, MHA_BFLOAT16 } mha_storage;
+ * float32; of a packed weight, too, in blocks of MHA_QUANTISED_ROWS along its input axis that share
+ * a float16 scale: 8 or 4 bits a number (GGML's types of these names). float64 has none of them. */
+typedef enum mha_storage {
+    MHA_AS_COMPUTED,
+    MHA_FLOAT16,
+    MHA_BFLOAT16,
+    MHA_Q8_0,
+    MHA_Q4_0
+} mha_storage;
+enum { MHA_QUANTISED_ROWS = 32 };
+
+static inline bool mha_is_quantised(mha_storage storage) { return storage >= MHA_Q8_0; }
 
 /* What is to be known of an element type, apart from its kernels. */
 typedef struct mha_element_type {

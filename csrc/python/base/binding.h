@@ -57,6 +57,8 @@ PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssi
 PyObject *mha_py_check_block_mask(PyObject *module, PyObject *record);
 PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
 PyObject *mha_py_unpack_weight(PyObject *module, PyObject *packed);
+PyObject *mha_py_pack_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mha_py_unpack_blocks(PyObject *module, PyObject *packed);
 PyObject *mha_py_packed_bytes(PyObject *module, PyObject *packed);
 PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
 PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);

@@ -47,45 +47,18 @@ static mha_status pack(const void *packing, mha_execution *execution) {
     return mha_pack_weight(packing, execution);
 }
 
-/* A capsule with the panels of a C array (in, out): the fast path of frozen layers. */
-PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
-    PyArrayObject *array = NULL, *real = NULL;
-    packed_weight *packed = NULL;
+/* A capsule with the panels of a weight, whose type the caller has set; NULL with the exception. */
+static PyObject *new_packed(mha_dtype dtype, int typenum, const mha_weight *weight,
+                            int num_threads) {
+    packed_weight *packed = calloc(1, sizeof *packed);
     PyObject *capsule = NULL;
-    static const char *const names[] = {"weight"};
-    (void)module;
-    const int num_threads = mha_call_threads();
-    if (num_threads == 0) {
-        return NULL;
-    }
-    array = mha_as_array(object, "weight");
-    packed = calloc(1, sizeof *packed);
     if (packed == NULL) {
-        PyErr_NoMemory();
-        goto cleanup;
+        return PyErr_NoMemory();
     }
-    if (array == NULL || mha_make_private((PyObject **)&array) < 0 ||
-        mha_result_types(&array, names, 1, &packed->dtype, &packed->typenum) < 0) {
-        goto cleanup;
-    }
-    if (PyArray_NDIM(array) != 2) {
-        char text[MHA_SHAPE_TEXT];
-        PyErr_Format(PyExc_ValueError, "weight: got shape %s, wanted (in, out)",
-                     mha_array_shape_text(array, text));
-        goto cleanup;
-    }
-    real = mha_as_strided_stored(array, packed->dtype, "weight");
-    if (real == NULL) {
-        goto cleanup;
-    }
-    mha_weight_packing packing = {.dtype = packed->dtype,
-                                  .weight = {.data = PyArray_DATA(real),
-                                             .in = PyArray_DIM(real, 0),
-                                             .out = PyArray_DIM(real, 1),
-                                             .in_stride = PyArray_STRIDE(real, 0),
-                                             .out_stride = PyArray_STRIDE(real, 1),
-                                             .storage = mha_storage_of(real)}};
-    if (mha_packed_size_of(packed->dtype, &packing.weight, &packed->bytes) == MHA_OK) {
+    packed->dtype = dtype;
+    packed->typenum = typenum;
+    mha_weight_packing packing = {.dtype = dtype, .weight = *weight};
+    if (mha_packed_size_of(dtype, weight, &packed->bytes) == MHA_OK) {
         packed->panels = mha_system_allocate(packed->bytes > 0 ? packed->bytes : 1);
     }
     if (packed->panels == NULL) {
@@ -98,16 +71,94 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
         goto cleanup;
     }
     capsule = PyCapsule_New(packed, CAPSULE_NAME, free_packed);
-    if (capsule != NULL) {
-        packed = NULL;
-    }
 cleanup:
-    if (packed != NULL) {
+    if (capsule == NULL) {
         mha_system_free(packed->panels);
         free(packed);
     }
+    return capsule;
+}
+
+/* A capsule with the panels of a C array (in, out): the fast path of frozen layers. */
+PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
+    PyArrayObject *array = NULL, *real = NULL;
+    PyObject *capsule = NULL;
+    mha_dtype dtype;
+    int typenum;
+    static const char *const names[] = {"weight"};
+    (void)module;
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0) {
+        return NULL;
+    }
+    array = mha_as_array(object, "weight");
+    if (array == NULL || mha_make_private((PyObject **)&array) < 0 ||
+        mha_result_types(&array, names, 1, &dtype, &typenum) < 0) {
+        goto cleanup;
+    }
+    if (PyArray_NDIM(array) != 2) {
+        char text[MHA_SHAPE_TEXT];
+        PyErr_Format(PyExc_ValueError, "weight: got shape %s, wanted (in, out)",
+                     mha_array_shape_text(array, text));
+        goto cleanup;
+    }
+    real = mha_as_strided_stored(array, dtype, "weight");
+    if (real != NULL) {
+        const mha_weight weight = {.data = PyArray_DATA(real),
+                                   .in = PyArray_DIM(real, 0),
+                                   .out = PyArray_DIM(real, 1),
+                                   .in_stride = PyArray_STRIDE(real, 0),
+                                   .out_stride = PyArray_STRIDE(real, 1),
+                                   .storage = mha_storage_of(real)};
+        capsule = new_packed(dtype, typenum, &weight, num_threads);
+    }
+cleanup:
     Py_XDECREF(array);
     Py_XDECREF(real);
+    return capsule;
+}
+
+/* A C-contiguous matrix of this type, which nobody else may write to; NULL with the exception. */
+static PyArrayObject *matrix_of(PyObject *object, int typenum, const char *name) {
+    if (!PyArray_Check(object) || PyArray_TYPE((PyArrayObject *)object) != typenum ||
+        PyArray_NDIM((PyArrayObject *)object) != 2) {
+        PyErr_Format(PyExc_TypeError, "%s: wanted a matrix of the type of blocks", name);
+        return NULL;
+    }
+    return (PyArrayObject *)PyArray_NewCopy((PyArrayObject *)object, NPY_CORDER);
+}
+
+/* pack_blocks(numbers int8 (in, out), scales float16 (in / 32, out), bits): a capsule. */
+PyObject *mha_py_pack_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyArrayObject *numbers = NULL, *scales = NULL;
+    PyObject *capsule = NULL;
+    (void)module;
+    const long bits = nargs == 3 && PyLong_Check(args[2]) ? PyLong_AsLong(args[2]) : 0;
+    if (bits != 8 && bits != 4) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_TypeError, "pack_blocks: wanted numbers, scales, and 8 or 4 bits");
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    if (num_threads == 0 || (numbers = matrix_of(args[0], NPY_INT8, "numbers")) == NULL ||
+        (scales = matrix_of(args[1], NPY_HALF, "scales")) == NULL) {
+        goto cleanup;
+    }
+    const mha_weight weight = {.data = PyArray_DATA(numbers),
+                               .in = PyArray_DIM(numbers, 0),
+                               .out = PyArray_DIM(numbers, 1),
+                               .storage = bits == 8 ? MHA_Q8_0 : MHA_Q4_0,
+                               .scales = PyArray_DATA(scales)};
+    if (weight.in % MHA_QUANTISED_ROWS != 0 ||
+        PyArray_DIM(scales, 0) != weight.in / MHA_QUANTISED_ROWS ||
+        PyArray_DIM(scales, 1) != weight.out) {
+        PyErr_SetString(PyExc_ValueError, "scales: wanted one for 32 numbers of a column");
+        goto cleanup;
+    }
+    capsule = new_packed(MHA_FLOAT32, NPY_FLOAT32, &weight, num_threads);
+cleanup:
+    Py_XDECREF(numbers);
+    Py_XDECREF(scales);
     return capsule;
 }
 
@@ -128,6 +179,11 @@ static int check_kernels(const packed_weight *packed, const char *name) {
 /* A new array (in, out) of the numbers, of the type that they had; NULL with the exception. */
 static PyArrayObject *unpacked_array(const packed_weight *packed, const char *name) {
     const int num_threads = mha_call_threads();
+    if (mha_is_quantised(packed->weight.storage)) {
+        PyErr_Format(PyExc_TypeError, "%s: got a quantised weight, wanted x in float32 or a half",
+                     name);
+        return NULL;
+    }
     const npy_intp shape[] = {(npy_intp)packed->weight.in, (npy_intp)packed->weight.out};
     if (num_threads == 0 || check_kernels(packed, name) < 0) {
         return NULL;
@@ -157,6 +213,40 @@ PyObject *mha_py_unpack_weight(PyObject *module, PyObject *object) {
     const packed_weight *packed = packed_or_error(object);
     (void)module;
     return packed == NULL ? NULL : (PyObject *)unpacked_array(packed, "weight");
+}
+
+/* unpack_blocks(packed): (numbers, scales) as pack_blocks had them. */
+PyObject *mha_py_unpack_blocks(PyObject *module, PyObject *object) {
+    PyArrayObject *numbers = NULL, *scales = NULL;
+    PyObject *both = NULL;
+    (void)module;
+    const packed_weight *packed = packed_or_error(object);
+    if (packed == NULL) {
+        return NULL;
+    }
+    if (!mha_is_quantised(packed->weight.storage)) {
+        PyErr_SetString(PyExc_TypeError, "weight: wanted one that pack_blocks made");
+        return NULL;
+    }
+    const int num_threads = mha_call_threads();
+    const npy_intp shape[] = {(npy_intp)packed->weight.in, (npy_intp)packed->weight.out};
+    const npy_intp of_scales[] = {shape[0] / MHA_QUANTISED_ROWS, shape[1]};
+    if (num_threads == 0 || check_kernels(packed, "weight") < 0 ||
+        (numbers = mha_new_array(2, shape, NPY_INT8, "weight")) == NULL ||
+        (scales = mha_new_array(2, of_scales, NPY_HALF, "weight")) == NULL) {
+        goto cleanup;
+    }
+    const mha_weight_unpacking unpacking = {.dtype = packed->dtype,
+                                            .packed = packed->weight,
+                                            .to = PyArray_DATA(numbers),
+                                            .scales = PyArray_DATA(scales)};
+    if (PyArray_SIZE(numbers) == 0 || mha_call_run(NULL, unpack, &unpacking, num_threads) == 0) {
+        both = PyTuple_Pack(2, numbers, scales);
+    }
+cleanup:
+    Py_XDECREF(numbers);
+    Py_XDECREF(scales);
+    return both;
 }
 
 /* Bytes that the panels take. */

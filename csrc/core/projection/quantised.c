@@ -1,0 +1,78 @@
+#include "core/projection/quantised.h"
+
+#include <string.h>
+
+enum { HALF = MHA_QUANTISED_ROWS / 2 };
+
+/* A row of bytes of a block: one row of numbers, or of 4 bits two, 16 rows apart. */
+static void pack_row(const mha_weight *weight, const int8_t *numbers, int64_t columns,
+                     uint8_t *to) {
+    for (int64_t column = 0; weight->storage == MHA_Q8_0 && column < columns; column++) {
+        to[column] = (uint8_t)(numbers[column] + MHA_QUANTISED_ZERO);
+    }
+    for (int64_t column = 0; weight->storage == MHA_Q4_0 && column < columns; column++) {
+        const int low = numbers[column], high = numbers[HALF * weight->out + column];
+        to[column] = (uint8_t)(((low + MHA_QUANTISED_HALF_ZERO) & 15) |
+                               ((high + MHA_QUANTISED_HALF_ZERO) & 15) << 4);
+    }
+}
+
+static void unpack_row(const mha_weight *weight, const uint8_t *from, int64_t columns,
+                       int8_t *numbers) {
+    for (int64_t column = 0; weight->storage == MHA_Q8_0 && column < columns; column++) {
+        numbers[column] = (int8_t)(from[column] - MHA_QUANTISED_ZERO);
+    }
+    for (int64_t column = 0; weight->storage == MHA_Q4_0 && column < columns; column++) {
+        numbers[column] = (int8_t)((from[column] & 15) - MHA_QUANTISED_HALF_ZERO);
+        numbers[HALF * weight->out + column] =
+            (int8_t)((from[column] >> 4) - MHA_QUANTISED_HALF_ZERO);
+    }
+}
+
+static int64_t rows_of_bytes(mha_storage storage) {
+    return storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : HALF;
+}
+
+void mha_pack_quantised(const mha_weight *weight, int64_t first_column, int64_t columns,
+                        void *panel, mha_checkpoint *checkpoint) {
+    const int64_t there = mha_smaller(columns, weight->out - first_column);
+    const int64_t rows = rows_of_bytes(weight->storage);
+    const size_t scales_bytes = (size_t)columns * sizeof(uint16_t);
+    const uint16_t *scales = (const uint16_t *)weight->scales + first_column;
+    uint8_t *to = panel;
+    for (int64_t first = 0; first < weight->in; first += MHA_QUANTISED_ROWS) {
+        if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * MHA_QUANTISED_ROWS * columns)) {
+            return;
+        }
+        /* Columns that are not there have any number, times 0. */
+        memset(to, 0, scales_bytes + (size_t)(rows * columns));
+        memcpy(to, scales + first / MHA_QUANTISED_ROWS * weight->out,
+               (size_t)there * sizeof(uint16_t));
+        to += scales_bytes;
+        const int8_t *numbers = (const int8_t *)weight->data + first * weight->out + first_column;
+        for (int64_t row = 0; row < rows; row++, to += columns) {
+            pack_row(weight, numbers + row * weight->out, there, to);
+        }
+    }
+}
+
+void mha_unpack_quantised(const mha_weight_unpacking *unpacking, int64_t first_column,
+                          int64_t columns, const void *panel, mha_checkpoint *checkpoint) {
+    const mha_weight *weight = &unpacking->packed;
+    const int64_t there = mha_smaller(columns, weight->out - first_column);
+    const int64_t rows = rows_of_bytes(weight->storage);
+    uint16_t *scales = (uint16_t *)unpacking->scales + first_column;
+    const uint8_t *from = panel;
+    for (int64_t first = 0; first < weight->in; first += MHA_QUANTISED_ROWS) {
+        if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * MHA_QUANTISED_ROWS * columns)) {
+            return;
+        }
+        memcpy(scales + first / MHA_QUANTISED_ROWS * weight->out, from,
+               (size_t)there * sizeof(uint16_t));
+        from += (size_t)columns * sizeof(uint16_t);
+        int8_t *numbers = (int8_t *)unpacking->to + first * weight->out + first_column;
+        for (int64_t row = 0; row < rows; row++, from += columns) {
+            unpack_row(weight, from, there, numbers + row * weight->out);
+        }
+    }
+}

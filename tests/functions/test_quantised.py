@@ -1,0 +1,122 @@
+"""Packed weights in blocks of 8 or 4 bits: the numbers of the gguf package, and the bits of the
+float32 array that they stand for."""
+import pickle
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mha
+from mha._functions.quantised import quantised
+
+TYPES = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}
+
+
+def theirs(weight, kind):
+    """What the gguf package makes of it: blocks lie along rows there."""
+    rows = np.ascontiguousarray(weight.T)
+    return gguf.quants.dequantize(gguf.quants.quantize(rows, TYPES[kind]), TYPES[kind]).T
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 70), st.integers(-12, 4))
+@settings(max_examples=60, deadline=None)
+def test_the_numbers_of_gguf(kind, seed, blocks, out, exponent):
+    """Zeros, equal largest magnitudes of either sign, halves between two numbers."""
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((32 * blocks, out)) * 10.0**exponent).astype(np.float32)
+    weight[:32, ::3] = np.round(weight[:32, ::3], 1)
+    weight[:32, 1::4] = np.sign(weight[:32, 1::4])
+    weight[-32:, ::5] = 0
+    packed = mha.pack(weight, dtype=kind)
+    assert packed.unpack().tobytes() == np.ascontiguousarray(theirs(weight, kind)).tobytes()
+    assert packed.dtype == kind and packed.shape == weight.shape
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_scale(kind):
+    """All finite float16 numbers as the scale of a block."""
+    scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    scales = scales[np.isfinite(scales)].reshape(1, -1)
+    numbers = np.resize(np.arange(-8, 8, dtype=np.int8), (32, scales.size))
+    packed = object.__new__(mha.PackedWeight)
+    packed.__setstate__((kind, numbers, scales))
+    wanted = numbers.astype(np.float32) * scales.astype(np.float32)
+    assert packed.unpack().tobytes() == wanted.tobytes()
+    rows = np.eye(32, dtype=np.float32)
+    np.testing.assert_array_equal(mha.linear(rows, packed), mha.linear(rows, wanted))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_bits_of_the_float32_array(kind, threads):
+    rng = np.random.default_rng(1)
+    for width, out in ((32, 1), (64, 33), (128, 128), (160, 100), (544, 300), (0, 5), (32, 0)):
+        packed = mha.pack(rng.standard_normal((width, out), np.float32), dtype=kind)
+        array, bias = packed.unpack(), rng.standard_normal(out, np.float32)
+        for rows in (0, 1, 2, 3, 5, 8, 9, 20, 97, 300):
+            x = rng.standard_normal((rows, width), np.float32)
+            with mha.threads(threads):
+                for same in (x, np.asfortranarray(x), x.astype(np.float16)):
+                    np.testing.assert_array_equal(mha.linear(same, packed, bias),
+                                                  mha.linear(same, array, bias))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_other_uses(kind):
+    rng = np.random.default_rng(2)
+    weight, x = (rng.standard_normal(shape, np.float32) for shape in ((64, 64), (3, 5, 64)))
+    packed = mha.pack(weight, dtype=kind)
+    array = packed.unpack()
+    output, pullback = mha.linear_vjp(x, packed)
+    same, whole = mha.linear_vjp(x, array)
+    assert np.array_equal(output, same)
+    assert np.array_equal(pullback(np.cos(output)).x, whole(np.cos(output)).x)
+    np.testing.assert_array_equal(
+        mha.multi_head_attention(x, x, x, *[packed] * 4, num_heads=4),
+        mha.multi_head_attention(x, x, x, *[array] * 4, num_heads=4))
+    again = pickle.loads(pickle.dumps(packed, 1))
+    assert again.dtype == kind and again.unpack().tobytes() == array.tobytes()
+    assert mha.pack(packed) is packed and mha.pack(packed, dtype=kind) is packed
+    assert mha.pack(packed, dtype=np.float32).unpack().tobytes() == array.tobytes()
+    assert repr(packed) == f"PackedWeight(shape=(64, 64), dtype={kind})"
+    for dtype in (np.float16, np.float64):
+        single = weight.astype(dtype).astype(np.float32)
+        assert mha.pack(weight.astype(dtype), dtype=kind).unpack().tobytes() == mha.pack(
+            single, dtype=kind).unpack().tobytes()
+
+
+def test_memory():
+    weight = np.ones((1024, 1024), np.float32)
+    assert mha.pack(weight, dtype="q8_0").nbytes <= 0.28 * weight.nbytes
+    assert mha.pack(weight, dtype="q4_0").nbytes <= 0.15 * weight.nbytes
+
+
+def test_pieces_of_a_large_weight():
+    weight = np.random.default_rng(3).standard_normal((32, 40_000), np.float32)
+    weight = np.tile(weight, (3, 1))
+    blocks = quantised(weight, "q8_0")
+    assert (blocks.numbers[:32] == blocks.numbers[64:]).all()
+    assert (blocks.scales[0] == blocks.scales[2]).all()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("weight", "error", "message"), [
+    (np.ones((33, 4), np.float32), ValueError, "weight: got 33 rows, wanted a multiple of 32"),
+    (np.ones(32, np.float32), ValueError, r"weight: got shape \(32,\), wanted \(in, out\)"),
+    (np.full((32, 4), np.nan, np.float32), ValueError, "not finite"),
+    (np.full((32, 4), -np.inf, np.float32), ValueError, "not finite"),
+    (np.full((32, 4), 1e37, np.float32), ValueError, "whose scale is beyond float16"),
+    (np.ones((32, 4), complex), TypeError, "weight: got"),
+], ids=range(6))
+def test_bad_weights(weight, error, message, kind):
+    with pytest.raises(error, match=message):
+        mha.pack(weight, dtype=kind)
+
+
+def test_float64_is_refused():
+    packed = mha.pack(np.ones((32, 4), np.float32), dtype="q8_0")
+    with pytest.raises(TypeError, match="weight: got a quantised weight, wanted x in float32 or a"):
+        mha.linear(np.ones((2, 32)), packed)

@@ -255,9 +255,11 @@ def test_autocast_counts_for_all_of_them():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit")
-def test_gradients_under_inductor():
+def test_gradients_under_inductor(monkeypatch):
     """Heads by token, as models make them: PyTorch's default compiler relies on the strides that
-    are foretold for gradients."""
+    are foretold for gradients. Told to do without vectors, it writes some all the same."""
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 1)
     x = torch.randn(2, 5, 32, requires_grad=True)
 
     def model(x):

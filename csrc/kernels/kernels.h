@@ -256,9 +256,26 @@ static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
 /* A block of a panel that is quantised: a float16 scale a column, then the numbers row by row, plus
  * 128; or plus 8, two in a byte, of which the upper is 16 rows further down. */
 enum { MHA_QUANTISED_ZERO = 128, MHA_QUANTISED_HALF_ZERO = 8 };
+static inline int64_t mha_quantised_byte_rows(mha_storage storage) {
+    return storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : MHA_QUANTISED_ROWS / 2;
+}
 static inline int64_t mha_quantised_block_bytes(mha_storage storage, int64_t columns) {
-    const int64_t rows = storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : MHA_QUANTISED_ROWS / 2;
-    return columns * ((int64_t)sizeof(uint16_t) + rows);
+    return columns * ((int64_t)sizeof(uint16_t) + mha_quantised_byte_rows(storage));
+}
+
+/* Some blocks of a panel with so many columns, one below the other: rows in all. */
+typedef struct mha_blocks {
+    const void *first;
+    mha_storage storage;
+    int64_t rows, columns;
+} mha_blocks;
+
+/* From row `first` of a panel on, which begins a block. */
+static inline mha_blocks mha_blocks_of(const mha_matmul_block *block, int64_t columns,
+                                       int64_t first, int64_t rows) {
+    const int64_t bytes = mha_quantised_block_bytes(block->panel_storage, columns);
+    return (mha_blocks){(const char *)block->panel + first / MHA_QUANTISED_ROWS * bytes,
+                        block->panel_storage, rows, columns};
 }
 
 typedef struct mha_merge_block {
@@ -336,6 +353,8 @@ typedef struct mha_matmul_kernels {
 typedef struct mha_elementwise_kernels {
     mha_read_row *read_row; /* storage.inc */
     mha_write_row *write_row;
+    /* to (rows, columns), of the columns from `column` on: whole vectors. Of float32 alone. */
+    void (*read_blocks)(const mha_blocks *blocks, int64_t column, int64_t columns, void *to);
     double (*read)(const void *numbers, int64_t at);
     void (*write)(void *numbers, int64_t at, double number);
     void (*fill)(void *to, double number, int64_t count);

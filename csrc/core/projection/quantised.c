@@ -29,14 +29,10 @@ static void unpack_row(const mha_weight *weight, const uint8_t *from, int64_t co
     }
 }
 
-static int64_t rows_of_bytes(mha_storage storage) {
-    return storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : HALF;
-}
-
 void mha_pack_quantised(const mha_weight *weight, int64_t first_column, int64_t columns,
                         void *panel, mha_checkpoint *checkpoint) {
     const int64_t there = mha_smaller(columns, weight->out - first_column);
-    const int64_t rows = rows_of_bytes(weight->storage);
+    const int64_t rows = mha_quantised_byte_rows(weight->storage);
     const size_t scales_bytes = (size_t)columns * sizeof(uint16_t);
     const uint16_t *scales = (const uint16_t *)weight->scales + first_column;
     uint8_t *to = panel;
@@ -60,7 +56,7 @@ void mha_unpack_quantised(const mha_weight_unpacking *unpacking, int64_t first_c
                           int64_t columns, const void *panel, mha_checkpoint *checkpoint) {
     const mha_weight *weight = &unpacking->packed;
     const int64_t there = mha_smaller(columns, weight->out - first_column);
-    const int64_t rows = rows_of_bytes(weight->storage);
+    const int64_t rows = mha_quantised_byte_rows(weight->storage);
     uint16_t *scales = (uint16_t *)unpacking->scales + first_column;
     const uint8_t *from = panel;
     for (int64_t first = 0; first < weight->in; first += MHA_QUANTISED_ROWS) {

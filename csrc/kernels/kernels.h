@@ -253,9 +253,8 @@ static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
     return (mha_divide_up(rows, of_a_line) | 1) * of_a_line;
 }
 
-/* A block of a panel that is quantised: a float16 scale a column, then the numbers row by row, plus
- * 128; or plus 8, two in a byte, of which the upper is 16 rows further down. */
-enum { MHA_QUANTISED_ZERO = 128, MHA_QUANTISED_HALF_ZERO = 8 };
+/* A block of a panel that is quantised: a float16 scale a column, then the numbers row by row as
+ * int8; or two of 4 bits in a byte, whose upper half is that of the next row. */
 static inline int64_t mha_quantised_byte_rows(mha_storage storage) {
     return storage == MHA_Q8_0 ? MHA_QUANTISED_ROWS : MHA_QUANTISED_ROWS / 2;
 }
@@ -324,7 +323,7 @@ struct mha_panel_format {
     int64_t row_bytes;    /* that a panel takes for each row of the weight */
     int64_t row_multiple; /* rows are padded to it; those of halves are not */
     bool is_plain;        /* its rows are numbers side by side, as those of a weight may be */
-    int64_t in_one_go;    /* panels of numbers that one row of numbers is multiplied by */
+    int64_t in_one_go;    /* panels of numbers or blocks that one row is multiplied by */
     /* Columns first_column.. of a strided weight as one panel, zeros behind the last; of halves as
      * they are, so that its rows are that much shorter. */
     void (*pack)(const mha_weight *weight, int64_t first_column, void *panel,

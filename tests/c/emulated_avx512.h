@@ -141,6 +141,7 @@ typedef uint32_t emulated_words __attribute__((vector_size(64)));
 typedef int32_t emulated_ints __attribute__((vector_size(64)));
 typedef uint64_t emulated_lanes __attribute__((vector_size(64)));
 typedef uint8_t emulated_bytes __attribute__((vector_size(16)));
+typedef int8_t emulated_signed_bytes __attribute__((vector_size(16)));
 typedef int32_t emulated_half_ints __attribute__((vector_size(32)));
 typedef uint16_t emulated_shorts __attribute__((vector_size(32)));
 
@@ -225,6 +226,8 @@ EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
 #define _mm512_srli_epi64(a, by) ((__m512i)((emulated_lanes)(a) >> (by)))
 #define _mm512_cvtepu8_epi32(a)                                                                    \
     ((__m512i) __builtin_convertvector((emulated_bytes)(a), emulated_words))
+#define _mm512_cvtepi8_epi32(a)                                                                    \
+    ((__m512i) __builtin_convertvector((emulated_signed_bytes)(a), emulated_words))
 #undef _mm512_cvtps_ph
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_cvtps_ph(a, how) emulated_cvtps_ph(a)

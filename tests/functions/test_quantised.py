@@ -45,18 +45,18 @@ def test_every_scale(kind):
     packed.__setstate__((kind, numbers, scales))
     wanted = numbers.astype(np.float32) * scales.astype(np.float32)
     assert packed.unpack().tobytes() == wanted.tobytes()
-    rows = np.eye(32, dtype=np.float32)
-    np.testing.assert_array_equal(mha.linear(rows, packed), mha.linear(rows, wanted))
+    for rows in (np.eye(32, dtype=np.float32), *np.eye(32, dtype=np.float32)[:, None]):
+        np.testing.assert_array_equal(mha.linear(rows, packed), mha.linear(rows, wanted))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_bits_of_the_float32_array(kind, threads):
     rng = np.random.default_rng(1)
-    for width, out in ((32, 1), (64, 33), (128, 128), (160, 100), (544, 300), (0, 5), (32, 0)):
+    for width, out in ((32, 1), (64, 33), (128, 128), (160, 100), (544, 300), (1056, 130), (0, 5), (32, 0)):
         packed = mha.pack(rng.standard_normal((width, out), np.float32), dtype=kind)
         array, bias = packed.unpack(), rng.standard_normal(out, np.float32)
-        for rows in (0, 1, 2, 3, 5, 8, 9, 20, 97, 300):
+        for rows in (0, 1, 2, 3, 4, 5, 8, 9, 20, 97, 300):
             x = rng.standard_normal((rows, width), np.float32)
             with mha.threads(threads):
                 for same in (x, np.asfortranarray(x), x.astype(np.float16)):

@@ -63,7 +63,9 @@ static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_bloc
                                 int num_threads) {
     enum { FEWEST = 4, TASKS_OF_THREAD = 2 };
     const int64_t fewest = is_narrow(p, num_threads) && !takes_shares_of_rows(p) ? 1 : FEWEST;
-    const bool is_packed = p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED;
+    const mha_storage storage = p->weight.storage;
+    const bool is_packed =
+        p->weight.format != NULL && (storage == MHA_AS_COMPUTED || mha_is_quantised(storage));
     if (mha_takes_unpacked(p) && output_is_plain(p)) {
         const int64_t tasks = num_threads > 1 ? (int64_t)TASKS_OF_THREAD * num_threads : 1;
         const int64_t row_blocks = mha_divide_up(p->rows, row_block);

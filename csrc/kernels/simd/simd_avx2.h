@@ -71,6 +71,15 @@ INLINE vector v_load_partial(const real *p, int64_t count) {
 INLINE vector v_from_bytes(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
 }
+enum { LOW_SHIFT = 28, HIGH_SHIFT = 4 }; /* where the bits lie in the 32 of a lane */
+INLINE vector v_from_int8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
+    const __m256i both = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+    *low = _mm256_cvtepi32_ps(_mm256_slli_epi32(both, LOW_SHIFT));
+    *high = _mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(-16)));
+}
 INLINE vector v_load_float16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }

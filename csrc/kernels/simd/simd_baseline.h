@@ -18,6 +18,9 @@
  * each; v_load_line: the same of LINE_COLUMNS, with each line of memory read in one go
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
+ *   v_from_int8(p)             the same of int8_t; of float32, as the next one
+ *   v_from_int4(p, &l, &h)     LANES bytes of two signed numbers each: the lower times
+ *                              2^LOW_SHIFT, and the upper times 2^HIGH_SHIFT
  *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
  *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; both
  *                              whatever becomes of denormal numbers; a NaN stays one, and quiet

@@ -35,6 +35,25 @@ INLINE vector v_from_bytes(const uint8_t *p) {
     }
     return v_load(lanes);
 }
+#ifdef MHA_REAL_IS_FLOAT32
+enum { LOW_SHIFT = 0, HIGH_SHIFT = 0 };
+INLINE vector v_from_int8(const uint8_t *p) {
+    real lanes[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        lanes[lane] = (int8_t)p[lane];
+    }
+    return v_load(lanes);
+}
+INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
+    real lows[LANES], highs[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        lows[lane] = (real)(((p[lane] & 15) ^ 8) - 8);
+        highs[lane] = (real)((p[lane] >> 4 ^ 8) - 8);
+    }
+    *low = v_load(lows);
+    *high = v_load(highs);
+}
+#endif
 
 enum { WORD_LANES = 4 };
 typedef uint32_t words __attribute__((vector_size(4 * WORD_LANES)));

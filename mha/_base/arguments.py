@@ -185,14 +185,17 @@ def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:
     return MemoryError(f"{name}: got shape {shape}, wanted one that fits in memory")
 
 
-def wanted_names(wrt: Collection[str] | None, names: Sequence[str]) -> set[str]:
+def wanted_names(wrt: Collection[str] | None, names: Sequence[str],
+                 argument: str = "wrt") -> set[str]:
     """The names in wrt, all of `names` for None."""
     if wrt is None:
         return set(names)
     if isinstance(wrt, (str, bytes, np.ndarray)) or not isinstance(wrt, Collection):
-        raise TypeError(f"wrt: got {wrt!r}, wanted a tuple of names out of {', '.join(names)}")
+        raise TypeError(f"{argument}: got {wrt!r}, wanted a tuple of names out of"
+                        f" {', '.join(names)}")
     given = list(wrt)
     for name in given:
         if not isinstance(name, str) or name not in names:
-            raise ValueError(f"wrt: got {name!r}, wanted names out of {', '.join(names)}")
+            raise ValueError(f"{argument}: got {name!r}, wanted names out of"
+                             f" {', '.join(names)}")
     return {name for name in names if name in given}

@@ -83,11 +83,12 @@ class PackedWeight:
         True
         """
         if isinstance(self._dtype, str):
-            return self._blocks(self._dtype).dequantised()
+            return self._blocks().dequantised()
         return _core.unpack_weight(self._core_weight)
 
-    def _blocks(self, kind: str) -> Blocks:
-        return Blocks(kind, *_core.unpack_blocks(self._core_weight))
+    def _blocks(self) -> Blocks:
+        """Of one that is quantised: its numbers and scales."""
+        return Blocks(str(self._dtype), *_core.unpack_blocks(self._core_weight))
 
     def __repr__(self) -> str:
         return f"PackedWeight(shape={self.shape}, dtype={self.dtype})"
@@ -100,7 +101,7 @@ class PackedWeight:
 
     def __getstate__(self) -> Any:
         if isinstance(self._dtype, str):
-            return tuple(self._blocks(self._dtype))
+            return tuple(self._blocks())
         return (self.unpack(),)
 
     def __setstate__(self, state: Any) -> None:
@@ -159,12 +160,18 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
             return weight
         weight = weight.unpack()
     array = as_array(weight, "weight")
-    return _fill(object.__new__(PackedWeight), array if stored is None
-                 else quantised(array, stored) if isinstance(stored, str)
-                 else in_type(array, stored))
+    return packed_weight(array if stored is None
+                         else quantised(array, stored) if isinstance(stored, str)
+                         else in_type(array, stored))
+
+
+def packed_weight(weight: NDArray[Any] | Blocks) -> PackedWeight:
+    """Of numbers that are checked."""
+    return _fill(object.__new__(PackedWeight), weight)
 
 
 def _fill(packed: PackedWeight, weight: NDArray[Any] | Blocks) -> PackedWeight:
+    """`packed`, which was just made, of these numbers."""
     set_slot = object.__setattr__
     if isinstance(weight, Blocks):
         core = _core.pack_blocks(weight.numbers, weight.scales, BITS[weight.kind])

@@ -30,16 +30,16 @@ class Blocks(NamedTuple):
         return whole.reshape(self.numbers.shape)
 
 
-def quantised(array: Array, kind: str) -> Blocks:
+def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
     """A matrix (in, out) in blocks: the numbers that the gguf package gives."""
     if array.ndim != 2:
-        raise ValueError(f"weight: got shape {array.shape}, wanted (in, out)")
+        raise ValueError(f"{name}: got shape {array.shape}, wanted (in, out)")
     if array.dtype.kind not in "iuf" and not is_bfloat16(array.dtype):
-        raise TypeError(f"weight: got an array of {array.dtype}, wanted float16, bfloat16, float32,"
+        raise TypeError(f"{name}: got an array of {array.dtype}, wanted float16, bfloat16, float32,"
                         " float64 or integers")
     rows, columns = array.shape
     if rows % ROWS:
-        raise ValueError(f"weight: got {rows} rows, wanted a multiple of {ROWS} for {kind}")
+        raise ValueError(f"{name}: got {rows} rows, wanted a multiple of {ROWS} for {kind}")
     numbers = np.empty((rows, columns), np.int8)
     scales = np.empty((rows // ROWS, columns), np.float16)
     quantise = _quantise_8 if kind == "q8_0" else _quantise_4
@@ -47,14 +47,14 @@ def quantised(array: Array, kind: str) -> Blocks:
     for first in range(0, rows // ROWS, step):
         part = in_type(array[first * ROWS:(first + step) * ROWS], np.dtype(np.float32))
         if not np.isfinite(part).all():
-            raise ValueError(f"weight: got numbers that are not finite, wanted finite ones, for"
+            raise ValueError(f"{name}: got numbers that are not finite, wanted finite ones, for"
                              f" {kind}")
         found, scale = quantise(part.reshape(len(part) // ROWS, ROWS, columns))
         with np.errstate(over="ignore"):
             scales[first:first + step] = scale
         numbers[first * ROWS:(first + step) * ROWS] = found.reshape(part.shape)
     if not np.isfinite(scales).all():
-        raise ValueError(f"weight: got numbers whose scale is beyond float16, wanted smaller ones"
+        raise ValueError(f"{name}: got numbers whose scale is beyond float16, wanted smaller ones"
                          f" for {kind}")
     return Blocks(kind, numbers, scales)
 

@@ -3,7 +3,7 @@ parameters sinks and relative_bias. A call's value takes the place of the layer'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Never
 
 import numpy as np
@@ -68,6 +68,13 @@ def explain(call: Callable[..., Any], error: Exception, places: Mapping[str, Any
         raise type(error)(f"{error}; {hint}") from None
 
 
-def wanted_of_call(wanted: set[str], wrt: object, given: LayerKeywords) -> set[str]:
-    """Without the gradient of the layer's own alibi, which is not learned, unless wrt names it."""
-    return wanted if wrt is not None or given.get("alibi") is not None else wanted - {"alibi"}
+def wanted_of_call(wanted: set[str], wrt: object, given: LayerKeywords,
+                   quantised: Collection[str]) -> set[str]:
+    """Without the gradients of the layer's own alibi, which is not learned, unless wrt names it,
+    and of matrices that are quantised, which wrt must not name."""
+    named = sorted(wanted.intersection(quantised)) if wrt is not None else []
+    if named:
+        raise ValueError(f"wrt: got {named}, which are quantised, wanted others: unfreeze() makes"
+                         " float arrays of them")
+    plain = wanted if wrt is not None or given.get("alibi") is not None else wanted - {"alibi"}
+    return plain.difference(quantised)

@@ -36,6 +36,8 @@ from mha._base.pieces import copied, copy_into, pieces
 from mha._functions.dropout import check_rng
 from mha._functions.multi_head_attention import BIASES, NORMS, WEIGHTS, prepared_core
 from mha._functions.options import AttentionOptions, RandomSource
+from mha._functions.packed_weight import PackedWeight, packed_weight
+from mha._functions.quantised import BITS, ROWS, Blocks, quantised
 from mha._layer import options as layer_options
 from mha._layer.settings import LayerSettings, checked_settings
 
@@ -59,14 +61,14 @@ class LayerState(NamedTuple):
     """A layer's settings and parameters, and what follows from them."""
 
     settings: LayerSettings
-    parameters: Mapping[str, NDArray[Any]]
+    parameters: Mapping[str, Any]  # arrays; a matrix that is quantised is a PackedWeight
     packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
     call: CallArguments
     options: AttentionOptions  # of a call that gives none
     core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
 
 
-def new_state(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+def new_state(settings: LayerSettings, parameters: Mapping[str, Any],
               packed: tuple[object, ...] | None = None) -> LayerState:
     """The only way to make one: `call` is what the others say."""
     matrices = packed or tuple(parameters[name] for name in WEIGHTS)
@@ -83,7 +85,7 @@ def state_of(settings: Mapping[str, Any], parameters: Mapping[str, NDArray[Any]]
                              for name in known.shapes()})
 
 
-def core_of(settings: LayerSettings, parameters: Mapping[str, NDArray[Any]],
+def core_of(settings: LayerSettings, parameters: Mapping[str, Any],
             **positions: Any) -> Callable[..., Any]:
     """`prepared_core` of these; positions as it takes them."""
     if settings.dtype == RAW_BFLOAT16:
@@ -125,14 +127,14 @@ def core_at(state: LayerState, positions: ArrayLike | None, key_positions: Array
 
 
 def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
-                   parameters: Mapping[str, NDArray[Any]]) -> CallArguments:
+                   parameters: Mapping[str, Any]) -> CallArguments:
     return CallArguments._make([*matrices, *map(parameters.get, BIASES), settings.num_heads,
                                 settings.num_kv_heads])
 
 
 def plain_call(state: LayerState) -> CallArguments:
-    """`state.call` with the matrices as they are, which the gradients read too."""
-    matrices = tuple(state.parameters[name] for name in WEIGHTS)
+    """`state.call` with the matrices as arrays, which the gradients read too."""
+    matrices = tuple(numbers_of(state.parameters[name]) for name in WEIGHTS)
     return call_arguments(state.settings, matrices, state.parameters)
 
 
@@ -165,26 +167,66 @@ def frozen(state: LayerState) -> LayerState:
     """With read-only copies of the parameters, the matrices packed."""
     if state.packed is not None:
         return state
-    copies = {name: copied(parameter, order="C")
-              for name, parameter in state.parameters.items()}
-    packed = tuple(_core.pack_weight(copies[name]) for name in WEIGHTS)
-    for parameter in copies.values():
-        parameter.flags.writeable = False
-    return new_state(state.settings, copies, packed)
+    return with_packed(state.settings, {
+        name: parameter if isinstance(parameter, PackedWeight) else copied(parameter, order="C")
+        for name, parameter in state.parameters.items()})
+
+
+def with_packed(settings: LayerSettings, parameters: dict[str, Any]) -> LayerState:
+    """The state of a frozen layer, whose these arrays are from now on."""
+    packed = []
+    for name in WEIGHTS:
+        parameter = parameters[name]
+        packed.append(parameter._core_weight if isinstance(parameter, PackedWeight)
+                      else _core.pack_weight(parameter))
+    for parameter in parameters.values():
+        if not isinstance(parameter, PackedWeight):
+            parameter.flags.writeable = False
+    return new_state(settings, parameters, tuple(packed))
 
 
 def unfrozen(state: LayerState) -> LayerState:
     if state.packed is None:
         return state
-    return new_state(state.settings,
-                     {name: copied(parameter, order="C")
-                      for name, parameter in state.parameters.items()})
+    return new_state(state.settings, {
+        name: parameter.unpack() if isinstance(parameter, PackedWeight)
+        else copied(parameter, order="C") for name, parameter in state.parameters.items()})
+
+
+def numbers_of(parameter: NDArray[Any] | PackedWeight) -> NDArray[Any]:
+    """The parameter itself, or a dequantised copy."""
+    return parameter.unpack() if isinstance(parameter, PackedWeight) else parameter
+
+
+def quantised_names(state: LayerState) -> list[str]:
+    return [name for name, parameter in state.parameters.items()
+            if isinstance(parameter, PackedWeight)]
+
+
+def in_blocks(state: LayerState, kind: str, names: Collection[str]) -> LayerState:
+    """Frozen, in float32, with these matrices quantised."""
+    if not isinstance(kind, str) or kind not in BITS:
+        error = ValueError if isinstance(kind, str) else TypeError
+        raise error(f"kind: got {kind!r}, wanted one of {', '.join(map(repr, BITS))}")
+    if state.settings.dtype == np.float64:
+        raise TypeError("quantize: got a float64 layer, wanted one of float32 or halves:"
+                        " astype(numpy.float32) gives one")
+    float32 = np.dtype(np.float32)
+    parameters: dict[str, Any] = {}
+    for name, parameter in state.parameters.items():
+        is_kept = isinstance(parameter, PackedWeight) and (
+            name not in names or parameter.dtype == kind)
+        parameters[name] = (
+            parameter if is_kept
+            else packed_weight(quantised(numbers_of(parameter), kind, name)) if name in names
+            else in_type(numbers_of(parameter), float32))
+    return with_packed(state.settings._replace(dtype=float32), parameters)
 
 
 def in_dtype(state: LayerState, dtype: np.dtype[Any]) -> LayerState:
     """Unfrozen copies of the parameters in the dtype."""
     return new_state(state.settings._replace(dtype=dtype),
-                     {name: in_type(parameter, dtype)
+                     {name: in_type(numbers_of(parameter), dtype)
                       for name, parameter in state.parameters.items()})
 
 
@@ -274,8 +316,14 @@ def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> tuple[Layer
 
 def pruned(state: LayerState, heads: list[int]) -> LayerState:
     """Without these heads, in new arrays."""
-    check_not_frozen(state, "heads")
+    in_blocks_now = quantised_names(state)
+    if not in_blocks_now:
+        check_not_frozen(state, "heads")
     settings = state.settings
+    if "W_o" in in_blocks_now and settings.value_head_dim % ROWS:
+        raise ValueError(f"heads: got {heads} of a quantised layer with value_head_dim"
+                         f" {settings.value_head_dim}, wanted a multiple of {ROWS}: unfreeze()"
+                         " before it")
     if settings.qk_norm == "width":
         raise ValueError(f"heads: got {heads} of a layer whose norm goes over all heads together,"
                          ' wanted qk_norm="head" or None')
@@ -287,29 +335,38 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
                          " to the key heads, wanted equally many for each that stays")
     chosen = {"q": (kept, settings.head_dim), "k": (key_heads, settings.head_dim),
               "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
-    parameters = {}
-    for name, array in state.parameters.items():
-        if name in layer_options.LEARNED:  # a row a head
-            parameters[name] = array[kept]
-            continue
-        if name in NORMS:
-            parameters[name] = array.copy()
-            continue
-        of_heads, width = chosen[name[-1]]
-        parameters[name] = array.copy() if name == "b_o" else _of_heads(
-            array, of_heads.tolist(), width, 0 if name == "W_o" else array.ndim - 1)
+    parameters: dict[str, Any] = {}
+    for name, parameter in state.parameters.items():
+        if name in NORMS or name == "b_o":
+            parameters[name] = copied(numbers_of(parameter), order="C")
+        elif name in layer_options.LEARNED:  # a row a head
+            parameters[name] = numbers_of(parameter)[kept]
+        else:
+            of_heads, width = chosen[name[-1]]
+            parameters[name] = _of_heads(parameter, of_heads.tolist(), width,
+                                         0 if name == "W_o" else len(parameter.shape) - 1)
     alibi = settings.alibi and tuple(settings.alibi[head] for head in kept)
-    return new_state(settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads),
-                                       alibi=alibi), parameters)
+    settings = settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads), alibi=alibi)
+    return with_packed(settings, parameters) if in_blocks_now else new_state(settings, parameters)
 
 
-def _of_heads(array: NDArray[Any], heads: list[int], width: int, axis: int) -> NDArray[Any]:
+def _of_heads(parameter: NDArray[Any] | PackedWeight, heads: list[int], width: int,
+              axis: int) -> Any:
     """What belongs to these heads, so many columns, or rows where axis is 0, each."""
+    if isinstance(parameter, PackedWeight):
+        kind, numbers, scales = parameter._blocks()
+        return packed_weight(Blocks(kind, _parts(numbers, heads, width, axis), _parts(
+            scales, heads, width if axis else width // ROWS, axis)))
+    return _parts(parameter, heads, width, axis)
+
+
+def _parts(array: NDArray[Any], parts: list[int], width: int, axis: int) -> NDArray[Any]:
+    """These parts of the array along the axis, so wide each, side by side."""
     shape = list(array.shape)
-    shape[axis] = len(heads) * width
+    shape[axis] = len(parts) * width
     whole = np.empty(shape, array.dtype)
     before = (slice(None),) * axis
-    for to, of in enumerate(heads):
+    for to, of in enumerate(parts):
         copy_into(whole[*before, to * width:(to + 1) * width],
                   array[*before, of * width:(of + 1) * width])
     return whole
@@ -345,7 +402,8 @@ def to_pickle(state: LayerState) -> dict[str, Any]:
     settings = {name: value for name, value in fields.items()
                 if name not in later or value != later[name]}
     return {**settings, "_packed": state.packed is not None,
-            "_parameters": {name: rounded(parameter, dtype)
+            "_parameters": {name: parameter if isinstance(parameter, PackedWeight)
+                            else rounded(parameter, dtype)
                             for name, parameter in state.parameters.items()}}
 
 
@@ -370,23 +428,32 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
         given["dtype"] = np.dtype(given["dtype"]).newbyteorder("=")
         settings = checked_settings(**given)
         state = new_state(settings, _checked_arrays(settings, arrays))
-        return frozen(state) if as_bool(is_frozen, "_packed") else state, others
+        is_frozen = as_bool(is_frozen, "_packed") or bool(quantised_names(state))
+        return frozen(state) if is_frozen else state, others
     except MemoryError:
         raise
     except Exception as error:  # whatever strange objects raise when they are asked for a size
         raise _unfit(f"got one that does not fit together ({error})") from error
 
 
-def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, NDArray[Any]]:
+def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, Any]:
     shapes = settings.shapes()
     if not isinstance(arrays, dict) or arrays.keys() != shapes.keys():
         raise ValueError(f"wanted parameters {list(shapes)}")
-    for name, array in arrays.items():
-        wanted = stored_dtype(settings.dtype)
-        if not isinstance(array, np.ndarray) or stored_dtype(
-                array.dtype.newbyteorder("=")) != wanted:
-            raise ValueError(f"{name}: wanted an array of {shown_dtype(wanted)}")
-    return {name: checked_parameter(settings, name, np.asarray(arrays[name])) for name in shapes}
+    return {name: _checked_of_pickle(settings, name, arrays[name]) for name in shapes}
+
+
+def _checked_of_pickle(settings: LayerSettings, name: str, parameter: Any) -> Any:
+    wanted = stored_dtype(settings.dtype)
+    if isinstance(parameter, PackedWeight):
+        if (name not in WEIGHTS or wanted != np.float32 or parameter.dtype not in [*BITS]
+                or parameter.shape != settings.shapes()[name]):
+            raise ValueError(f"{name}: got {parameter}")
+        return parameter
+    if not isinstance(parameter, np.ndarray) or stored_dtype(
+            parameter.dtype.newbyteorder("=")) != wanted:
+        raise ValueError(f"{name}: wanted an array of {shown_dtype(wanted)}")
+    return checked_parameter(settings, name, np.asarray(parameter))
 
 
 def _unfit(what: str) -> ValueError:

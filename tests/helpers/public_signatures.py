@@ -75,6 +75,8 @@ SIGNATURES = {
     "MultiHeadAttention.num_parameters": "self",
     "MultiHeadAttention.astype": "self, dtype",
     "MultiHeadAttention.freeze": "self",
+    "MultiHeadAttention.quantize":
+        "self, kind, *, parameters=('W_q', 'W_k', 'W_v', 'W_o')",
     "MultiHeadAttention.unfreeze": "self",
     "MultiHeadAttention.prune_heads": "self, heads",
     "MultiHeadAttention.new_cache": "self, batch, capacity=0, *, dtype=None, window=None",

@@ -48,7 +48,8 @@ WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_
                   "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
-                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze", "KVCache.reset",
+                  "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze",
+                  "MultiHeadAttention.quantize", "KVCache.reset",
                   "parameters.layouts", "BlockMask", "PackedWeight"}
 
 
@@ -232,6 +233,7 @@ CALLS = {
     "MultiHeadAttention.from_state": (LAYER.from_state, [{}]),
     "MultiHeadAttention.to_state": (LAYER.to_state, ["bert"]),
     "MultiHeadAttention.prune_heads": (LAYER.prune_heads, [[]]),
+    "MultiHeadAttention.quantize": (LAYER.quantize, ["q5_0"]),
     "MultiHeadAttention.new_cache": (LAYER.new_cache, [1]),
     "MultiHeadAttention.new_memory": (LAYER.new_memory, [X]),
     "KVCache": (mha.KVCache, [1, 2, 4]),

@@ -12,6 +12,7 @@ from mha._base.arguments import as_array
 from mha._base.dtypes import in_type, shown_dtype, stored_dtype
 from mha._base.keywords import names_its_keywords, unknown_keyword
 from mha._functions.quantised import BITS, Blocks, quantised
+from mha._functions.quantised_array import QuantisedArray
 
 __all__ = ["PackedWeight", "pack"]
 
@@ -128,12 +129,13 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
     Parameters
     ----------
     weight : array (in, out), or PackedWeight
-        Copied: it may change afterwards.
+        Copied: it may change afterwards. Of a .gguf file's array, which is (out, in), give .T: its
+        blocks are kept as they are, where they are of this dtype or of none.
     dtype : float16, "bfloat16", float32, float64, "q8_0" or "q4_0", optional
         The type in which its numbers are kept, each rounded once; by default its own, float64 of
-        integers. "q8_0" and "q4_0" are quantised: 8 or 4 bits a number and a float16 scale for each
-        32 along the input axis, as llama.cpp has them. Products compute in float32; float64 x is a
-        TypeError.
+        integers, float32 of "q4_k" and "q6_k". "q8_0" and "q4_0" are quantised: 8 or 4 bits a
+        number and a float16 scale for each 32 along the input axis, as llama.cpp has them. Products
+        compute in float32; float64 x is a TypeError.
 
     Returns
     -------
@@ -142,8 +144,8 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
     Raises
     ------
     ValueError: a weight that is no matrix; of one to be quantised, an input axis that is no
-    multiple of 32, numbers that are not finite or whose scale is beyond float16. TypeError: another
-    type. MemoryError.
+    multiple of 32, numbers or scales that are not finite, a scale beyond float16. TypeError:
+    another type. MemoryError.
 
     Source: as `PackedWeight`.
 
@@ -159,6 +161,12 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
         if stored is None or stored == weight._dtype:
             return weight
         weight = weight.unpack()
+    if isinstance(weight, QuantisedArray) and weight.dtype in BITS:
+        if weight.is_weight and (stored is None or stored == weight.dtype):
+            return _fill(object.__new__(PackedWeight), weight.blocks())
+        if stored is None:
+            raise ValueError(f"weight: got {weight.dtype} blocks along the output axis, wanted .T"
+                             " of it, (in, out), or dtype=")
     array = as_array(weight, "weight")
     return packed_weight(array if stored is None
                          else quantised(array, stored) if isinstance(stored, str)

@@ -142,7 +142,7 @@ def test_import_loads_numpy_and_what_the_layer_needs():
             "", ".arguments", ".atomic", ".dtypes", ".keywords", ".pieces", ".runtime")),
         *("mha._functions" + name for name in (
             "", ".dropout", ".gradients", ".linear_projection", ".multi_head_attention",
-            ".options", ".packed_weight", ".quantised", ".rotary",
+            ".options", ".packed_weight", ".quantised", ".quantised_array", ".rotary",
             ".scaled_dot_product_attention")),
         *("mha._layer" + name for name in (
             "", ".layer", ".options", ".settings", ".state"))}

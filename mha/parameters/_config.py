@@ -15,7 +15,7 @@ from mha._functions.options import Window
 from mha._functions.position_biases import alibi_slopes
 from mha._functions.rotary import Rotary
 from mha.parameters._folders import config_at
-from mha.parameters._gguf import of_metadata
+from mha.parameters._gguf_metadata import of_metadata
 from mha.parameters._table import Context
 
 Config = Mapping[str, Any] | str | os.PathLike[str]

@@ -31,11 +31,11 @@ PIECE = 1 << 20  # bytes that are read at once, among them the whole header
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-class Arrays(Mapping[str, Array]):
+class Arrays(Mapping[str, Any]):
     """The arrays of a file by name, each read anew when it is asked for."""
 
     is_lazy: ClassVar = True
-    config: Mapping[str, Any] | None = None  # of the model's folder
+    of_folder: Mapping[str, Any] | None = None  # the config of the model's folder
     _names: Mapping[str, Any]
 
     def __init__(self, path: str) -> None:
@@ -50,10 +50,15 @@ class Arrays(Mapping[str, Array]):
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Any:
         return self._read(name, self._names[name])
 
-    def _read(self, name: str, where: Any) -> Array:
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """That of the folder or the file, where it has one."""
+        return self.of_folder
+
+    def _read(self, name: str, where: Any) -> Any:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -83,31 +88,42 @@ class PlainFile(Arrays):
 
     _names: dict[str, Tensor]
     _types: ClassVar[Mapping[str, str]]  # what the file calls those that arrays can have
-    _unread: ClassVar = ""  # what an error says of other types
+    _other_types: ClassVar = ""  # what else an error says that they can be
 
     def _remember(self, file: BinaryIO) -> None:
         """Arrays are where the header said, in no other file and in no other bytes."""
         self._absolute = os.path.abspath(self._path)
         self._identity = _identity(file)
 
-    def _read(self, name: str, where: Tensor) -> Array:
-        if where.dtype not in self._types:
-            raise wrong(self._path, f"{name} of type {where.dtype}",
-                        f"one of {', '.join(self._types)}{self._unread}")
-        count = math.prod(where.shape)
-        with open_regular(self._absolute) as file:
-            if _identity(file) != self._identity:
-                raise wrong(self._path, "another file, or other bytes, than were opened",
-                            "mha.parameters.open once more")
-            array: Array = np.fromfile(file, self._types[where.dtype], count, offset=where.start)
+    def _opened_again(self) -> BinaryIO:
+        file = open_regular(self._absolute)
+        if _identity(file) != self._identity:
+            file.close()
+            raise wrong(self._path, "another file, or other bytes, than were opened",
+                        "mha.parameters.open once more")
+        return file
+
+    def _numbers(self, name: str, dtype: str, count: int, start: int) -> Array:
+        with self._opened_again() as file:
+            array: Array = np.fromfile(file, dtype, count, offset=start)
         if len(array) != count:
             raise wrong(self._path, f"{name} of {len(array)} numbers", f"{count}")
-        if where.dtype == "BF16":
-            array = as_bfloat16(array)
+        return array
+
+    def _shaped(self, name: str, array: Array, shape: tuple[int, ...]) -> Array:
         try:
-            return array.reshape(where.shape)
+            return array.reshape(shape)
         except ValueError as error:  # no numbers, of a shape that NumPy does not have
             raise wrong(self._path, f"{name}: {error}") from error
+
+    def _read(self, name: str, where: Tensor) -> Any:
+        if where.dtype not in self._types:
+            raise wrong(self._path, f"{name} of type {where.dtype}",
+                        f"one of {', '.join(self._types)}{self._other_types}")
+        array = self._numbers(name, self._types[where.dtype], math.prod(where.shape), where.start)
+        if where.dtype == "BF16":
+            array = as_bfloat16(array)
+        return self._shaped(name, array, where.shape)
 
 
 class Safetensors(PlainFile):

@@ -62,7 +62,7 @@ def opened(path: str | os.PathLike[str]) -> Arrays:
     if os.path.isdir(name):
         arrays = _opened_file(os.path.join(name, _file_in(name)))
         config = _config_in(name)
-        arrays.config = None if config is None else read_json(config)
+        arrays.of_folder = None if config is None else read_json(config)
         return arrays
     return _opened_file(name)
 

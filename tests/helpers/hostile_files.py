@@ -119,6 +119,41 @@ def right_archive(draw):
     return made.getvalue()
 
 
+def gguf_text(word):
+    return struct.pack("<Q", len(word)) + word.encode()
+
+
+def right_gguf():
+    """A .gguf file with arrays of floats and of blocks, and metadata of some types."""
+    values = [("general.architecture", 8, gguf_text("llama")),
+              ("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 9) + gguf_text("word") * 9),
+              ("tokenizer.ggml.scores", 9, struct.pack("<IQ5f", 6, 5, *range(5))),
+              *((f"llama.{key}", 4, struct.pack("<I", number)) for key, number in (
+                  ("embedding_length", 256), ("attention.head_count", 2),
+                  ("attention.head_count_kv", 2), ("context_length", 9), ("block_count", 1))),
+              ("llama.rope.freq_base", 6, struct.pack("<f", 1e4)),
+              ("llama.rope.scaling.type", 8, gguf_text("yarn")),
+              ("llama.rope.scaling.factor", 6, struct.pack("<f", 2))]
+    header, data = b"", b""
+    for name, kind, numbers, nbytes in (
+            ("attn_q", 8, 32, 34), ("attn_k", 2, 32, 18), ("attn_v", 12, 256, 144),
+            ("attn_output", 14, 256, 210), ("ffn_up", 0, 1, 4), ("ffn_down", 10, 256, 84)):
+        rows = 2 if name == "ffn_up" else 256
+        header += gguf_text(f"blk.0.{name}.weight") + struct.pack("<IQQIQ", 2, 256, rows, kind,
+                                                                  len(data))
+        data += bytes(rows * 256 // numbers * nbytes)
+    start = b"GGUF" + struct.pack("<IQQ", 3, 6, len(values)) + b"".join(
+        gguf_text(key) + struct.pack("<I", kind) + value for key, kind, value in values) + header
+    return start + bytes(-len(start) % 32) + data
+
+
+def mutated_gguf(draw):
+    """With changes in the header, where all sizes are."""
+    whole = right_gguf()
+    length = 1 + whole.index(bytes(1000))
+    return mutated(draw, whole[:length]) + whole[length:]
+
+
 def mutated(draw, content):
     """With some bytes changed, lost or put in between; most near both ends, where sizes are."""
     content = bytearray(content)
@@ -141,7 +176,9 @@ def mutated(draw, content):
 
 def file_of(draw):
     """(how its name ends, its bytes)"""
-    kind = draw.randrange(6)
+    kind = draw.randrange(8)
+    if kind > 5:
+        return "gguf", mutated_gguf(draw)
     if kind == 0:
         return "safetensors", mutated(draw, safetensors(*header_and_data()))
     if kind == 1:
@@ -160,12 +197,16 @@ def open_all(path, draw):
     with mha.parameters.open(path) as read:
         for name in read:
             try:
-                assert isinstance(read[name], np.ndarray)
+                assert isinstance(np.asarray(read[name]), np.ndarray)
             except ValueError as error:
                 assert str(error).startswith(f"{path}: ")  # noqa: PT017
+        if hasattr(read, "metadata"):
+            assert len(dict(read.metadata)) == len(read.metadata)
+        is_gguf = path.suffix == ".gguf"
+        layout = "llama" if is_gguf else draw.choice(mha.parameters.layouts())
         try:
-            mha.MultiHeadAttention.from_state(read, draw.choice(mha.parameters.layouts()),
-                                              num_heads=2, prefix="l.self_attn.")
+            mha.MultiHeadAttention.from_state(read, layout, num_heads=2,
+                                              prefix="blk.0." if is_gguf else "l.self_attn.")
         except ValueError as error:
             assert str(error).isprintable()  # noqa: PT017
 

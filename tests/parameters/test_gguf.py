@@ -1,7 +1,6 @@
 """Files of llama.cpp: arrays as the model had them, the metadata as a config, bad files."""
 import collections
 import random
-import sys
 
 import gguf
 import numpy as np
@@ -21,20 +20,18 @@ def permuted(rows, heads):
 
 
 def written(path, architecture, arrays, **metadata):
-    """A file as the gguf package writes it; metadata by the last part of its keys."""
+    """A file as the gguf package writes it; metadata by the last part of its keys, None to leave
+    one out."""
+    known = {"block_count": 2, "embedding_length": EMBED, "attention__head_count": HEADS,
+             "attention__head_count_kv": KV_HEADS, "attention__key_length": HEAD_DIM,
+             "context_length": 4096, "rope__freq_base": 5e5,
+             "attention__layer_norm_rms_epsilon": 1e-5, **metadata}
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(metadata.pop("block_count", 2))
-    writer.add_embedding_length(EMBED)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_context_length(4096)
-    writer.add_rope_freq_base(5e5)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for key, value in metadata.items():
-        add = writer.add_string if isinstance(value, str) else (
-            writer.add_uint32 if isinstance(value, int) else writer.add_float32)
-        add(f"{architecture}.{key.replace('__', '.')}", value)
+    for key, value in known.items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
+               list: writer.add_array, bool: writer.add_bool}.get(type(value))
+        if add is not None:
+            add(f"{architecture}.{key.replace('__', '.')}", value)
     for name, array in arrays.items():
         kind = None
         if isinstance(array, tuple):
@@ -123,17 +120,18 @@ def test_types_of_arrays(tmp_path):
     numbers = rng.standard_normal((5, 64)).astype(np.float32)
     of = gguf.GGMLQuantizationType
     bf16 = numbers.astype(ml_dtypes.bfloat16)
-    blocks = gguf.quants.quantize(numbers, of.Q8_0)
+    blocks = gguf.quants.quantize(numbers, of.Q5_1)
     stored = {"single": numbers, "half": numbers.astype(np.float16), "double": numbers.astype("f8"),
               "ints": np.arange(7, dtype=np.int32), "brain": (of.BF16, bf16.view(np.uint8)),
-              "blocks": (of.Q8_0, blocks)}
+              "blocks": (of.Q5_1, blocks)}
     with mha.parameters.open(written(tmp_path / "model.gguf", "llama", stored)) as file:
         for name in ("single", "half", "double", "ints"):
             assert file[name].dtype == stored[name].dtype
             assert np.array_equal(file[name], stored[name])
         assert file["brain"].dtype == ml_dtypes.bfloat16
         assert file["brain"].tobytes() == bf16.tobytes()
-        with pytest.raises(ValueError, match=r"got blocks of type Q8_0, wanted one of F64, F32"):
+        with pytest.raises(ValueError, match=r"got blocks of type Q5_1, wanted one of F64, F32, .*"
+                                             "I8, Q8_0, Q4_0, Q4_K, Q6_K$"):
             file["blocks"]
 
 
@@ -155,7 +153,7 @@ def test_frequencies_of_llama_3(tmp_path):
 
 def test_the_largest_gemmas_scale_by_their_width(tmp_path):
     path = written(tmp_path / "model.gguf", "gemma2", {}, block_count=46,
-                   attention__sliding_window=5)
+                   attention__sliding_window=5, attn_logit_softcapping=50.0)
     with mha.parameters.open(path) as file:
         assert file.config["query_pre_attn_scalar"] == EMBED / HEADS
         assert file.config["rms_norm_eps"] == 1e-5
@@ -174,40 +172,28 @@ def test_other_models(tmp_path):
             mha.MultiHeadAttention.from_state(file, prefix="blk.0.", config=file.metadata)
 
 
-def test_bad_input(tmp_path, monkeypatch):
+def test_bad_input(tmp_path):
     path = written(tmp_path / "model.gguf", "llama", as_converted(draw(0), "llama", 0))
     file = mha.parameters.open(path)
     with pytest.raises(TypeError, match=r"config: got a copy of a file's metadata, wanted the"):
         mha.MultiHeadAttention.from_state(file, prefix="blk.0.", config=dict(file.metadata))
-    partial = written(tmp_path / "partial.gguf", "llama", {}, rope__dimension_count=4)
-    with pytest.raises(ValueError, match=r"rope\.dimension_count: got 4, wanted 8"):
-        mha.parameters.open(partial)
     for name, content, message in (("empty", b"", "an empty file"),
                                    ("pickle", b"\x80\x02...", "a pickle"),
                                    ("big", b"GGUF\0\0\0\3" + bytes(64), "byte order|ends before"),
-                                   ("old", b"GGUF\1\0\0\0" + bytes(64), "version 1")):
+                                   ("old", b"GGUF\1\0\0\0" + bytes(64), "version 1"),
+                                   ("other", bytes(64), "a file of another kind")):
         (tmp_path / f"{name}.gguf").write_bytes(content)
         with pytest.raises(ValueError, match=message):
             mha.parameters.open(tmp_path / f"{name}.gguf")
-    for architecture, heads in (("llama", 0), ("llama", True), ("gemma2", 0)):
-        writer = gguf.GGUFWriter(tmp_path / "heads.gguf", architecture)
-        (writer.add_bool if heads is True else writer.add_uint32)(
-            f"{architecture}.attention.head_count", heads)
-        writer.add_embedding_length(EMBED)
-        writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        with pytest.raises(ValueError, match=r"heads\.gguf: got "):
-            mha.parameters.open(tmp_path / "heads.gguf")["blk.0.attn_q.weight"]
+    for architecture, heads in (("llama", 0), ("llama", True), ("llama", 3), ("llama", [4, 4])):
+        bad = written(tmp_path / "heads.gguf", architecture,
+                      as_converted(draw(0), architecture, 0), attention__head_count=heads)
+        with pytest.raises(ValueError, match=r"heads\.gguf: (llama\.attention\.head_count: )?got "):
+            mha.parameters.open(bad)["blk.0.attn_q.weight"]
     with open(path, "r+b") as again:
         again.truncate(2000)
     with pytest.raises(ValueError, match=r"wanted mha\.parameters\.open once more"):
         file["blk.0.attn_v.weight"]
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ImportError, match="wanted pip install gguf"):
-        mha.parameters.open(partial)
 
 
 def test_hostile_files(tmp_path):
@@ -228,7 +214,9 @@ def test_hostile_files(tmp_path):
         try:
             with mha.parameters.open(bad) as read:
                 for name in read:
-                    read[name]
+                    np.asarray(read[name])
+                dict(read.metadata)
+                dict(read.config or {})
             ends["read"] += 1
         except ValueError as error:
             ends["refused" if str(error).startswith(str(bad)) else str(error)] += 1

@@ -14,7 +14,7 @@ from mha._functions.quantised import BITS, ROWS, Blocks
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
-PIECE = 1 << 18  # numbers that are dequantised at once
+PIECE = 1 << 18  # numbers that are dequantised at once, or those of a row
 LOW, HIGH = 15, 4  # the mask of a byte's low four bits, and the shift to its high ones
 
 
@@ -143,14 +143,15 @@ class QuantisedArray:
     def unpack(self) -> NDArray[np.float32]:
         """A new array of its numbers, to the bits of the gguf package's."""
         kind = KINDS[self.dtype]
-        found = np.empty((self._data.size // kind.nbytes, kind.numbers), np.float32)
-        blocks = self._data.reshape(len(found), kind.nbytes)
-        step = PIECE // kind.numbers
+        whole = np.empty(self.shape, np.float32)
+        # (rows, n), as the blocks lie
+        rows = whole.T if self._is_transposed else whole.reshape(len(self._data), self.shape[-1])
+        step = max(PIECE // max(rows.shape[1], 1), 1)
         with np.errstate(invalid="ignore"):  # of infinite scales
-            for first in range(0, len(found), step):
-                found[first:first + step] = kind.dequantise(blocks[first:first + step])
-        whole = found.reshape(self._stored_shape)
-        return whole.T if self._is_transposed else whole
+            for first in range(0, len(rows) if whole.size else 0, step):
+                blocks = self._data[first:first + step].reshape(-1, kind.nbytes)
+                rows[first:first + step] = kind.dequantise(blocks).reshape(-1, rows.shape[1])
+        return whole
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:

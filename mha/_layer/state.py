@@ -78,10 +78,11 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, Any],
                       core_of(settings, parameters))
 
 
-def state_of(settings: Mapping[str, Any], parameters: Mapping[str, NDArray[Any]]) -> LayerState:
-    """Of settings and parameters that are not checked yet."""
+def state_of(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> LayerState:
+    """Of settings and parameters that are not checked yet. Matrices (in, out) of q8_0 and q4_0 come
+    as QuantisedArrays: what a layer would keep of them is in their `blocks()`."""
     known = checked_settings(**settings)
-    return new_state(known, {name: checked_parameter(known, name, parameters[name])
+    return new_state(known, {name: checked_parameter(known, name, np.asarray(parameters[name]))
                              for name in known.shapes()})
 
 

@@ -14,6 +14,8 @@ from numpy.typing import DTypeLike
 from mha._base.arguments import as_size, detached_array, printable
 from mha._base.dtypes import hint_of_numpys, is_half, layer_dtype
 from mha._functions.multi_head_attention import BIASES, NORMS
+from mha._functions.quantised import BITS
+from mha._functions.quantised_array import QuantisedArray
 from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import checked_layout
 from mha.parameters import _config as configs
@@ -39,6 +41,7 @@ from mha.parameters._table import (
     Layout,
     Pairs,
     Stored,
+    matrices_of_blocks,
     pairs,
     shape_of,
     solved,
@@ -47,8 +50,9 @@ from mha.parameters._table import (
     whole_biases,
 )
 
-# From the layer's settings by name, checked there, and its parameters: a layer.
-Make = Callable[[dict[str, Any], dict[str, Array]], Any]
+# From the layer's settings by name, checked there, and its parameters: a layer. Matrices whose q8_0
+# or q4_0 blocks a layer may keep are QuantisedArrays (in, out).
+Make = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 _log = logging.getLogger(__name__)
 SIZE_OF = {"num_heads": "heads", "num_kv_heads": "kv_heads", "head_dim": "head_dim"}
@@ -191,7 +195,7 @@ def _one(asked: Asked, prefix: str, layer_index: int | None) -> Any:
 
 
 def _found(asked: Asked, form: Form, prefix: str,
-           under: set[str]) -> tuple[list[str], dict[str, Array]]:
+           under: set[str]) -> tuple[list[str], dict[str, Any]]:
     """What is wrong with the names, and the arrays of those that are right."""
     layout, problems, arrays, missing = asked.layout, [], {}, []
     for name, stored in form.items():
@@ -217,7 +221,9 @@ def _found(asked: Asked, form: Form, prefix: str,
     return [*problems, *cures], arrays
 
 
-def _as_floats(value: Any, name: str) -> Array:
+def _as_floats(value: Any, name: str) -> Array | QuantisedArray:
+    if isinstance(value, QuantisedArray):
+        return value
     array = detached_array(value, name)
     try:
         layer_dtype(_native(array))
@@ -227,7 +233,9 @@ def _as_floats(value: Any, name: str) -> Array:
     return array
 
 
-def _native(array: Array) -> np.dtype[Any]:
+def _native(array: Array | QuantisedArray) -> np.dtype[Any]:
+    if isinstance(array, QuantisedArray):
+        return np.dtype(np.float32)
     return array.dtype.newbyteorder("=")
 
 
@@ -339,7 +347,7 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
                options: dict[str, Any]) -> Any:
     """The layer whose arrays fit."""
     sizes = dict(context.sizes)
-    parameters: dict[str, Array] = {}
+    parameters: dict[str, Any] = {}
     for name, array in arrays.items():
         parameters |= _parameters(form[name], array, context)
     letters = "".join(name[-1] for name in BIASES if name in parameters)
@@ -356,10 +364,18 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
         "sinks": "sinks" in parameters,
         "relative_bias": None if relative_bias is None else relative_bias.shape[1] // 2,
         "qk_norm": ("head" if per_head else "width") if norms else None, "dtype": dtype, **options}
-    return asked.make(settings, parameters)
+    may_keep = BITS if asked.dtype is None and dtype == np.float32 else ()
+    return asked.make(settings, {
+        name: array.unpack() if isinstance(array, QuantisedArray) and array.dtype not in may_keep
+        else array for name, array in parameters.items()})
 
 
-def _parameters(stored: Stored, array: Array, context: Context) -> dict[str, Array]:
+def _parameters(stored: Stored, array: Any, context: Context) -> dict[str, Any]:
+    if isinstance(array, QuantisedArray):
+        matrices = None if stored.read else matrices_of_blocks(stored, array, context.sizes)
+        if matrices is not None:
+            return matrices
+        array = array.unpack()
     if stored.read is not None:
         try:
             return {stored.holds[0]: stored.read(array, context)}
@@ -368,7 +384,7 @@ def _parameters(stored: Stored, array: Array, context: Context) -> dict[str, Arr
     return taken_out(stored, array, context.sizes)
 
 
-def _common_dtype(parameters: Mapping[str, Array]) -> Any:
+def _common_dtype(parameters: Mapping[str, Any]) -> Any:
     """That of the arrays; of several, one that holds the numbers of all."""
     types = {layer_dtype(_native(array)) for array in parameters.values()}
     if len(types) == 1:

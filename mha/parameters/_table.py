@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha._base.pieces import copied, copy_into
+from mha._functions.quantised_array import QuantisedArray
 from mha._functions.rotary import Layout as RotaryLayout
 
 Array = NDArray[Any]
@@ -184,6 +185,21 @@ def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
     assert shape is not None
     return {name: copied(part.transpose(order), order="C").reshape(shape)
             for name, part in zip(stored.holds, parts, strict=True)}
+
+
+def matrices_of_blocks(stored: Stored, array: QuantisedArray,
+                       sizes: Sizes) -> dict[str, QuantisedArray] | None:
+    """The same of an array of blocks that lie along the input axis: they stay whole, since all that
+    a layout orders are the outputs. None where they lie along another axis."""
+    axes = stored.axes
+    if array.is_weight:
+        array, axes = array.T, axes[::-1]
+    if len(axes) != 2 or axes[1] != axes_of(stored.holds[0], stored)[0]:
+        return None
+    biases = {f"b{name[1:]}": name for name in stored.holds}  # whose only axis are the outputs
+    places = taken_out(stored._replace(holds=tuple(biases), axes=axes[:1]),
+                       np.arange(array.shape[0]), sizes)
+    return {name: array.in_rows(places[bias]).T for bias, name in biases.items()}
 
 
 def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Array:

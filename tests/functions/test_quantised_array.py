@@ -73,9 +73,11 @@ def test_every_scale(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_of_a_large_array(kind):
-    blocks = PIECE // KINDS[kind].numbers + 3
-    data = draw(kind, 2, 2, blocks)
-    assert of(kind, data).unpack().tobytes() == theirs(data, kind).tobytes()
+    for data in (draw(kind, 2, 2, PIECE // KINDS[kind].numbers + 3),
+                 draw(kind, 2, PIECE // KINDS[kind].numbers + 3, 2)):
+        array, wanted = of(kind, data), theirs(data, kind)
+        assert array.unpack().tobytes() == wanted.tobytes()
+        assert array.T.unpack().tobytes() == wanted.T.tobytes()
 
 
 @pytest.mark.parametrize("kind", BITS)

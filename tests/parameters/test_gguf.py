@@ -56,13 +56,13 @@ def draw(seed, *, norms=False, biases=False):
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def as_converted(arrays, architecture, layer):
+def as_converted(arrays, architecture, layer, heads=HEADS, kv_heads=KV_HEADS):
     found = {f"blk.{layer}.attn_norm.weight": np.ones(EMBED, np.float32),
              f"blk.{layer}.ffn_up.weight": np.ones((3, EMBED), np.float32)}
     for name, array in arrays.items():
         module, kind = name.split(".")
         if architecture == "llama" and module in ("q_proj", "k_proj"):
-            array = permuted(array, HEADS if module == "q_proj" else KV_HEADS)
+            array = permuted(array, heads if module == "q_proj" else kv_heads)
         if module.endswith("norm"):
             array = array + np.float32(architecture.startswith("gemma"))
             found[f"blk.{layer}.attn_{module}.{kind}"] = array

@@ -36,14 +36,18 @@ def open(path: str | os.PathLike[str]) -> Arrays:
 
     path is a .safetensors, .npz or .gguf file; the index of several (model.safetensors.index.json);
     or a folder as it was downloaded, whose config.json `from_state` then takes as its config. So a
-    layer of a model of 10 GB is read without the rest. .safetensors and .gguf need the package of
-    that name.
+    layer of a model of 10 GB is read without the rest. .safetensors needs the package of that name.
 
     A .gguf file has its arrays under the names of llama.cpp (`prefix="blk.{layer}."`), with the
     numbers that the model had before: rows of query and key in their old order, norms of Gemma
-    without the added 1. Its `metadata` serves as config=, and does so where none is given. F32,
-    F16 and BF16 are read; quantised arrays are an error when they are asked for, and so are query
-    and key of a model that is not llama, qwen2, qwen3, gemma2 or gemma3.
+    without the added 1. Its `metadata`, whose texts and arrays are read when they are asked for,
+    serves as config=, and does so where none is given. Arrays of F32, F16 and BF16 are NumPy's.
+    Those of Q8_0, Q4_0, Q4_K and Q6_K keep their blocks: they have shape, dtype ("q8_0", ...),
+    nbytes, T and `unpack()`, which makes float32 (out, in), as numpy.asarray does, to the bits of
+    the gguf package. `mha.pack(array.T)` keeps blocks of Q8_0 and Q4_0 as they are; a layer has the
+    float32 numbers, 4 bytes each, unless `from_state` is given another dtype. Other types are an
+    error when they are asked for, and so are query and key of a model that is not llama, qwen2,
+    qwen3, gemma2 or gemma3.
 
     bfloat16 is that of ml_dtypes where it is imported, and else fit for mha alone; in .npz it is
     what NumPy writes of it, two bytes of no type ("V2"). Nothing is ever unpickled. Several files
@@ -52,7 +56,8 @@ def open(path: str | os.PathLike[str]) -> Arrays:
     Returns
     -------
     A mapping of names to arrays, new ones (n, m), ... at each reading; `close()`, or leaving a
-    `with` block, gives the file back. Its `config` is that of the folder or file, or None.
+    `with` block, gives the file back. Its `config` is that of the folder or file, or None; of a
+    .gguf file that lacks what it needs, a ValueError when it is asked for.
 
     Raises
     ------
@@ -60,8 +65,7 @@ def open(path: str | os.PathLike[str]) -> Arrays:
     them), FIFOs and devices; one that does not fit together, when it is opened or the array is
     read: headers that are too long or too deep, offsets out of range or overlapping, sizes that
     overflow, names that come twice, pickled objects, a torn archive, shards that are not those of
-    the index. OSError: what the system says. ImportError: .safetensors or .gguf without the
-    package.
+    the index. OSError: what the system says. ImportError: .safetensors without the package.
 
     Source: the formats of safetensors 0.4 and NumPy 1.26, and version 3 of GGUF.
 

@@ -1,6 +1,7 @@
 """Arrays in the blocks of llama.cpp's files: the bits of the gguf package, and weights of them that
 are not quantised once more."""
 import pickle
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -78,6 +79,20 @@ def test_pieces_of_a_large_array(kind):
         array, wanted = of(kind, data), theirs(data, kind)
         assert array.unpack().tobytes() == wanted.tobytes()
         assert array.T.unpack().tobytes() == wanted.T.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory(kind):
+    """Beside the numbers there are those of a piece or two."""
+    array = of(kind, np.zeros((2048, 2048 // KINDS[kind].numbers * KINDS[kind].nbytes), np.uint8))
+    ways = [array.unpack, array.T.unpack, *([array.T.blocks] if kind in BITS else [])]
+    for way in ways:
+        tracemalloc.start()
+        found = way()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        size = found.nbytes if way is not ways[-1] or kind not in BITS else found.numbers.nbytes
+        assert most < size + 20 * PIECE
 
 
 @pytest.mark.parametrize("kind", BITS)

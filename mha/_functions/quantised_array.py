@@ -162,16 +162,16 @@ class QuantisedArray:
         """These rows of a matrix (rows, n), whose blocks stay whole."""
         return QuantisedArray(self.dtype, (len(order), self._stored_shape[1]), self._data[order])
 
-    def blocks(self) -> Blocks:
+    def blocks(self, name: str = "weight") -> Blocks:
         """The same numbers and scales, of a weight (in, out) that is q8_0 or q4_0."""
         if self.dtype not in BITS or not self.is_weight:
-            raise TypeError(f"weight: got {self!r}, wanted one (in, out) of q8_0 or q4_0 blocks")
+            raise TypeError(f"{name}: got {self!r}, wanted one (in, out) of q8_0 or q4_0 blocks")
         columns, rows = self._stored_shape
         kind, split = KINDS[self.dtype], NUMBERS[self.dtype]
         data = self._data.reshape(columns, rows // ROWS, kind.nbytes)
         scales = copied(data[:, :, :2].view("<f2")[:, :, 0].T, np.float16, order="C")
         if not np.isfinite(scales).all():
-            raise ValueError(f"weight: got scales that are not finite, wanted finite ones, for"
+            raise ValueError(f"{name}: got scales that are not finite, wanted finite ones, for"
                              f" {self.dtype}")
         numbers = np.empty((rows // ROWS, ROWS, columns), np.int8)
         step = max(PIECE // max(rows, 1), 1)

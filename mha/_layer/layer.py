@@ -539,7 +539,8 @@ class MultiHeadAttention(OwnNames):
             Which columns the config's rotary embeddings rotate together, by default as the layout's
             models do. Names do not tell: Llama's weights in Meta's own order, under Hugging Face's
             names, are "interleaved".
-        dtype : by default that of the arrays; float32 of quantised ones
+        dtype : by default that of the arrays; float32 of quantised ones, whose blocks of q8_0 and
+            q4_0 are kept where none is given: the layer is then as `quantize` makes it
         The rest : as in `mha.MultiHeadAttention`, in place of what the config says.
 
         Returns

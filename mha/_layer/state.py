@@ -38,6 +38,7 @@ from mha._functions.multi_head_attention import BIASES, NORMS, WEIGHTS, prepared
 from mha._functions.options import AttentionOptions, RandomSource
 from mha._functions.packed_weight import PackedWeight, packed_weight
 from mha._functions.quantised import BITS, ROWS, Blocks, quantised
+from mha._functions.quantised_array import QuantisedArray
 from mha._layer import options as layer_options
 from mha._layer.settings import LayerSettings, checked_settings
 
@@ -79,11 +80,18 @@ def new_state(settings: LayerSettings, parameters: Mapping[str, Any],
 
 
 def state_of(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> LayerState:
-    """Of settings and parameters that are not checked yet. Matrices (in, out) of q8_0 and q4_0 come
-    as QuantisedArrays: what a layer would keep of them is in their `blocks()`."""
+    """Of settings and parameters that are not checked yet. Where matrices (in, out) are q8_0 or
+    q4_0, QuantisedArrays, their blocks are kept, and the layer is frozen."""
     known = checked_settings(**settings)
-    return new_state(known, {name: checked_parameter(known, name, np.asarray(parameters[name]))
-                             for name in known.shapes()})
+    checked = {name: _kept(known, name, parameters[name]) for name in known.shapes()}
+    is_quantised = any(isinstance(parameter, PackedWeight) for parameter in checked.values())
+    return with_packed(known, checked) if is_quantised else new_state(known, checked)
+
+
+def _kept(settings: LayerSettings, name: str, parameter: Any) -> NDArray[Any] | PackedWeight:
+    if isinstance(parameter, QuantisedArray) and parameter.shape == settings.shapes()[name]:
+        return packed_weight(parameter.blocks(name))
+    return checked_parameter(settings, name, np.asarray(parameter))
 
 
 def core_of(settings: LayerSettings, parameters: Mapping[str, Any],

@@ -74,7 +74,11 @@ def test_layers_have_the_dequantised_numbers(tmp_path, architecture, kinds):
     own = mha.MultiHeadAttention.from_state(
         {**numbers, **norms}, architecture,
         config={**CONFIG, "rms_norm_eps": 1e-5, "model_type": architecture})
-    assert layer.dtype == np.float32 and repr(layer) == repr(own)
+    kept = sorted({*kinds.values()} & {*BITS})
+    wanted = ", ".join(["frozen"] * bool(kept) + kept)
+    assert layer.dtype == np.float32
+    assert repr(layer) == (repr(own)[:-1] + f", {wanted})" if kept else repr(own))
+    assert layer.num_parameters == own.num_parameters
     for name, array in own.parameters().items():
         assert layer.parameters()[name].tobytes() == array.tobytes()
     np.testing.assert_array_equal(layer(X, causal=True), own(X, causal=True))

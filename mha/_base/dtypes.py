@@ -19,6 +19,10 @@ Array = NDArray[Any]
 
 # The name of the field is what csrc/python/convert/element_type.c asks for.
 RAW_BFLOAT16: np.dtype[Any] = np.dtype([("mha_bfloat16", np.uint16)])
+# What a cache of q8_0 holds: blocks of 32 columns of one head and position, as GGML has them, a
+# float16 scale and 32 int8.
+Q8_0: np.dtype[Any] = np.dtype([("mha_q8_0", np.uint8, 34)])
+OF_BLOCK = 32
 # What numpy.savez writes of bfloat16: it keeps the size of a type that it does not know, no more.
 NUMPYS_BFLOAT16: np.dtype[Any] = np.dtype("V2")
 
@@ -50,6 +54,22 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return known
 
 
+def cache_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """The same for caches, which may be of "q8_0" too."""
+    if (isinstance(dtype, str) and dtype == "q8_0") or (isinstance(dtype, np.dtype)
+                                                        and dtype == Q8_0):
+        return Q8_0
+    try:
+        return stored_dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f'{error}, or "q8_0"') from None
+
+
+def columns_of(array: Array) -> int:
+    """How many numbers a row of a cache's array has."""
+    return array.shape[-1] * (OF_BLOCK if array.dtype == Q8_0 else 1)
+
+
 def layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """The type of a layer's parameters: one that NumPy can compute with, where there is one."""
     stored = stored_dtype(dtype)
@@ -76,7 +96,9 @@ def as_computed(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
 
 
 def shown_dtype(stored: np.dtype[Any]) -> Any:
-    """What the user calls it: "bfloat16" where nobody has imported ml_dtypes."""
+    """What the user calls it: "bfloat16" where nobody has imported ml_dtypes; "q8_0"."""
+    if stored == Q8_0:
+        return "q8_0"
     if stored != RAW_BFLOAT16:
         return stored
     try:
@@ -87,6 +109,8 @@ def shown_dtype(stored: np.dtype[Any]) -> Any:
 
 def shown(stored: Array) -> Array:
     """The array in a type that NumPy can compute with."""
+    if stored.dtype == Q8_0:
+        return widened(stored)
     if stored.dtype != RAW_BFLOAT16:
         return stored
     dtype = shown_dtype(stored.dtype)
@@ -114,9 +138,12 @@ def check_beside(array: Array, stored: np.dtype[Any], name: str) -> None:
 
 
 def rounded(array: Array, stored: np.dtype[Any]) -> Array:
-    """The array as a cache of this type holds it: each number rounded once, ties to even."""
+    """The array as a cache of this type holds it: each number rounded once, ties to even; or in
+    blocks along the last axis, whose length is a multiple of 32."""
     if array.dtype == stored:
         return array
+    if stored == Q8_0:
+        return _in_blocks(array)
     if stored.itemsize > 2:
         return widened(array)
     if is_bfloat16(array.dtype):
@@ -138,7 +165,9 @@ def in_type(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def widened(stored: Array) -> Array:
-    """bfloat16 as float32; other arrays as they are."""
+    """bfloat16 and blocks as float32; other arrays as they are."""
+    if stored.dtype == Q8_0:
+        return _dequantised(stored)
     if not is_bfloat16(stored.dtype):
         return stored
     halves = stored.view(np.uint16)
@@ -146,6 +175,26 @@ def widened(stored: Array) -> Array:
     for piece in pieces(bits):
         np.left_shift(halves[piece], 16, out=bits[piece], dtype=np.uint32)
     return bits.view(np.float32)
+
+
+def _in_blocks(array: Array) -> Array:
+    """Numbers (..., 32 n) as blocks (..., n)."""
+    numbers = converted(widened(array), np.float32)
+    blocks = np.empty((*array.shape[:-1], array.shape[-1] // OF_BLOCK), Q8_0)
+    _core.round_numbers(numbers, blocks)
+    return blocks
+
+
+def _dequantised(blocks: Array) -> Array:
+    """The other way."""
+    numbers = np.empty((*blocks.shape, OF_BLOCK), np.float32)
+    for piece in pieces(blocks):
+        part = blocks[piece]["mha_q8_0"]
+        scales = np.ascontiguousarray(part[..., :2]).view("<f2")
+        with np.errstate(invalid="ignore"):
+            np.multiply(np.ascontiguousarray(part[..., 2:]).view(np.int8), scales,
+                        out=numbers[piece], dtype=np.float32)
+    return numbers.reshape(*blocks.shape[:-1], blocks.shape[-1] * OF_BLOCK)
 
 
 def halves_as_float32(array: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha._base.atomic import Step
-from mha._base.dtypes import rounded
+from mha._base.dtypes import Q8_0, rounded
 from mha._base.pieces import FEW, PIECE, copied, copy_into, pieces
 
 Array = NDArray[Any]
@@ -93,6 +93,8 @@ def writes(before: CacheState, after: CacheState, key: Array, value: Array, coun
            left: bool) -> Iterator[Write]:
     """What puts each sequence's rows behind its length before: all n, or the first or, where left,
     the last counts (batch,) of them. Rounded as they are stored, a piece at a time."""
+    if after.key.dtype == Q8_0:
+        key, value = rounded(key, Q8_0), rounded(value, Q8_0)
     pairs, n = ((after.key, key), (after.value, value)), key.shape[2]
     column_of_0 = after.first - after.start
     is_one_piece = key.size + value.size <= FEW

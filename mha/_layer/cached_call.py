@@ -21,7 +21,14 @@ from mha._base.arguments import (
     check_rows,
     checked_lengths,
 )
-from mha._base.dtypes import as_computed, shown_dtype, stored_dtype, widened
+from mha._base.dtypes import (
+    Q8_0,
+    as_computed,
+    columns_of,
+    shown_dtype,
+    stored_dtype,
+    widened,
+)
 from mha._base.pieces import copy_into
 from mha._functions.dropout import drawn
 from mha._functions.options import (
@@ -122,7 +129,7 @@ def _as_read(after: CacheState, append: Append,
     held = list(after.held())
     if dtype != np.float64 or held[0].dtype == dtype:
         return held, append
-    copies = [np.empty(array.shape, dtype) for array in held]
+    copies = [np.empty((*array.shape[:-1], columns_of(array)), dtype) for array in held]
 
     def append_and_copy(key: Array, value: Array) -> None:
         append(key, value)
@@ -243,7 +250,8 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
 
 def check_cache_dtype(settings: LayerSettings, cache: KVCache, name: str) -> None:
     stored = cache._state.key.dtype
-    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
+    if stored not in (Q8_0, stored_dtype(settings.dtype)) and (
+            stored.itemsize >= settings.dtype.itemsize):
         raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
                         " layer has, or a narrower one")
 

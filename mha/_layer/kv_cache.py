@@ -25,12 +25,15 @@ from mha._base.arguments import (
 )
 from mha._base.atomic import Step, assign, one_go, take
 from mha._base.dtypes import (
+    OF_BLOCK,
+    Q8_0,
     RAW_BFLOAT16,
+    cache_dtype,
     check_beside,
+    columns_of,
     is_bfloat16,
     shown,
     shown_dtype,
-    stored_dtype,
 )
 from mha._base.keywords import (
     checks_keywords,
@@ -70,9 +73,12 @@ class KVCache:
     value_head_dim : int, by default head_dim
     capacity : int
         Positions to reserve; beyond them the cache grows by doubling.
-    dtype : numpy.float32, numpy.float64, numpy.float16 or "bfloat16"
+    dtype : numpy.float32, numpy.float64, numpy.float16, "bfloat16" or "q8_0"
         In which keys and values are stored; what is appended is rounded once. "bfloat16" needs
-        ml_dtypes only where key and value are looked at.
+        ml_dtypes only where key and value are looked at. "q8_0" takes 0.27 of float32's memory:
+        blocks of 32 columns of one head and position share a float16 scale (head_dim and
+        value_head_dim are multiples of 32), and key and value are float32 copies. A block with a
+        number that is not finite, or beyond 8.3 million, is NaN.
     window : int, optional
         Keeps what attention with window=(window - 1, 0) needs, also after `truncate` back to the
         lengths before the last append or layer's call. The next one first drops whole blocks of
@@ -116,14 +122,18 @@ class KVCache:
         head_dim = as_size(head_dim, "head_dim")
         value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
         columns = as_size(capacity, "capacity", least=0)
-        known_dtype = stored_dtype(dtype)
+        known_dtype = cache_dtype(dtype)
+        of_block = OF_BLOCK if known_dtype == Q8_0 else 1
+        for width, name in ((head_dim, "head_dim"), (value_head_dim, "value_head_dim")):
+            if width % of_block:
+                raise ValueError(f"{name}: got {width}, wanted a multiple of {OF_BLOCK} for q8_0")
         self._window = None if window is None else as_size(window, "window")
         if self._window is not None:
             columns = min(columns, most_columns(self._window))
         heads = batch, kv_heads
         self._state = CacheState(
-            zeros((*heads, columns, head_dim), known_dtype),
-            zeros((*heads, columns, value_head_dim), known_dtype),
+            zeros((*heads, columns, head_dim // of_block), known_dtype),
+            zeros((*heads, columns, value_head_dim // of_block), known_dtype),
             read_only(np.zeros(batch, np.int64)), 0, 0, 0, 0)
 
     @property
@@ -139,17 +149,17 @@ class KVCache:
     @property
     def head_dim(self) -> int:
         """Columns of a head's keys."""
-        return self._state.key.shape[3]
+        return columns_of(self._state.key)
 
     @property
     def value_head_dim(self) -> int:
         """Columns of a head's values."""
-        return self._state.value.shape[3]
+        return columns_of(self._state.value)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type in which keys and values are stored; "bfloat16", the name, where ml_dtypes has
-        not been imported."""
+        """The type in which keys and values are stored; "q8_0"; "bfloat16", the name, where
+        ml_dtypes has not been imported."""
         return shown_dtype(self._state.key.dtype)
 
     @property
@@ -221,7 +231,7 @@ class KVCache:
             check_beside(array, like.dtype, name)
             if of_bfloat16:
                 check_beside(array, RAW_BFLOAT16, name)
-            heads, columns = like.shape[:2], like.shape[3]
+            heads, columns = like.shape[:2], columns_of(like)
             if array.shape != (*heads, n, columns):
                 length = "n" if name == "key" else n
                 raise ValueError(f"{name}: got shape {array.shape}, wanted"
@@ -473,7 +483,9 @@ def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: i
                window: int | None) -> tuple[CacheState, int | None]:
     """The state of these, which must fit together, and the window."""
     batch, heads, held, head_dim = key.shape
-    empty = KVCache(batch, heads, head_dim, value.shape[3], dtype=key.dtype, window=window)
+    of_block = OF_BLOCK if key.dtype == Q8_0 else 1
+    empty = KVCache(batch, heads, head_dim * of_block, value.shape[3] * of_block, dtype=key.dtype,
+                    window=window)
     stored = empty._state.key.dtype
     known = as_lengths(lengths, batch)
     shortest, longest = int(known.min()), int(known.max())

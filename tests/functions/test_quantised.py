@@ -53,7 +53,8 @@ def test_every_scale(kind):
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_bits_of_the_float32_array(kind, threads):
     rng = np.random.default_rng(1)
-    for width, out in ((32, 1), (64, 33), (128, 128), (160, 100), (544, 300), (1056, 130), (0, 5), (32, 0)):
+    for width, out in ((32, 1), (64, 33), (128, 128), (160, 100), (544, 300), (1056, 130), (0, 5),
+                       (32, 0)):
         packed = mha.pack(rng.standard_normal((width, out), np.float32), dtype=kind)
         array, bias = packed.unpack(), rng.standard_normal(out, np.float32)
         for rows in (0, 1, 2, 3, 4, 5, 8, 9, 20, 97, 300):

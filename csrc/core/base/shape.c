@@ -13,7 +13,9 @@ const mha_element_type *mha_element_type_of(mha_dtype dtype) { return &element_t
 size_t mha_dtype_size(mha_dtype dtype) { return element_types[dtype].size; }
 
 size_t mha_storage_size(mha_dtype dtype, mha_storage storage) {
-    return storage == MHA_AS_COMPUTED ? mha_dtype_size(dtype) : sizeof(uint16_t);
+    return storage == MHA_AS_COMPUTED  ? mha_dtype_size(dtype)
+           : mha_is_quantised(storage) ? 1
+                                       : sizeof(uint16_t);
 }
 
 mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {

@@ -16,8 +16,10 @@ enum { MHA_MAX_AXES = 34 };
 typedef enum mha_dtype { MHA_FLOAT32, MHA_FLOAT64, MHA_NUM_DTYPES } mha_dtype;
 
 /* How the numbers of an array lie in memory: as the arithmetic has them, or half as wide as its
- * float32; of a packed weight, too, in blocks of MHA_QUANTISED_ROWS along its input axis that share
- * a float16 scale: 8 or 4 bits a number (GGML's types of these names). float64 has none of them. */
+ * float32; or in blocks of MHA_QUANTISED_ROWS that share a float16 scale, 8 or 4 bits a number
+ * (GGML's types of these names): those of a packed weight along its input axis; and those of the
+ * keys and values of a cache, q8_0 alone, along a row: (2 bytes of scale, 32 of numbers) again and
+ * again. float64 has none of them. */
 typedef enum mha_storage {
     MHA_AS_COMPUTED,
     MHA_FLOAT16,
@@ -25,7 +27,7 @@ typedef enum mha_storage {
     MHA_Q8_0,
     MHA_Q4_0
 } mha_storage;
-enum { MHA_QUANTISED_ROWS = 32 };
+enum { MHA_QUANTISED_ROWS = 32, MHA_Q8_0_BYTES = 2 + MHA_QUANTISED_ROWS }; /* of a row's block */
 
 static inline bool mha_is_quantised(mha_storage storage) { return storage >= MHA_Q8_0; }
 
@@ -50,10 +52,11 @@ typedef struct mha_tensor {
 
 size_t mha_dtype_size(mha_dtype dtype);
 
-/* Bytes of an element that lies so, where the arithmetic is in `dtype`. */
+/* Bytes of an element that lies so, where the arithmetic is in `dtype`; 1 of blocks, whose rows are
+ * counted in bytes. */
 size_t mha_storage_size(mha_dtype dtype, mha_storage storage);
 
-/* Rounds `count` float32 numbers to halves, ties to even; and back, exactly. */
+/* Rounds `count` float32 numbers to halves, ties to even, or to whole blocks; and back, exactly. */
 void mha_round_numbers(const float *from, void *to, mha_storage storage, int64_t count);
 void mha_widen_numbers(const void *from, mha_storage storage, float *to, int64_t count);
 

@@ -83,6 +83,11 @@ INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
 INLINE vector v_load_float16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }
+INLINE vector v_set1_float16(const uint8_t *p) {
+    int16_t half;
+    __builtin_memcpy(&half, p, sizeof half);
+    return _mm256_cvtph_ps(_mm_set1_epi16(half));
+}
 INLINE void v_store_float16(uint16_t *p, vector a) {
     _mm_storeu_si128((void *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }

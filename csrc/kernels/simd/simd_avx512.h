@@ -106,6 +106,11 @@ INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
 INLINE vector v_load_float16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
+INLINE vector v_set1_float16(const uint8_t *p) {
+    int16_t half;
+    __builtin_memcpy(&half, p, sizeof half);
+    return _mm512_cvtph_ps(_mm256_set1_epi16(half));
+}
 INLINE void v_store_float16(uint16_t *p, vector a) {
     const __m256i halves = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
     _mm256_storeu_si256((void *)p, halves);

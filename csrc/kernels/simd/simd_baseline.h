@@ -22,6 +22,7 @@
  *   v_from_int4(p, &l, &h)     LANES bytes of two signed numbers each: the lower times
  *                              2^LOW_SHIFT, and the upper times 2^HIGH_SHIFT
  *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
+ *   v_set1_float16(p)          the half at p, however it lies, in all lanes
  *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; both
  *                              whatever becomes of denormal numbers; a NaN stays one, and quiet
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it

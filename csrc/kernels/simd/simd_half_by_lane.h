@@ -56,6 +56,11 @@ NOINLINE vector v_load_float16(const uint16_t *p) {
     }
     return v_load(lanes);
 }
+INLINE vector v_set1_float16(const uint8_t *p) {
+    uint16_t half;
+    __builtin_memcpy(&half, p, sizeof half);
+    return v_set1(widened_float16(half));
+}
 NOINLINE void v_store_float16(uint16_t *p, vector a) {
     real lanes[LANES];
     v_store(lanes, a);

@@ -79,6 +79,11 @@ INLINE void v_zip(vector a, vector b, vector *low, vector *high) {
 INLINE vector v_load_float16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
+INLINE vector v_set1_float16(const uint8_t *p) {
+    uint16_t half;
+    __builtin_memcpy(&half, p, sizeof half);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
+}
 INLINE void v_store_float16(uint16_t *p, vector a) {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a)));
 }

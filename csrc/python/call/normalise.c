@@ -27,6 +27,15 @@ static PyObject *normalise_real(PyObject *object, const char *name) {
     return normalised;
 }
 
+static PyObject *normalise_cached(PyObject *object, const char *name) {
+    PyObject *array = (PyObject *)mha_as_array(object, name);
+    if (array != NULL && !mha_is_in_blocks((PyArrayObject *)array) &&
+        mha_check_real((PyArrayObject *)array, name) < 0) {
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
 static PyObject *normalise_int(PyObject *object, const char *name) {
     return mha_has_index(object) ? mha_as_int(object, name) : Py_NewRef(object);
 }
@@ -76,6 +85,8 @@ static PyObject *normalise_one(argument_form form, PyObject *object) {
                    : (PyObject *)mha_as_any_array(object, form.name);
     case AS_REAL:
         return normalise_real(object, form.name);
+    case AS_CACHED:
+        return normalise_cached(object, form.name);
     case AS_INT:
         return normalise_int(object, form.name);
     case AS_NUMBER:
@@ -86,16 +97,22 @@ static PyObject *normalise_one(argument_form form, PyObject *object) {
     Py_UNREACHABLE();
 }
 
+/* Whether bfloat16 asks what type it has; blocks go with every type. */
+static bool is_real(argument_form form, PyObject *normalised) {
+    return form.kind == AS_REAL || (form.kind == AS_CACHED && PyArray_Check(normalised) &&
+                                    !mha_is_in_blocks((PyArrayObject *)normalised));
+}
+
 /* No type has the numbers of bfloat16 and of float16, or of integers: 0, or -1 with a TypeError
  * where they meet. */
 static int check_halves(const argument_form *forms, int count, PyObject *const *normalised) {
     bool is_there = false;
     for (int i = 0; i < count && !is_there; i++) {
-        is_there = forms[i].kind == AS_REAL && normalised[i] != Py_None &&
+        is_there = is_real(forms[i], normalised[i]) && normalised[i] != Py_None &&
                    mha_storage_of_given(normalised[i]) == MHA_BFLOAT16;
     }
     for (int i = 0; i < count && is_there; i++) {
-        if (forms[i].kind != AS_REAL) {
+        if (!is_real(forms[i], normalised[i])) {
             continue;
         }
         if (PyArray_Check(normalised[i])) {
@@ -126,7 +143,8 @@ int mha_normalise(const argument_form *forms, int count, PyObject *const *given,
     /* Not before all are normalised: a view of an array that is resized keeps the old address. */
     for (int i = 0; i < count; i++) {
         const bool is_input = forms[i].kind == AS_ARRAY || forms[i].kind == AS_MASK ||
-                              forms[i].kind == AS_ANY_ARRAY || forms[i].kind == AS_REAL;
+                              forms[i].kind == AS_ANY_ARRAY || forms[i].kind == AS_REAL ||
+                              forms[i].kind == AS_CACHED;
         if (is_input && PyArray_CheckExact(normalised[i]) && mha_make_private(&normalised[i]) < 0) {
             return -1;
         }

@@ -17,6 +17,7 @@ typedef struct argument_form {
         AS_ANY_ARRAY, /* of any type, objects too; an int stays */
         AS_REAL, /* an array of numbers, float16 and integers not beside bfloat16; an int or packed
                     weight stays */
+        AS_CACHED, /* the same, or the blocks of a cache */
         AS_INT,
         AS_NUMBER,
         AS_INTS, /* a tuple of ints or None */

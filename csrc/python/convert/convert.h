@@ -57,6 +57,9 @@ PyArrayObject *mha_new_view_at(PyArrayObject *array, void *data, int axes, const
  * what a KVCache holds of it), or else. Runs no other code. */
 mha_storage mha_storage_of(PyArrayObject *array);
 
+/* Whether it holds blocks of q8_0, as caches do: each element is one, of 32 numbers. */
+bool mha_is_in_blocks(PyArrayObject *array);
+
 /* 0 for float32, float64 and integers, and for bool, float16 and bfloat16, which are cast where
  * another array decides the type; else -1 with a TypeError. */
 int mha_check_real(PyArrayObject *array, const char *name);

@@ -59,15 +59,20 @@ static bool is_bfloat16(PyArrayObject *array) {
 }
 
 /* A record of one field, of which only mha/_base/dtypes.py and dlpack.c make arrays. */
-static bool is_raw_bfloat16(PyArrayObject *array) {
+static bool is_record(PyArrayObject *array, npy_intp size, const char *field) {
     PyArray_Descr *type = PyArray_DESCR(array);
-    if (type->type_num != NPY_VOID || PyArray_ITEMSIZE(array) != 2 || !PyDataType_HASFIELDS(type)) {
+    if (type->type_num != NPY_VOID || PyArray_ITEMSIZE(array) != size ||
+        !PyDataType_HASFIELDS(type)) {
         return false;
     }
     PyObject *names = PyDataType_NAMES(type);
     return names != NULL && PyTuple_GET_SIZE(names) == 1 &&
-           PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "mha_bfloat16") == 0;
+           PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), field) == 0;
 }
+
+static bool is_raw_bfloat16(PyArrayObject *array) { return is_record(array, 2, "mha_bfloat16"); }
+
+bool mha_is_in_blocks(PyArrayObject *array) { return is_record(array, MHA_Q8_0_BYTES, "mha_q8_0"); }
 
 mha_storage mha_storage_of(PyArrayObject *array) {
     return PyArray_TYPE(array) == NPY_HALF                ? MHA_FLOAT16

@@ -110,8 +110,9 @@ int mha_round_in_pieces(const float *from, void *to, mha_storage storage, npy_in
         if (PyErr_CheckSignals() < 0) {
             return -1;
         }
-        mha_round_numbers(from + i, (uint16_t *)to + i, storage,
-                          count - i < NUMBERS ? count - i : NUMBERS);
+        char *at = (char *)to + (storage == MHA_Q8_0 ? i / MHA_QUANTISED_ROWS * MHA_Q8_0_BYTES
+                                                     : i * (npy_intp)sizeof(uint16_t));
+        mha_round_numbers(from + i, at, storage, count - i < NUMBERS ? count - i : NUMBERS);
     }
     return 0;
 }

@@ -23,11 +23,17 @@ static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
         return -1;
     }
     const int axes = scores->batch_axes;
+    const bool is_in_blocks = dtype == MHA_FLOAT32 && mha_is_in_blocks(array);
+    const npy_intp of_block = is_in_blocks ? MHA_QUANTISED_ROWS : 1;
     if (PyArray_NDIM(array) != axes + 3 ||
         !PyArray_CompareLists(PyArray_DIMS(array), scores->batch, axes) ||
-        PyArray_DIM(array, axes) != kv_heads || PyArray_DIM(array, axes + 2) != columns) {
+        PyArray_DIM(array, axes) != kv_heads || columns % of_block != 0 ||
+        PyArray_DIM(array, axes + 2) != columns / of_block ||
+        (is_in_blocks && !mha_last_axis_is_contiguous(array))) {
         PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (batch, %lld, len, %lld)", name,
                      mha_array_shape_text(array, text), (long long)kv_heads, (long long)columns);
+    } else if (is_in_blocks) {
+        *cached = (PyArrayObject *)Py_NewRef((PyObject *)array);
     } else {
         *cached = mha_as_stored(array, dtype, name);
     }
@@ -89,10 +95,20 @@ static int append(void *context, mha_execution *execution) {
     return mha_call_python(execution, call_append, context);
 }
 
+/* As the core sees it: rows in blocks have as many columns as numbers. */
+static mha_tensor tensor_of_cached(PyArrayObject *cached) {
+    mha_tensor tensor = mha_tensor_of(cached);
+    if (cached != NULL && mha_is_in_blocks(cached)) {
+        tensor.storage = MHA_Q8_0;
+        tensor.shape[tensor.axes - 1] *= MHA_QUANTISED_ROWS;
+    }
+    return tensor;
+}
+
 mha_layer_cache mha_fill_cache(converted_cache *converted) {
     return (mha_layer_cache){
-        .key = mha_tensor_of(converted->key),
-        .value = mha_tensor_of(converted->value),
+        .key = tensor_of_cached(converted->key),
+        .value = tensor_of_cached(converted->value),
         .append = converted->append == NULL ? NULL : append,
         .context = converted,
     };

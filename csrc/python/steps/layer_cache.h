@@ -7,8 +7,8 @@
 
 /* Arguments of a function, in this order, by keyword: CACHE_cached_key and so on. */
 #define MHA_CACHE(X)                                                                               \
-    X(cached_key, AS_REAL)                                                                         \
-    X(cached_value, AS_REAL)                                                                       \
+    X(cached_key, AS_CACHED)                                                                       \
+    X(cached_value, AS_CACHED)                                                                     \
     X(append, AS_IT_IS)
 #define MHA_CACHE_PLACE(name, form) CACHE_##name,
 enum cache { MHA_CACHE(MHA_CACHE_PLACE) NUM_CACHE };

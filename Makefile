@@ -1,6 +1,8 @@
 # make run    the main job: sentences through a real transformer
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
+# make chat   text from a Llama, Qwen 3 or Gemma 3 that you have: MODEL=folder or MODEL=file.gguf,
+#             prompts line by line, or by ARGS="'A prompt' --quantize q8_0"; ARGS=--help shows more
 # make test   the tests that take minutes, make test-all all of them; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
@@ -41,11 +43,11 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train chat docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
-	bench-flex bench-linear bench-masks bench-reshaping bench-training format clean check-prerequisites check-windows
+	bench-flex bench-linear bench-masks bench-reshaping bench-training format clean check-prerequisites check-windows check-model
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -58,6 +60,12 @@ view: $(VENV)/.run
 
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
+
+chat: check-model $(VENV)/.run
+	$(BIN)/python examples/llama.py "$(MODEL)" $(ARGS)
+
+check-model:
+	@test -n "$(MODEL)" || { echo "make: missing a model: make chat MODEL=folder, with config.json, *.safetensors and tokenizer.json, or MODEL=file.gguf"; exit 1; }
 
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP) $$($(EXTRA) docs)

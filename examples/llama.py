@@ -1,7 +1,7 @@
 """A whole Llama, Qwen 3 or Gemma 3 (text) in NumPy and mha: text goes on behind a prompt.
 
     python examples/llama.py MODEL "Once upon a time" [--quantize q8_0] [--temperature 0]
-    make chat MODEL=folder                       (prompts line by line; ARGS="..." for options)
+    make chat MODEL=folder                       (prompts line by line; options by ARGS="...")
 
 MODEL is a folder as Hugging Face has it (config.json, *.safetensors, tokenizer.json) or a .gguf of
 llama.cpp. mha ships no weights: give those of a model that you have.
@@ -65,6 +65,7 @@ class Llama:
     def __init__(self, path, kind=None):
         files = ModelFiles(path)
         config = self.config = files.config
+        self.eps = config["rms_norm_eps"]
         self.layers = [self._layer(files, i, kind) for i in range(config["num_hidden_layers"])]
         self.embedding = files[files.names.embedding]  # (vocabulary, width)
         self.scale = self.embedding.shape[1]**0.5 if files.is_gemma else 1
@@ -117,8 +118,8 @@ class Llama:
 
     def _norm(self, x, weight):
         """x / sqrt(mean(x^2) + eps) * weight, a row at a time."""
-        squares = np.einsum("ij,ij->i", x, x)
-        normal = x * (1 / np.sqrt(squares / x.shape[1] + self.config["rms_norm_eps"]))[:, None]
+        squares = np.einsum("ij,ij->i", x, x)  # (rows,)
+        normal = x / np.sqrt(squares / x.shape[1] + self.eps)[:, None]
         normal *= weight
         return normal
 
@@ -213,7 +214,24 @@ def arguments():
     return given
 
 
+def prompts(given):
+    """Those that are given, or lines as they come; what nobody has typed here is shown."""
+    for prompt in given:
+        print(f"> {prompt}", flush=True)
+        yield prompt
+    while not given:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        if not sys.stdin.isatty():
+            print(line, flush=True)
+        yield line
+
+
 def main():
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
     given, begin = arguments(), time.perf_counter()
     try:
         text, ends = Text(given.model, given.tokenizer), end_tokens(given.model)
@@ -230,8 +248,7 @@ def main():
         return draw(logits, rng, given.temperature, given.top_k, given.top_p)
 
     try:
-        for prompt in given.prompts or (line.rstrip("\n") for line in sys.stdin):
-            print(f"> {prompt}", flush=True)
+        for prompt in prompts(given.prompts):
             ids = text.tokens(given.template.replace("{}", prompt))
             if 0 < len(ids) < longest:
                 answer(model, text, ids, choose, min(given.tokens, longest - len(ids)), ends)

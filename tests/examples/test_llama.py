@@ -291,7 +291,7 @@ def test_the_program(model):
     texts = []
     for run in runs:
         assert run.returncode == 0 and not run.stderr, run.stderr
-        first, *rest = run.stdout.split("\n> ")
+        first, *rest = run.stdout.removesuffix("\n> \n").split("\n> ")
         assert first.startswith("llama, 2 layers, read in ")
         assert [part.split("\n")[0] for part in rest] == ["the thing", "é"]
         texts.append([part.rsplit("\n\nprompt: ", 1)[0] for part in rest])

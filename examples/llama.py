@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from llama_files import ModelFiles, Text, end_tokens, floats
+from llama_files import ModelFiles, Text, floats
 
 import mha
 
@@ -62,8 +62,7 @@ class Llama:
     """A model for inference, computed in float32. With kind "q8_0" or "q4_0" its matrices are
     quantised; else those of the feed-forward networks and the logits stay as they are stored."""
 
-    def __init__(self, path, kind=None):
-        files = ModelFiles(path)
+    def __init__(self, files, kind=None):
         config = self.config = files.config
         self.eps = config["rms_norm_eps"]
         self.layers = [self._layer(files, i, kind) for i in range(config["num_hidden_layers"])]
@@ -234,8 +233,9 @@ def main():
     sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
     given, begin = arguments(), time.perf_counter()
     try:
-        text, ends = Text(given.model, given.tokenizer), end_tokens(given.model)
-        model = Llama(given.model, given.quantize)
+        files = ModelFiles(given.model)
+        text, ends = Text(files, given.tokenizer), files.end_tokens()
+        model = Llama(files, given.quantize)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"{given.model} cannot be used: {error}")
     print(f"{model.config['model_type']}, {len(model.layers)} layers, read in"

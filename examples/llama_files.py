@@ -58,7 +58,7 @@ class ModelFiles:
     """A model's arrays, read one at a time, its config and its `names` of arrays."""
 
     def __init__(self, path):
-        self.path, self.is_gguf = path, is_gguf(path)
+        self.path, self.is_gguf = path, str(path).lower().endswith(".gguf")
         self.arrays = mha.parameters.open(path)
         config = self.arrays.config or {}
         self.config = config.get("text_config") or config
@@ -95,38 +95,31 @@ class ModelFiles:
         """What a norm multiplies by, (width,): of Gemma 1 + the array."""
         return floats(self[name]) + np.float32(self.is_gemma)
 
-
-def is_gguf(path):
-    return str(path).lower().endswith(".gguf")
-
-
-def end_tokens(path):
-    """Those that end a text, by config.json and generation_config.json, or a .gguf."""
-    if is_gguf(path):
-        with mha.parameters.open(path) as file:
-            return {file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    def end_tokens(self):
+        """Those that end a text, by config.json and generation_config.json, or a .gguf."""
+        if self.is_gguf:
+            return {self.arrays.metadata.get(f"tokenizer.ggml.{name}_token_id")
                     for name in ("eos", "eot")} - {None}
-    found = set()
-    for file in (Path(path, "config.json"), Path(path, "generation_config.json")):
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        token = (said.get("text_config") or said).get("eos_token_id")
-        found.update(token if isinstance(token, list) else [token])
-    return found - {None}
+        generation = Path(self.path, "generation_config.json")
+        found = set()
+        for said in (self.config, json.loads(generation.read_text(encoding="utf-8"))
+                     if generation.is_file() else {}):
+            token = said.get("eos_token_id")
+            found.update(token if isinstance(token, list) else [token])
+        return found - {None}
 
 
 class Text:
     """A model's tokenizer: that of a tokenizer.json, or what a .gguf says of its own."""
 
-    def __init__(self, path, tokenizer=None):
+    def __init__(self, files, tokenizer=None):
         if importlib.util.find_spec("tokenizers") is None:
             sys.exit("missing: tokenizers. Install what the examples need with\n"
                      "    pip install --no-deps -r examples/requirements.txt")
-        if tokenizer is None and is_gguf(path):
-            with mha.parameters.open(path) as file:
-                self.tokenizer = of_metadata(file.metadata)
+        if tokenizer is None and files.is_gguf:
+            self.tokenizer = of_metadata(files.arrays.metadata)
         else:
-            self.tokenizer = of_file(Path(path, "tokenizer.json") if tokenizer is None
-                                     else Path(tokenizer))
+            self.tokenizer = of_file(Path(tokenizer or Path(files.path, "tokenizer.json")))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
 

@@ -32,6 +32,14 @@ def greedy(logits):
     return int(logits.argmax())
 
 
+def model_of(path, quantised=None):
+    return llama.Llama(llama.ModelFiles(path), quantised)
+
+
+def text_of(path, tokenizer=None):
+    return llama_files.Text(llama_files.ModelFiles(path), tokenizer)
+
+
 def model_at(path, kind, form, arrays):
     config = CONFIGS[kind]
     if form == "gguf":
@@ -51,7 +59,7 @@ def config_of(kind, form):
 def test_it_goes_on_as_the_model_does(tmp_path, kind, form):
     """Forty tokens, beyond Gemma's window: the likeliest each time, and the logits behind them."""
     config, arrays = config_of(kind, form), draw(CONFIGS[kind])
-    model = llama.Llama(model_at(tmp_path, kind, form, arrays))
+    model = model_of(model_at(tmp_path, kind, form, arrays))
     calls = []
     next_logits = model.next_logits
     model.next_logits = lambda *given: calls.append(next_logits(*given)) or calls[-1]
@@ -66,7 +74,7 @@ def test_it_goes_on_as_the_model_does(tmp_path, kind, form):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_pieces_of_any_size_give_the_same_bits(tmp_path, kind):
     """And other sequences beside them, as rows of one call."""
-    model = llama.Llama(model_at(tmp_path, kind, "folder", draw(CONFIGS[kind])))
+    model = model_of(model_at(tmp_path, kind, "folder", draw(CONFIGS[kind])))
     caches = model.new_caches(0)
     whole = model.next_logits(PROMPT, caches)
     for size in (1, 5):
@@ -89,7 +97,7 @@ def test_pieces_of_any_size_give_the_same_bits(tmp_path, kind):
 
 
 def test_windows_keep_what_they_need(tmp_path):
-    model = llama.Llama(model_at(tmp_path, "gemma3", "folder", draw(CONFIGS["gemma3"])))
+    model = model_of(model_at(tmp_path, "gemma3", "folder", draw(CONFIGS["gemma3"])))
     caches = model.new_caches(400)
     assert [cache.window for cache in caches] == [9] * 5 + [None, 9]
     assert max(cache.capacity for cache in caches if cache.window) < 400 == caches[5].capacity
@@ -102,7 +110,7 @@ def test_weights_of_halves(tmp_path, kind):
     halves = {name: array.astype(ml_dtypes.bfloat16)
               for name, array in draw(CONFIGS[kind]).items()}
     whole = {name: array.astype(np.float32) for name, array in halves.items()}
-    models = [llama.Llama(write_folder(tmp_path / name, CONFIGS[kind], arrays))
+    models = [model_of(write_folder(tmp_path / name, CONFIGS[kind], arrays))
               for name, arrays in (("halves", halves), ("whole", whole))]
     assert models[0].embedding.dtype.itemsize == 2
     assert models[0].to_logits.nbytes < models[1].to_logits.nbytes
@@ -133,8 +141,8 @@ def test_quantised_models(tmp_path, kind, quantised):
     left.setdefault("lm_head.weight", left[embedding])  # rows that are looked up are not quantised
     left[embedding] = arrays[embedding]
     made, wanted = (model.next_logits(PROMPT, model.new_caches(0)) for model in (
-        llama.Llama(write_folder(tmp_path / "whole", CONFIGS[kind], arrays), quantised),
-        llama.Llama(write_folder(tmp_path / "left", CONFIGS[kind], left))))
+        model_of(write_folder(tmp_path / "whole", CONFIGS[kind], arrays), quantised),
+        model_of(write_folder(tmp_path / "left", CONFIGS[kind], left))))
     assert np.array_equal(made, wanted)
 
 
@@ -148,7 +156,7 @@ def test_activations():
 
 
 def test_it_ends(tmp_path):
-    model = llama.Llama(model_at(tmp_path, "qwen3", "folder", draw(CONFIGS["qwen3"])))
+    model = model_of(model_at(tmp_path, "qwen3", "folder", draw(CONFIGS["qwen3"])))
     made = list(llama.generate(model, PROMPT, 12, greedy))
     at = next(at for at in range(4, 12) if made[at] not in made[:at])
     assert list(llama.generate(model, PROMPT, 12, greedy, {made[at]})) == made[:at]
@@ -233,7 +241,7 @@ TEXTS = ["the thing in there", "12 naïve 漢字, 🎉!\n\n  x", "a<|end|>b", ""
 @pytest.mark.parametrize("text", TEXTS)
 def test_characters_come_whole(model, text):
     """Each behind the last of its tokens, and none in parts."""
-    of_folder = llama_files.Text(model)
+    of_folder = text_of(model)
     ids = of_folder.tokens(text)
     pieces = list(of_folder.pieces(ids))
     assert len(pieces) == len(ids)
@@ -247,13 +255,13 @@ def test_characters_come_whole(model, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_tokenizer_of_a_gguf(model, text):
-    by_file, by_metadata = (llama_files.Text(path) for path in (
+    by_file, by_metadata = (text_of(path) for path in (
         model, model.parent / "model.gguf"))
     assert by_metadata.tokens(text) == by_file.tokens(text)
     assert by_metadata.tokens(text)[0] == 270
     assert list(by_metadata.pieces(by_file.tokens(text))) == list(
         by_file.pieces(by_file.tokens(text)))
-    other = llama_files.Text(model.parent / "model.gguf", model / "tokenizer.json")
+    other = text_of(model.parent / "model.gguf", model / "tokenizer.json")
     assert other.tokens(text) == by_file.tokens(text)
 
 
@@ -270,9 +278,11 @@ def test_words_of_other_models(cut, words, begins):
 
 
 def test_tokens_that_end_a_text(model):
-    assert llama_files.end_tokens(model) == {269, 271}
-    assert llama_files.end_tokens(model.parent / "model.gguf") == {271}
-    assert llama_files.end_tokens(model.parent) == set()
+    folder, file = (llama_files.ModelFiles(path) for path in (model, model.parent / "model.gguf"))
+    assert folder.end_tokens() == {269, 271} and file.end_tokens() == {271}
+    for said, wanted in (({}, set()), ({"eos_token_id": 3}, {3}), ({"eos_token_id": None}, set())):
+        folder.config, folder.path = said, "nothing"
+        assert folder.end_tokens() == wanted
 
 
 # The program.
@@ -300,9 +310,9 @@ def test_the_program(model):
             assert f"{count + (count == 5)} tokens, " in figures.split(";")[0]
             assert "; generation: " in figures and figures.count(" a second") == 2
     assert texts[0] == texts[1] == texts[2]
-    made = list(llama.generate(llama.Llama(model), llama_files.Text(model).tokens("é"), 20, greedy,
+    made = list(llama.generate(model_of(model), text_of(model).tokens("é"), 20, greedy,
                                {269, 271}))
-    assert texts[0][1] == "é\n" + "".join(llama_files.Text(model).pieces(made))
+    assert texts[0][1] == "é\n" + "".join(text_of(model).pieces(made))
 
 
 def test_seeds_and_templates(model):
@@ -329,9 +339,8 @@ def test_a_prompt_that_is_too_long(model):
     (("x", "--tokens", "0"), 2, "--tokens: got 0, wanted at least 1"),
     (("x", "--template", "x"), 2, "--template: got 'x', wanted {} where"),
     (("x", "--quantize", "q2"), 2, "--quantize: invalid choice: 'q2'"),
-    (("nothing",), 1, "nothing cannot be used: got no file nothing/tokenizer.json, wanted"),
-    (("nothing.gguf",), 1, "nothing.gguf cannot be used: "),
-    (("nothing.bin", "--tokenizer", "nothing"), 1, "got no file nothing, wanted the model's")])
+    (("nothing",), 1, "nothing cannot be used: path: got 'nothing', wanted a folder"),
+    (("nothing.gguf",), 1, "nothing.gguf cannot be used: [Errno 2] No such file")])
 def test_help_and_wrong_arguments(arguments, status, said):
     run = program(*arguments)
     assert run.returncode == status
@@ -358,8 +367,12 @@ def test_other_models(tmp_path, model, more, without, said):
     assert run.returncode == 1 and said in run.stderr and "Traceback" not in run.stderr
 
 
-def test_no_config_and_bad_files(tmp_path, model):
+def test_missing_and_bad_files(tmp_path, model):
     folder = write_folder(tmp_path / "model", CONFIGS["llama"], draw(CONFIGS["llama"]))
+    for run, path in ((program(folder, "x"), folder / "tokenizer.json"),
+                      (program(folder, "x", "--tokenizer", "nothing"), "nothing")):
+        assert run.returncode == 1 and "Traceback" not in run.stderr
+        assert f"got no file {path}, wanted the model's tokenizer.json there, or by" in run.stderr
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer.json is no tokenizer.json: " in program(folder, "x").stderr
     (folder / "config.json").unlink()

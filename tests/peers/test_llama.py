@@ -60,7 +60,7 @@ def build(case):
 @torch.no_grad()
 def compare(path, theirs):
     """Forty tokens, which are beyond every window here, each the likeliest behind all before it."""
-    model, calls = llama.Llama(path), []
+    model, calls = llama.Llama(llama.ModelFiles(path)), []
     next_logits = model.next_logits
     model.next_logits = lambda *given: calls.append(next_logits(*given)) or calls[-1]
     made = list(llama.generate(model, PROMPT, 40, lambda logits: int(logits.argmax())))

@@ -191,7 +191,8 @@ def arguments():
     parser.add_argument("prompts", nargs="*", help="without any: standard input, a line each")
     parser.add_argument("--tokenizer", help="a tokenizer.json, in place of the model's own")
     parser.add_argument("--template", default="{}",
-                        help="what stands around each prompt, as models for chats want it")
+                        help="what stands around each prompt ({}), as models for chats want it;"
+                             " \\n is a new line")
     parser.add_argument("--quantize", choices=("q8_0", "q4_0"), help="the matrices, to so few bits")
     parser.add_argument("--tokens", type=int, default=128, help="how many to write at most")
     parser.add_argument("--temperature", type=float, default=0.7,
@@ -249,7 +250,7 @@ def main():
 
     try:
         for prompt in prompts(given.prompts):
-            ids = text.tokens(given.template.replace("{}", prompt))
+            ids = text.tokens(given.template.replace("\\n", "\n").replace("{}", prompt))
             if 0 < len(ids) < longest:
                 answer(model, text, ids, choose, min(given.tokens, longest - len(ids)), ends)
             else:

@@ -24,8 +24,6 @@ finally:
     sys.path.remove(str(EXAMPLES))
 
 PROMPT = np.random.default_rng(7).integers(VOCABULARY, size=23).tolist()
-NOT_QUANTISED = pytest.mark.skipif(not hasattr(mha.MultiHeadAttention, "quantize"),
-                                   reason="layers are not quantised yet")
 
 
 def greedy(logits):
@@ -129,7 +127,6 @@ def test_numbers_as_float32(itemsize):
         assert np.array_equal(llama_files.floats(array), numbers)
 
 
-@NOT_QUANTISED
 @pytest.mark.parametrize("quantised", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_quantised_models(tmp_path, kind, quantised):

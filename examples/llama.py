@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from llama_files import ModelFiles, Text, floats
+from llama_files import ModelFiles, Text, rows_of
 
 import mha
 
@@ -54,13 +54,14 @@ ACTIVATIONS = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
 class Layer(NamedTuple):
     attention: mha.MultiHeadAttention
     norms: tuple  # before attention, behind it, before the feed-forward network, behind it
-    gate_and_up: mha.PackedWeight  # (width, 2 size): one product in place of two
-    down: mha.PackedWeight         # (size, width)
+    gate: mha.PackedWeight  # (width, size), and so is up
+    up: mha.PackedWeight
+    down: mha.PackedWeight  # (size, width)
 
 
 class Llama:
     """A model for inference, computed in float32. With kind "q8_0" or "q4_0" its matrices are
-    quantised; else those of the feed-forward networks and the logits stay as they are stored."""
+    quantised, else they stay as they are stored; but halves of the attention become float32."""
 
     def __init__(self, files, kind=None):
         config = self.config = files.config
@@ -82,12 +83,13 @@ class Llama:
         before = files.names.layer.format(index)
         attention = mha.MultiHeadAttention.from_state(
             files.arrays, prefix=before + files.names.attention, config=files.config,
-            layer_index=index, dtype=np.float32)
-        gate, up, down = (files[before + name] for name in files.names.feed_forward)
+            layer_index=index)
+        if attention.dtype != np.float32:
+            attention = attention.astype(np.float32)
         return Layer(attention.quantize(kind) if kind else attention.freeze(),
                      tuple(name and files.norm(before + name) for name in files.names.norms),
-                     mha.pack(np.concatenate([gate, up]).T, dtype=kind),
-                     mha.pack(down.T, dtype=kind))
+                     *(mha.pack(files[before + name].T, dtype=kind)
+                       for name in files.names.feed_forward))
 
     def new_caches(self, capacity):
         """A cache for each layer, of one sequence. Layers with a window need no more than that."""
@@ -104,7 +106,7 @@ class Llama:
         """tokens (rows,) of one sequence, or of several one after the other -> the logits
         (len(wanted), vocabulary) behind the wanted rows. attend(index, x), the attention of a
         layer, (rows, width) -> (rows, width), alone knows which rows see which."""
-        x = floats(self.embedding[tokens])  # (rows, width), a copy
+        x = rows_of(self.embedding, tokens)  # (rows, width)
         if self.scale != 1:
             x *= self.scale
         for index, layer in enumerate(self.layers):
@@ -124,10 +126,8 @@ class Llama:
 
     def _feed_forward(self, x, layer):
         """(activation(x W_gate) * (x W_up)) W_down: (rows, width) -> (rows, width)."""
-        both = mha.linear(x, layer.gate_and_up)  # (rows, 2 size)
-        size = both.shape[1] // 2
-        gate, up = both[:, :size], both[:, size:]
-        step = max(1, PIECE // size)
+        gate, up = mha.linear(x, layer.gate), mha.linear(x, layer.up)  # (rows, size)
+        step = max(1, PIECE // gate.shape[1])
         for first in range(0, len(x), step):
             rows = slice(first, first + step)
             np.multiply(self.activation(gate[rows]), up[rows], out=gate[rows])

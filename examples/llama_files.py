@@ -54,6 +54,13 @@ def floats(array):
     return array.astype(np.float32, copy=False)
 
 
+def rows_of(matrix, indices):
+    """A copy of these rows, as float32: of quantised ones, too."""
+    if isinstance(matrix, np.ndarray):
+        return floats(matrix[indices])
+    return matrix.in_rows(np.asarray(indices)).unpack()
+
+
 class ModelFiles:
     """A model's arrays, read one at a time, its config and its `names` of arrays."""
 
@@ -62,7 +69,8 @@ class ModelFiles:
         self.arrays = mha.parameters.open(path)
         config = self.arrays.config or {}
         self.config = config.get("text_config") or config
-        kind = self.config.get("model_type")
+        kind = self.config.get("model_type", None if not self.is_gguf
+                               else self.arrays.metadata.get("general.architecture"))
         if kind not in MODELS:
             raise ValueError(f"got a model of type {kind!r}, wanted one of {', '.join(MODELS)}")
         if self.config.get("mlp_bias"):

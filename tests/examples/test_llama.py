@@ -127,13 +127,17 @@ def test_numbers_as_float32(itemsize):
         assert np.array_equal(llama_files.floats(array), numbers)
 
 
+def dequantised(arrays, kind):
+    return {name: np.ascontiguousarray(mha.pack(array.T, dtype=kind).unpack().T)
+            if array.ndim == 2 else array for name, array in arrays.items()}
+
+
 @pytest.mark.parametrize("quantised", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_quantised_models(tmp_path, kind, quantised):
     """The bits of a model with the numbers that are left."""
     arrays = draw(CONFIGS[kind])
-    left = {name: np.ascontiguousarray(mha.pack(array.T, dtype=quantised).unpack().T)
-            if array.ndim == 2 else array for name, array in arrays.items()}
+    left = dequantised(arrays, quantised)
     embedding = "model.embed_tokens.weight"
     left.setdefault("lm_head.weight", left[embedding])  # rows that are looked up are not quantised
     left[embedding] = arrays[embedding]
@@ -141,6 +145,21 @@ def test_quantised_models(tmp_path, kind, quantised):
         model_of(write_folder(tmp_path / "whole", CONFIGS[kind], arrays), quantised),
         model_of(write_folder(tmp_path / "left", CONFIGS[kind], left))))
     assert np.array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("quantised", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_quantised_files(tmp_path, kind, quantised):
+    """Matrices keep their blocks; the bits are those of a file with their numbers."""
+    arrays = draw(CONFIGS[kind])
+    model, other = (model_of(write_gguf(tmp_path / f"{name}.gguf", CONFIGS[kind], *stored))
+                    for name, stored in (("blocks", (arrays, quantised)),
+                                         ("left", (dequantised(arrays, quantised),))))
+    layer = model.layers[0]
+    assert quantised in repr(layer.attention) and quantised not in repr(other.layers[0].attention)
+    assert {weight.dtype for weight in (model.to_logits, *layer[2:])} == {quantised}
+    made, wanted = (list(each.next_logits(PROMPT, each.new_caches(0))) for each in (model, other))
+    assert made == wanted
 
 
 def test_activations():
@@ -362,6 +381,12 @@ def test_other_models(tmp_path, model, more, without, said):
     folder = write_folder(tmp_path / "model", CONFIGS["llama"] | more, arrays)
     run = program(folder, "x", "--tokenizer", model / "tokenizer.json")
     assert run.returncode == 1 and said in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_gguf_of_another_model(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", CONFIGS["llama"] | {"model_type": "granite"}, {})
+    run = program(path, "x")
+    assert run.returncode == 1 and "got a model of type 'granite', wanted one of" in run.stderr
 
 
 def test_missing_and_bad_files(tmp_path, model):

@@ -91,8 +91,9 @@ def gguf_name(name, of_gemma):
     return f"blk.{layer[2]}.{OF_GGUF.get(last, behind)}.weight"
 
 
-def write_gguf(path, config, arrays, **metadata):
-    """As llama.cpp's converter does, with metadata behind "tokenizer.ggml."."""
+def write_gguf(path, config, arrays, quantised=None, **metadata):
+    """As llama.cpp's converter does, with metadata behind "tokenizer.ggml."; all matrices of the
+    type quantised."""
     import gguf
 
     kind = config["model_type"].removesuffix("_text")
@@ -124,7 +125,9 @@ def write_gguf(path, config, arrays, **metadata):
                 heads, 2, -1, array.shape[1]).swapaxes(1, 2)).reshape(array.shape)
         if of_gemma and name.endswith("norm.weight"):
             array = array + np.float32(1)
-        writer.add_tensor(gguf_name(name, of_gemma), array)
+        of = quantised and array.ndim == 2 and gguf.GGMLQuantizationType[quantised.upper()]
+        writer.add_tensor(gguf_name(name, of_gemma),
+                          gguf.quants.quantize(array, of) if of else array, raw_dtype=of or None)
     if kind == "llama" and config.get("rope_scaling"):
         plain = {**config, "rope_scaling": None}
         factors = frequencies(plain, 0) / frequencies(config, 0)

@@ -61,10 +61,12 @@ class Layer(NamedTuple):
 
 class Llama:
     """A model for inference, computed in float32. With kind "q8_0" or "q4_0" its matrices are
-    quantised, else they stay as they are stored; but halves of the attention become float32."""
+    quantised, else they stay as they are stored; but halves of the attention become float32. cache
+    is the type in which keys and values are kept."""
 
-    def __init__(self, files, kind=None):
-        config = self.config = files.config
+    def __init__(self, files, kind=None, cache="float32"):
+        config, self.cache = files.config, cache
+        self.config = config
         self.eps = config["rms_norm_eps"]
         self.layers = [self._layer(files, i, kind) for i in range(config["num_hidden_layers"])]
         self.embedding = files[files.names.embedding]  # (vocabulary, width)
@@ -94,7 +96,8 @@ class Llama:
     def new_caches(self, capacity):
         """A cache for each layer, of one sequence. Layers with a window need no more than that."""
         windows = [layer.attention.window for layer in self.layers]
-        return [layer.attention.new_cache(1, capacity, window=window and window[0] + 1)
+        return [layer.attention.new_cache(1, capacity, window=window and window[0] + 1,
+                                          dtype=self.cache)
                 for layer, window in zip(self.layers, windows)]
 
     def next_logits(self, tokens, caches):
@@ -194,6 +197,8 @@ def arguments():
                         help="what stands around each prompt ({}), as models for chats want it;"
                              " \\n is a new line")
     parser.add_argument("--quantize", choices=("q8_0", "q4_0"), help="the matrices, to so few bits")
+    parser.add_argument("--cache", choices=("float32", "float16"), default="float32",
+                        help="in which keys and values are kept")
     parser.add_argument("--tokens", type=int, default=128, help="how many to write at most")
     parser.add_argument("--temperature", type=float, default=0.7,
                         help="divides the logits: 0 takes the likeliest each time")
@@ -236,7 +241,7 @@ def main():
     try:
         files = ModelFiles(given.model)
         text, ends = Text(files, given.tokenizer), files.end_tokens()
-        model = Llama(files, given.quantize)
+        model = Llama(files, given.quantize, given.cache)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"{given.model} cannot be used: {error}")
     print(f"{model.config['model_type']}, {len(model.layers)} layers, read in"

@@ -101,6 +101,17 @@ def test_windows_keep_what_they_need(tmp_path):
     assert max(cache.capacity for cache in caches if cache.window) < 400 == caches[5].capacity
 
 
+def test_caches_of_halves(tmp_path):
+    """Half the memory, and nearly the numbers."""
+    files = llama.ModelFiles(model_at(tmp_path, "llama", "folder", draw(CONFIGS["llama"])))
+    (made, size), (wanted, whole) = (
+        (model.next_logits(PROMPT, caches), caches[0].nbytes) for model in (
+            llama.Llama(files, cache="float16"), llama.Llama(files))
+        for caches in [model.new_caches(64)])
+    assert 2 * size == whole
+    assert 0 < np.abs(made - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_weights_of_halves(tmp_path, kind):
     """As most models are stored: the bits of a model of float32 with the same numbers."""
@@ -362,7 +373,8 @@ def test_help_and_wrong_arguments(arguments, status, said):
     assert run.returncode == status
     assert said in run.stderr and "Traceback" not in run.stderr
     if not status:
-        for name in ("--quantize", "--temperature", "--top-k", "--top-p", "--seed", "--tokens"):
+        for name in ("--quantize", "--cache", "--temperature", "--top-k", "--top-p", "--seed",
+                     "--tokens", "--template", "--tokenizer"):
             assert name in run.stdout
 
 

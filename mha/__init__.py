@@ -14,7 +14,7 @@ What is public, by use; all else in the package is internal:
     packed weights   pack, PackedWeight
     masks            BlockMask, and mha.masks
     positions        Rotary, alibi_slopes, t5_relative_bias
-    decoding         KVCache, MultiHeadAttention.new_cache
+    decoding         KVCache, MultiHeadAttention.new_cache, PagedCache
     gradients        multi_head_attention_vjp, scaled_dot_product_attention_vjp,
                      scaled_dot_product_attention_varlen_vjp, additive_attention_vjp, linear_vjp,
                      t5_relative_bias_vjp, scaled_dot_product_attention_backward, and vjp of a layer
@@ -83,12 +83,14 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
         scaled_dot_product_attention_varlen_vjp,
     )
     from mha._layer.kv_cache import KVCache
+    from mha._layer.paged_cache import PagedCache
 
 __all__ = [
     "BlockMask",
     "KVCache",
     "MultiHeadAttention",
     "PackedWeight",
+    "PagedCache",
     "Rotary",
     "__version__",
     "additive_attention",
@@ -124,6 +126,7 @@ _SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "r
 _LATE = {  # names of these modules, which load when used
     "BlockMask": "_functions.block_mask",
     "KVCache": "_layer.kv_cache",
+    "PagedCache": "_layer.paged_cache",
     "additive_attention": "_functions.additive_attention",
     "additive_attention_vjp": "_functions.additive_attention",
     "alibi_slopes": "_functions.position_biases",

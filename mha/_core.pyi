@@ -55,7 +55,7 @@ def saved_attention(
 def scaled_dot_product_attention_varlen(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, query_starts: ArrayLike,
     key_starts: ArrayLike | None, options: AttentionOptions, /, *, return_lse: bool = False,
-    save: bool = False, head_gate: ArrayLike | None = None
+    save: bool = False, head_gate: ArrayLike | None = None, page_tables: ArrayLike | None = None
 ) -> Any: ...
 def scaled_dot_product_attention_varlen_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /

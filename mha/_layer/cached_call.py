@@ -24,6 +24,7 @@ from mha._base.arguments import (
 from mha._base.dtypes import (
     Q8_0,
     as_computed,
+    cache_dtype,
     columns_of,
     shown_dtype,
     stored_dtype,
@@ -40,6 +41,7 @@ from mha._functions.options import (
 )
 from mha._layer.cache_state import CacheState
 from mha._layer.kv_cache import Append, KVCache, Memory
+from mha._layer.paged_cache import PagedCache, PagedLayer
 from mha._layer.prepare_heads import by_head
 from mha._layer.settings import LayerSettings, as_window
 from mha._layer.state import LayerState, core_at
@@ -51,7 +53,7 @@ Maybe = ArrayLike | None
 OF_POSITIONS = ("causal", "window", "alibi", "relative_bias")
 
 
-def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: KVCache | None,
+def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: Any,
          lengths: Maybe, padding: str, positions: Maybe, key_positions: Maybe, training: Any,
          options: AttentionOptions, head_gate: Maybe, return_weights: bool,
          return_lse: bool) -> Any:
@@ -71,7 +73,7 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
     if training is not False and as_bool(training, "training"):
         raise ValueError("training: got True with a cache, wanted False")
     head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
-    undrawn = drawn(_checked_options(options, cache)).options  # without training nothing is drawn
+    undrawn = drawn(checked_options(options, cache)).options  # without training nothing is drawn
     return _call(state, query, cache, lengths, padding == "left", positions, undrawn, head_gate,
                  return_weights, return_lse)
 
@@ -226,7 +228,7 @@ def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> t
     return given, rows if rows.ndim == 3 else rows[None]
 
 
-def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Maybe) -> KVCache:
+def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe) -> KVCache:
     """The cache, if it fits the layer."""
     if cache is None:
         raise ValueError(
@@ -234,13 +236,9 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
             "lengths: got some without a cache, wanted cache= too, or key_lengths=, how many keys"
             " of each sequence are real")
     if not isinstance(cache, KVCache):
-        raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache()")
-    wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim
-    got = cache.kv_heads, cache.head_dim, cache.value_head_dim
-    if got != wanted:
-        raise ValueError(f"cache: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
-                         " as the layer has: one of its new_cache()")
-    check_cache_dtype(settings, cache, "cache")
+        instead = "; a layer of a pool takes starts=" * isinstance(cache, PagedLayer)
+        raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache(){instead}")
+    check_cache_fits(settings, cache, "cache")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
     if not isinstance(cache, Memory) and len(set(widths)) > 1:
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
@@ -248,15 +246,27 @@ def _checked_cache(settings: LayerSettings, cache: KVCache | None, lengths: Mayb
     return cache
 
 
-def check_cache_dtype(settings: LayerSettings, cache: KVCache, name: str) -> None:
-    stored = cache._state.key.dtype
+def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
+    wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim
+    got = cache.kv_heads, cache.head_dim, cache.value_head_dim
+    if got != wanted:
+        instead = ": one of its new_cache()" * isinstance(cache, KVCache)
+        raise ValueError(f"{name}: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
+                         f" as the layer has{instead}")
+    if settings.dtype == np.float64 != cache.dtype and not isinstance(cache, KVCache):
+        raise TypeError(f"{name}: got {cache.dtype}, wanted float64 as the layer has")
+    check_cache_dtype(settings, cache, name)
+
+
+def check_cache_dtype(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
+    stored = cache_dtype(cache.dtype)
     if stored not in (Q8_0, stored_dtype(settings.dtype)) and (
             stored.itemsize >= settings.dtype.itemsize):
         raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
                         " layer has, or a narrower one")
 
 
-def _checked_options(options: AttentionOptions, cache: KVCache) -> AttentionOptions:
+def checked_options(options: AttentionOptions, cache: KVCache | PagedLayer) -> AttentionOptions:
     """Without what the cache decides; the window no wider than the cache's."""
     is_memory = isinstance(cache, Memory)
     if options is not DEFAULTS:

@@ -207,9 +207,11 @@ class MultiHeadAttention(OwnNames):
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
-                 starts: Maybe = ..., **options: Unpack[LayerKeywords]) -> Array: ...
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
+                 padding: Padding = ..., return_weights: Literal[False] = ...,
+                 return_lse: Literal[False] = ..., starts: Maybe = ...,
+                 sequences: Collection[int] | None = ...,
+                 **options: Unpack[LayerKeywords]) -> Array: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
@@ -228,15 +230,18 @@ class MultiHeadAttention(OwnNames):
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: Literal[False] = ..., return_lse: Literal[True],
-                 starts: Maybe = ..., **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
+                 padding: Padding = ..., return_weights: Literal[False] = ...,
+                 return_lse: Literal[True], starts: Maybe = ...,
+                 sequences: Collection[int] | None = ...,
+                 **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: bool = ..., return_lse: bool = ..., starts: Maybe = ...,
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
+                 padding: Padding = ..., return_weights: bool = ..., return_lse: bool = ...,
+                 starts: Maybe = ..., sequences: Collection[int] | None = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
@@ -244,8 +249,9 @@ class MultiHeadAttention(OwnNames):
             *more: Never, training: bool = False, rng: RandomSource = None,
             head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
-            cache: _layer.KVCache | None = None, lengths: ArrayLike | None = None,
-            padding: Padding = "right", starts: ArrayLike | None = None,
+            cache: _layer.KVCache | _layer.PagedLayer | None = None,
+            lengths: ArrayLike | None = None, padding: Padding = "right",
+            starts: ArrayLike | None = None, sequences: Collection[int] | None = None,
             return_weights: bool = False, return_lse: bool = False,
             **options: Unpack[LayerKeywords]) -> Any:
         """Attend: query (batch, query_len, query_dim) -> output (batch, query_len, output_dim).
@@ -277,7 +283,10 @@ class MultiHeadAttention(OwnNames):
             On which side of the real rows the others are.
         starts : ints (sequences + 1,), optional
             A ragged batch: query (total_len, query_dim), of which sequence s is rows starts[s] to
-            starts[s + 1], as in `mha.scaled_dot_product_attention_varlen`.
+            starts[s + 1], as in `mha.scaled_dot_product_attention_varlen`. With cache=pool[i], a
+            layer of a `mha.PagedCache`, they are the next positions of sequences[s], causal.
+        sequences : ids of that pool, optional
+            Of the sequences of starts, each once.
         return_weights, return_lse : bool
             Return the weights (before dropout) and the log-sum-exp of the scores too.
         The rest : as in `mha.scaled_dot_product_attention`.
@@ -311,9 +320,11 @@ class MultiHeadAttention(OwnNames):
 
                 return ragged_call.call(
                     state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
-                    cache=cache, lengths=lengths, padding=None if plain_padding else padding,
-                    positions=positions, key_positions=key_positions,
-                    return_weights=return_weights)
+                    cache=cache, sequences=sequences, training=training, lengths=lengths,
+                    padding=None if plain_padding else padding, positions=positions,
+                    key_positions=key_positions, return_weights=return_weights)
+            if sequences is not None:
+                raise ValueError("sequences: got some without starts, wanted starts= too")
             if cache is not None or lengths is not None or not plain_padding:
                 from mha._layer import cached_call
 

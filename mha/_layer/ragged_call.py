@@ -1,6 +1,6 @@
 """A layer's call over a ragged batch: x (total_len, embed_dim), of which sequence s is rows
-starts[s] to starts[s + 1]. Rows are projected together; every sequence attends to itself, and its
-positions begin with 0.
+starts[s] to starts[s + 1]. Rows are projected together; every sequence attends to itself. Its
+positions begin with 0, or go on behind those that a pool of pages has of it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_int_array
+from mha._base.arguments import as_array, as_bool, as_int_array
 from mha._base.dtypes import as_computed, is_half, returned, rounded, shown
 from mha._base.pieces import contiguous
 from mha._functions.dropout import drawn
 from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
 from mha._functions.options import AttentionOptions
 from mha._layer import state as layer_state
+from mha._layer.cached_call import check_cache_fits, checked_options
+from mha._layer.paged_cache import PagedLayer
 from mha._layer.prepare_heads import heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
 
@@ -26,10 +28,10 @@ Maybe = ArrayLike | None
 
 ITSELF = "every sequence attends to itself"
 REFUSED = {  # arguments of a call that do not go with starts, and why
-    "key": ITSELF, "value": ITSELF,
-    "cache": "a cache takes lengths=", "lengths": "starts say how long sequences are",
-    "positions": "they restart with each sequence",
-    "key_positions": "they restart with each sequence", "padding": "nothing is padded",
+    "key": ITSELF, "value": ITSELF, "lengths": "starts say how long sequences are",
+    "positions": "rows of a sequence stand one behind the other",
+    "key_positions": "rows of a sequence stand one behind the other",
+    "padding": "nothing is padded",
     "return_weights": "weights of unequal shapes are no array"}
 # What the gradients of attention's inputs are needed for, and what all sequences share.
 BEFORE = {"query": {"query", "W_q", "b_q", "q_norm"}, "key": {"query", "W_k", "b_k", "k_norm"},
@@ -38,15 +40,55 @@ SHARED = ("alibi", "relative_bias", "sinks")
 
 
 def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
-         head_gate: Maybe, return_lse: bool, **others: Any) -> Any:
-    """The output (total_len, output_dim), and lse (heads, total_len) where asked for. `others` are
-    given though they do not go with starts."""
+         head_gate: Maybe, return_lse: bool, cache: Any = None, sequences: Any = None,
+         training: Any = False, **others: Any) -> Any:
+    """The output (total_len, output_dim), and lse (heads, total_len) where asked for. cache is a
+    layer of a PagedCache, and sequences are ids of it. `others` are given though they do not go
+    with starts."""
+    if cache is None and sequences is not None:
+        raise ValueError("sequences: got some without a cache, wanted cache=pool[layer] too")
+    if cache is not None:
+        return _paged_call(state, x, starts, options, head_gate, return_lse, cache, sequences,
+                           training, others)
     _, rows, begins = _checked(state, x, starts, others)
     query, key, value = (step.heads for step in _projected(state, state.call, rows, begins))
     with drawn(options) as drawn_options:
         results = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, return_lse=return_lse,
             head_gate=head_gate)
+    return _output(state, results)
+
+
+def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
+                head_gate: Maybe, return_lse: bool, cache: Any, sequences: Any, training: Any,
+                others: dict[str, Any]) -> Any:
+    """Appends the rows to their sequences, and attends to all positions so far."""
+    if not isinstance(cache, PagedLayer):
+        raise TypeError(f"cache: got {type(cache).__name__} with starts, wanted a layer of a"
+                        " mha.PagedCache, pool[i]; other caches take lengths=")
+    check_cache_fits(state.settings, cache.pool, "cache")
+    if training is not False and as_bool(training, "training"):
+        raise ValueError("training: got True with a cache, wanted False")
+    if sequences is None:
+        raise ValueError("sequences: got none, wanted the ids of the sequences of starts")
+    gate = None if head_gate is None else as_array(head_gate, "head_gate")
+    _, rows, begins = _checked(state, x, starts, others)
+    undrawn = drawn(checked_options(options, cache)).options
+    new = cache.rows(sequences, begins)
+    steps = _projected(state, state.call, rows, begins, positions=new.positions)
+    query, key, value = (step.heads for step in steps)
+    cache.write(new, key, value)
+    results = _core.scaled_dot_product_attention_varlen(
+        query, cache.key, cache.value, begins, new.key_starts,
+        undrawn._replace(causal=True, query_offset=new.begins - new.starts),
+        return_lse=return_lse, head_gate=gate, page_tables=new.tables)
+    output = _output(state, results)
+    cache.publish(new)
+    return output
+
+
+def _output(state: LayerState, results: Any) -> Any:
+    """Attention's results, the first one merged and projected."""
     attended, *lse = results if isinstance(results, tuple) else (results,)
     output = returned(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
                       state.settings.dtype)
@@ -104,11 +146,10 @@ class Projected(NamedTuple):
 
 
 def _projected(state: LayerState, arguments: CallArguments, rows: Array, starts: Array,
-               save: bool = False) -> list[Projected]:
-    """Of query, key and value; positions begin with 0 in each sequence."""
+               save: bool = False, positions: Array | None = None) -> list[Projected]:
+    """Of query, key and value; by default positions begin with 0 in each sequence."""
     W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = arguments
-    positions = None
-    if state.settings.rotary is not None:
+    if positions is None and state.settings.rotary is not None:
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     steps = []
     for which, W, b in (("q", W_q, b_q), ("k", W_k, b_k), ("v", W_v, b_v)):

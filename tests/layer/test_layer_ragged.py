@@ -149,8 +149,8 @@ OF_CALLS = [
     ({"return_weights": True}, ValueError, "return_weights: got one with starts, wanted none:"),
     ({"lengths": [5]}, ValueError, "lengths: got one with starts, wanted none:"),
     ({"padding": "left"}, ValueError, "padding: got one with starts, wanted none:"),
-    ({"cache": mha.MultiHeadAttention(16, 4).new_cache(2)}, ValueError,
-     "cache: got one with starts, wanted none: a cache takes lengths="),
+    ({"cache": mha.MultiHeadAttention(16, 4).new_cache(2)}, TypeError,
+     "cache: got KVCache with starts, wanted a layer of a mha.PagedCache"),
     ({"return_lse": 1}, TypeError, "return_lse: got int, wanted True or False"),
 ]
 

@@ -17,7 +17,7 @@ from public_signatures import GROUPS, SIGNATURES
 
 import mha
 
-NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "Rotary",
+NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "PagedCache", "Rotary",
          "__version__",
          "additive_attention", "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
@@ -28,6 +28,7 @@ NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "Rotary",
          "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
 LAZY = {"BlockMask": "_functions.block_mask", "KVCache": "_layer.kv_cache",
+        "PagedCache": "_layer.paged_cache",
         "additive_attention": "_functions.additive_attention",
         "additive_attention_vjp": "_functions.additive_attention",
         "alibi_slopes": "_functions.position_biases",
@@ -43,13 +44,15 @@ SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "re
 
 NEVER_RAISE = {"get_num_threads", "instruction_set", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
-               "MultiHeadAttention.unfreeze", "KVCache.reset", "parameters.layouts"}
+               "MultiHeadAttention.unfreeze", "KVCache.reset", "PagedCache.new",
+               "parameters.layouts"}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
                   "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
                   "MultiHeadAttention.num_parameters", "MultiHeadAttention.astype",
                   "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze",
-                  "MultiHeadAttention.quantize", "KVCache.reset",
+                  "MultiHeadAttention.quantize", "KVCache.reset", "PagedCache.new",
+                  "PagedCache.fork", "PagedCache.free", "PagedCache.truncate",
                   "parameters.layouts", "BlockMask", "PackedWeight"}
 
 
@@ -88,7 +91,7 @@ def test_no_public_function_is_forgotten_here():
     functions |= {"masks." + name for name in mha.masks.__all__}
     functions |= {"parameters." + name for name in mha.parameters.__all__}
     functions |= {"dask." + name for name in mha.dask.__all__}
-    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.Rotary, mha.BlockMask,
+    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.PagedCache, mha.Rotary, mha.BlockMask,
                   mha.PackedWeight):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
@@ -96,6 +99,9 @@ def test_no_public_function_is_forgotten_here():
     of_caches = {"KVCache." + name for name in (
         "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "capacity", "nbytes",
         "lengths", "start", "key", "value")}
+    of_caches |= {"PagedCache." + name for name in (
+        "pages", "kv_heads", "head_dim", "value_head_dim", "layers", "page_len", "dtype", "window",
+        "pages_free", "nbytes")}
     of_masks = {"BlockMask." + name for name in (
         "batch", "heads", "query_len", "key_len", "nbytes", "density")}
     undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
@@ -240,6 +246,12 @@ CALLS = {
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
+    "PagedCache": (mha.PagedCache, [1, 2, 4]),
+    "PagedCache.fork": (mha.PagedCache(2, 1, 8).fork, [0]),
+    "PagedCache.free": (mha.PagedCache(2, 1, 8).free, [0]),
+    "PagedCache.lengths": (mha.PagedCache(2, 1, 8).lengths, [[0]]),
+    "PagedCache.truncate": (mha.PagedCache(2, 1, 8).truncate, [0, 0]),
+    "PagedCache.reserve": (mha.PagedCache(2, 1, 8).reserve, [[0], 1]),
     "pack": (mha.pack, [[[1.0]]]),
     "BlockMask.from_function": (mha.BlockMask.from_function, [len, 3]),
     "BlockMask.from_dense": (mha.BlockMask.from_dense, [[[True]]]),

@@ -88,6 +88,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .key_storage = a->key.storage,
         .value_storage = a->value.storage,
         .output_storage = a->output.storage,
+        .pages = a->pages,
         .key_begin = visible->begin,
         .key_end = visible->end,
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),

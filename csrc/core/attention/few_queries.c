@@ -216,6 +216,7 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->key_storage = a->key.storage;
     block->value_storage = a->value.storage;
     block->output_storage = a->output.storage;
+    block->pages = a->pages;
     for (int64_t row = 0; row < block->rows; row++) {
         const row_place place = place_of(job, row_task, row);
         mha_few_queries_row *r = &block->row[row];

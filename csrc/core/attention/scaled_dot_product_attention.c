@@ -254,7 +254,8 @@ static void plan_scratch(mha_attention_job *job) {
         job->kernels->attention->scratch_size(head_dim, value_head_dim, job->joint_blocks);
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
-        job->joint_heads == 0 && a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
+        a->pages.table == NULL && job->joint_heads == 0 &&
+        a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
         mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
     if (job->copies_heads) {
         job->keys_size = sizeof(head_copy) + (size_t)(column * (double)head_dim);
@@ -305,7 +306,8 @@ static void plan_tasks(mha_attention_job *job, int threads, int64_t *num_tasks) 
     job->query_tiles_of_a_task = whole ? job->query_tiles_of_a_head : 1;
     *num_tasks = whole ? job->batch_heads : *num_tasks;
     job->threads = threads;
-    job->prefetches = mha_comes_from_afar(job->attention, job->batch_heads);
+    job->prefetches = job->attention->pages.table == NULL &&
+                      mha_comes_from_afar(job->attention, job->batch_heads);
 }
 
 mha_status mha_plan_attention(const mha_attention *attention, int num_threads,

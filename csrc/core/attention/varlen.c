@@ -23,6 +23,14 @@ static void *from_row(const mha_varlen_attention *varlen, void *numbers, int64_t
     return numbers == NULL ? NULL : (char *)numbers + row * item;
 }
 
+/* The keys of a sequence, in pages. */
+static void see_pages(const mha_varlen_attention *varlen, int64_t number, mha_attention *one) {
+    const int64_t keys = varlen->key_starts[number + 1] - varlen->key_starts[number];
+    one->key.shape[one->key.axes - 2] = keys;
+    one->value.shape[one->value.axes - 2] = keys;
+    one->pages.table = varlen->all.pages.table + number * varlen->page_tables_stride;
+}
+
 void mha_move_to_sequence(const mha_varlen_attention *varlen, int64_t number,
                           mha_sequence *sequence) {
     const mha_attention *all = &varlen->all;
@@ -30,8 +38,12 @@ void mha_move_to_sequence(const mha_varlen_attention *varlen, int64_t number,
     const int64_t first = varlen->query_starts[number];
     mha_move_to_rows(&all->query, varlen->query_starts, number, &one->query);
     mha_move_to_rows(&all->output, varlen->query_starts, number, &one->output);
-    mha_move_to_rows(&all->key, varlen->key_starts, number, &one->key);
-    mha_move_to_rows(&all->value, varlen->key_starts, number, &one->value);
+    if (all->pages.table != NULL) {
+        see_pages(varlen, number, one);
+    } else {
+        mha_move_to_rows(&all->key, varlen->key_starts, number, &one->key);
+        mha_move_to_rows(&all->value, varlen->key_starts, number, &one->value);
+    }
     one->lse = from_row(varlen, all->lse, first);
     one->maximum = from_row(varlen, all->maximum, first);
     one->denominator = from_row(varlen, all->denominator, first);

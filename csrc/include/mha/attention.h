@@ -72,6 +72,15 @@ typedef struct mha_attention_options {
 /* What makes a score of a query and a key: query . key * scale, or w_v . tanh(query + key). */
 typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_function;
 
+/* Where the keys and values of one sequence lie in pages of a pool. `key` and `value` are then
+ * those of page 0, with the strides of a page; position k lies in page table[k / page_len], row k %
+ * page_len. Strides are bytes from one page to the next. */
+enum { MHA_PAGE_MULTIPLE = 128 }; /* of page_len */
+typedef struct mha_pages {
+    const int64_t *table; /* (pages of the sequence,); NULL: they lie in one piece */
+    int64_t page_len, key_stride, value_stride;
+} mha_pages;
+
 /* query  (batch..., heads, query_len, head_dim)          last axis contiguous
  * key    (batch..., kv_heads, key_len, head_dim)         last axis contiguous
  * value  (batch..., kv_heads, key_len, value_head_dim)   last axis contiguous
@@ -85,7 +94,8 @@ typedef enum mha_score_function { MHA_DOT_PRODUCT, MHA_ADDITIVE } mha_score_func
  * result_rows, if not 0: from a head of lse, maximum and denominator to the next, instead of
  * query_len; first_batch: the index of batch item 0 for dropout
  * sees_part: in the backward pass, output, maximum and denominator count more keys than there are
- * here */
+ * here
+ * pages: of key and value, in the forward pass, without batch axes */
 typedef struct mha_attention {
     mha_dtype dtype;
     int batch_axes;
@@ -98,6 +108,7 @@ typedef struct mha_attention {
     const void *head_gate;
     int64_t result_rows, first_batch;
     bool sees_part;
+    mha_pages pages;
     const mha_attention_options *options;
 } mha_attention;
 
@@ -162,12 +173,15 @@ mha_status mha_exact_lse_forward(const mha_exact_lse *exact,
  * total_query_len, head_dim), key and value (kv_heads, total_key_len, ...), lse, maximum and
  * denominator (heads, total_query_len), no weights, and options without mask, bias, key_lengths and
  * query_offset. Sequence s has the rows starts[s]..starts[s + 1]; starts (sequences + 1,) begin
- * with 0, never fall and end with the total. query_offset (sequences,). */
+ * with 0, never fall and end with the total. query_offset (sequences,). With all.pages the keys lie
+ * in a pool, and all.pages.table is (sequences, page_tables_stride), a row a sequence; key_starts
+ * then tell how many keys each has. */
 typedef struct mha_varlen_attention {
     mha_attention all;
     int64_t sequences;
     const int64_t *query_starts, *key_starts;
     const int64_t *query_offset;
+    int64_t page_tables_stride; /* elements */
 } mha_varlen_attention;
 
 mha_status mha_scaled_dot_product_attention_varlen_workspace(const mha_varlen_attention *varlen,

@@ -248,6 +248,20 @@ mha_tensor mha_tensor_of(PyArrayObject *array) {
     return tensor;
 }
 
+mha_tensor mha_tensor_of_cached(PyArrayObject *array) {
+    mha_tensor tensor = mha_tensor_of(array);
+    if (array != NULL && mha_is_in_blocks(array)) {
+        tensor.storage = MHA_Q8_0;
+        tensor.shape[tensor.axes - 1] *= MHA_QUANTISED_ROWS;
+    }
+    return tensor;
+}
+
+int64_t mha_columns_of(PyArrayObject *array) {
+    const npy_intp last = PyArray_DIM(array, PyArray_NDIM(array) - 1);
+    return mha_is_in_blocks(array) ? (int64_t)last * MHA_QUANTISED_ROWS : (int64_t)last;
+}
+
 mha_tensor mha_tensor_with_heads(PyArrayObject *array) {
     mha_tensor tensor = mha_tensor_of(array);
     if (array == NULL || tensor.axes >= 4) {

@@ -138,6 +138,10 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
 /* The core's view of an array; valid as long as the array is. Absent where it is NULL. */
 mha_tensor mha_tensor_of(PyArrayObject *array);
 
+/* The same of what a cache holds, whose rows may be in blocks; and its columns. */
+mha_tensor mha_tensor_of_cached(PyArrayObject *array);
+int64_t mha_columns_of(PyArrayObject *array);
+
 /* The same; 2-D and 3-D arrays get an axis of 1 before the last two: one head. */
 mha_tensor mha_tensor_with_heads(PyArrayObject *array);
 

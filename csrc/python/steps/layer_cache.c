@@ -95,20 +95,10 @@ static int append(void *context, mha_execution *execution) {
     return mha_call_python(execution, call_append, context);
 }
 
-/* As the core sees it: rows in blocks have as many columns as numbers. */
-static mha_tensor tensor_of_cached(PyArrayObject *cached) {
-    mha_tensor tensor = mha_tensor_of(cached);
-    if (cached != NULL && mha_is_in_blocks(cached)) {
-        tensor.storage = MHA_Q8_0;
-        tensor.shape[tensor.axes - 1] *= MHA_QUANTISED_ROWS;
-    }
-    return tensor;
-}
-
 mha_layer_cache mha_fill_cache(converted_cache *converted) {
     return (mha_layer_cache){
-        .key = tensor_of_cached(converted->key),
-        .value = tensor_of_cached(converted->value),
+        .key = mha_tensor_of_cached(converted->key),
+        .value = mha_tensor_of_cached(converted->value),
         .append = converted->append == NULL ? NULL : append,
         .context = converted,
     };

@@ -5,14 +5,15 @@
 
 #define ARGUMENTS(X)                                                                               \
     X(query, AS_REAL)                                                                              \
-    X(key, AS_REAL)                                                                                \
-    X(value, AS_REAL)                                                                              \
+    X(key, AS_CACHED)                                                                              \
+    X(value, AS_CACHED)                                                                            \
     X(query_starts, AS_ARRAY)                                                                      \
     X(key_starts, AS_ARRAY)
 #define MORE_ARGUMENTS(X)                                                                          \
     X(return_lse, AS_FLAG)                                                                         \
     X(save, AS_FLAG)                                                                               \
-    X(head_gate, AS_REAL)
+    X(head_gate, AS_REAL)                                                                          \
+    X(page_tables, AS_ARRAY)
 enum argument {
     ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
     LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
@@ -31,6 +32,23 @@ static void clear(void *given) {
     Py_CLEAR(call->key_starts);
     Py_CLEAR(call->query_offset);
     Py_CLEAR(call->head_gate);
+    Py_CLEAR(call->page_tables);
+}
+
+/* Axis 1 counts heads, the last one columns, in all of them. */
+static int check_heads_and_columns(PyArrayObject *const arrays[3]) {
+    const npy_intp *query = PyArray_DIMS(arrays[0]), *key = PyArray_DIMS(arrays[1]);
+    const npy_intp *value = PyArray_DIMS(arrays[2]);
+    const int64_t key_columns = mha_columns_of(arrays[1]);
+    if (mha_check_heads(query[1], key[1], value[1]) < 0) {
+        return -1;
+    }
+    if (key_columns != query[2]) {
+        PyErr_Format(PyExc_ValueError, "key: got head_dim %lld, wanted %zd as query has",
+                     (long long)key_columns, query[2]);
+        return -1;
+    }
+    return 0;
 }
 
 static int check_inputs(PyArrayObject *const arrays[3]) {
@@ -42,20 +60,74 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
             return -1;
         }
     }
-    const npy_intp *query = PyArray_DIMS(arrays[0]), *key = PyArray_DIMS(arrays[1]);
-    const npy_intp *value = PyArray_DIMS(arrays[2]);
-    if (mha_check_heads(query[1], key[1], value[1]) < 0) {
+    const npy_intp key_rows = PyArray_DIM(arrays[1], 0), value_rows = PyArray_DIM(arrays[2], 0);
+    if (value_rows != key_rows) {
+        PyErr_Format(PyExc_ValueError, "value: got %zd rows, wanted %zd as key has", value_rows,
+                     key_rows);
         return -1;
     }
-    if (value[0] != key[0]) {
-        PyErr_Format(PyExc_ValueError, "value: got %zd rows, wanted %zd as key has", value[0],
-                     key[0]);
+    return check_heads_and_columns(arrays);
+}
+
+/* query (rows, heads, head_dim); key and value (pages, kv_heads, page_len, columns). */
+static int check_pools(PyArrayObject *const arrays[3]) {
+    char text[MHA_SHAPE_TEXT];
+    for (int i = 0; i < 3; i++) {
+        if (PyArray_NDIM(arrays[i]) != (i == 0 ? 3 : 4)) {
+            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s", FORMS[ARG_query + i].name,
+                         mha_array_shape_text(arrays[i], text),
+                         i == 0 ? "(total_len, heads, dim)" : "(pages, kv_heads, page_len, dim)");
+            return -1;
+        }
+    }
+    const npy_intp *key = PyArray_DIMS(arrays[1]), *value = PyArray_DIMS(arrays[2]);
+    if (value[0] != key[0] || value[2] != key[2] || key[2] == 0 ||
+        key[2] % MHA_PAGE_MULTIPLE != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "value: got %zd pages of %zd positions, wanted %zd of %zd as key has, a "
+                     "multiple of %d",
+                     value[0], value[2], key[0], key[2], MHA_PAGE_MULTIPLE);
         return -1;
     }
-    if (key[2] != query[2]) {
-        PyErr_Format(PyExc_ValueError, "key: got head_dim %zd, wanted %zd as query has", key[2],
-                     query[2]);
+    return check_heads_and_columns(arrays);
+}
+
+/* Keys and values of a pool are read where they lie. */
+static int convert_pool_types(PyArrayObject *arrays[3], attention_inputs *inputs) {
+    PyArrayObject **const converted[] = {&inputs->key, &inputs->value};
+    static const char *const name = "query";
+    if (mha_result_types(arrays, &name, 1, &inputs->dtype, &inputs->result_typenum) < 0 ||
+        (inputs->query = mha_as_stored(arrays[0], inputs->dtype, name)) == NULL) {
         return -1;
+    }
+    for (int i = 0; i < 2; i++) {
+        PyArrayObject *pool = arrays[1 + i];
+        if (inputs->dtype == MHA_FLOAT32 && mha_is_in_blocks(pool) &&
+            mha_last_axis_is_contiguous(pool)) {
+            *converted[i] = (PyArrayObject *)Py_NewRef((PyObject *)pool);
+        } else if (!mha_is_in_blocks(pool)) {
+            *converted[i] = mha_as_stored(pool, inputs->dtype, FORMS[ARG_key + i].name);
+            if (*converted[i] == NULL) {
+                return -1;
+            }
+        }
+        if (*converted[i] == NULL || PyArray_DATA(*converted[i]) != PyArray_DATA(pool)) {
+            PyErr_Format(PyExc_TypeError,
+                         "%s: got an array of %S, wanted one of a type that is "
+                         "read as it is beside query's",
+                         FORMS[ARG_key + i].name, (PyObject *)PyArray_DESCR(pool));
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Blocks are in pools alone. */
+static int check_no_blocks(PyArrayObject *const arrays[3]) {
+    for (int i = 1; i < 3; i++) {
+        if (mha_is_in_blocks(arrays[i])) {
+            return mha_check_real(arrays[i], FORMS[ARG_query + i].name);
+        }
     }
     return 0;
 }
@@ -63,18 +135,24 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
 static int convert_inputs(PyObject *const *arguments, attention_inputs *inputs) {
     PyArrayObject *arrays[3] = {NULL};
     score_shape *scores = &inputs->scores;
+    const bool is_paged = arguments[ARG_page_tables] != Py_None;
     int failed = mha_as_three_arrays(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value],
-                                     arrays) < 0 ||
-                 check_inputs(arrays) < 0 || mha_convert_input_types(arrays, inputs) < 0;
+                                     arrays) < 0;
+    if (!failed && is_paged) {
+        failed = check_pools(arrays) < 0 || convert_pool_types(arrays, inputs) < 0;
+    } else if (!failed) {
+        failed = check_no_blocks(arrays) < 0 || check_inputs(arrays) < 0 ||
+                 mha_convert_input_types(arrays, inputs) < 0;
+    }
     if (!failed) {
         scores->has_heads = true;
         scores->batch_axes = 1;
         scores->query_len = PyArray_DIM(arrays[0], 0);
         scores->heads = PyArray_DIM(arrays[0], 1);
         scores->head_dim = PyArray_DIM(arrays[0], 2);
-        scores->key_len = PyArray_DIM(arrays[1], 0);
+        scores->key_len = is_paged ? 0 : PyArray_DIM(arrays[1], 0);
         inputs->kv_heads = PyArray_DIM(arrays[1], 1);
-        inputs->value_head_dim = PyArray_DIM(arrays[2], 2);
+        inputs->value_head_dim = mha_columns_of(arrays[2]);
     }
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(arrays[i]);
@@ -132,6 +210,61 @@ static PyArrayObject *convert_starts(PyObject *object, const char *name, const c
     return NULL;
 }
 
+/* Each sequence has so many pages in its row that all of its keys are in the pool. */
+static int check_page_tables(const varlen_call *call) {
+    const int64_t *starts = PyArray_DATA(call->key_starts),
+                  *tables = PyArray_DATA(call->page_tables);
+    const int64_t pages = PyArray_DIM(call->inputs.key, 0);
+    const int64_t page_len = PyArray_DIM(call->inputs.key, 2);
+    const int64_t most = PyArray_DIM(call->page_tables, 1);
+    for (npy_intp s = 0; s < PyArray_DIM(call->page_tables, 0); s++) {
+        const int64_t needed = mha_divide_up(starts[s + 1] - starts[s], page_len);
+        if (needed > most) {
+            PyErr_Format(PyExc_ValueError,
+                         "page_tables: got %lld pages for sequence %zd, wanted %lld",
+                         (long long)most, s, (long long)needed);
+            return -1;
+        }
+        for (int64_t i = 0; i < needed; i++) {
+            const int64_t page = tables[s * most + i];
+            if (page < 0 || page >= pages) {
+                PyErr_Format(PyExc_ValueError,
+                             "page_tables: got %lld, wanted pages from 0 to %lld, those of key",
+                             (long long)page, (long long)pages - 1);
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* page_tables (sequences, most), and key_starts, which say how many keys each sequence has. */
+static int convert_pages(PyObject *const *arguments, varlen_call *call) {
+    char text[MHA_SHAPE_TEXT];
+    score_shape *scores = &call->inputs.scores;
+    call->page_tables = mha_as_integers(arguments[ARG_page_tables], "page_tables");
+    call->key_starts = mha_as_integers(arguments[ARG_key_starts], "key_starts");
+    if (call->page_tables == NULL || call->key_starts == NULL) {
+        return -1;
+    }
+    if (PyArray_NDIM(call->page_tables) != 2 ||
+        PyArray_DIM(call->page_tables, 0) != scores->batch[0]) {
+        PyErr_Format(PyExc_ValueError, "page_tables: got shape %s, wanted (%lld, most)",
+                     mha_array_shape_text(call->page_tables, text), (long long)scores->batch[0]);
+        return -1;
+    }
+    if (PyArray_NDIM(call->key_starts) != 1 ||
+        PyArray_DIM(call->key_starts, 0) != scores->batch[0] + 1) {
+        PyErr_Format(PyExc_ValueError, "key_starts: got shape %s, wanted (%lld,)",
+                     mha_array_shape_text(call->key_starts, text), (long long)scores->batch[0] + 1);
+        return -1;
+    }
+    scores->key_len = ((const int64_t *)PyArray_DATA(call->key_starts))[scores->batch[0]];
+    return check_starts(call->key_starts, "key_starts", "the pool", scores->key_len) < 0
+               ? -1
+               : check_page_tables(call);
+}
+
 static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
     score_shape *scores = &call->inputs.scores;
     call->query_starts = convert_starts(arguments[ARG_query_starts], "query_starts", "query",
@@ -140,6 +273,9 @@ static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
         return -1;
     }
     scores->batch[0] = PyArray_DIM(call->query_starts, 0) - 1;
+    if (arguments[ARG_page_tables] != Py_None) {
+        return convert_pages(arguments, call);
+    }
     if (arguments[ARG_key_starts] != Py_None) {
         call->key_starts = convert_starts(arguments[ARG_key_starts], "key_starts", "key",
                                           scores->key_len, call->query_starts);
@@ -241,6 +377,10 @@ static int convert(void *given, PyObject **arguments) {
         PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
         return -1;
     }
+    if (arguments[ARG_save] == Py_True && call->page_tables != NULL) {
+        PyErr_SetString(PyExc_ValueError, "page_tables: got some with save, wanted none");
+        return -1;
+    }
     return 0;
 }
 
@@ -255,6 +395,27 @@ mha_tensor mha_tensor_by_head(PyArrayObject *array) {
     return tensor;
 }
 
+/* Page 0 of a pool by head, and from one page to the next. */
+static mha_tensor page_by_head(PyArrayObject *pool, int64_t keys, int64_t *page_stride) {
+    mha_tensor tensor = mha_tensor_of_cached(pool);
+    *page_stride = tensor.strides[0];
+    tensor.axes = 3;
+    for (int axis = 0; axis < 3; axis++) {
+        tensor.shape[axis] = tensor.shape[axis + 1];
+        tensor.strides[axis] = tensor.strides[axis + 1];
+    }
+    tensor.shape[1] = keys;
+    return tensor;
+}
+
+static void see_pools(const varlen_call *call, mha_attention *all) {
+    const int64_t keys = call->inputs.scores.key_len;
+    all->key = page_by_head(call->inputs.key, keys, &all->pages.key_stride);
+    all->value = page_by_head(call->inputs.value, keys, &all->pages.value_stride);
+    all->pages.page_len = PyArray_DIM(call->inputs.key, 2);
+    all->pages.table = PyArray_DATA(call->page_tables);
+}
+
 bool mha_fill_varlen_call(void *given) {
     varlen_call *call = given;
     const attention_inputs *inputs = &call->inputs;
@@ -263,8 +424,13 @@ bool mha_fill_varlen_call(void *given) {
     *all = mha_fill_attention(inputs, &call->results, options);
     all->batch_axes = 0;
     all->query = mha_tensor_by_head(inputs->query);
-    all->key = mha_tensor_by_head(inputs->key);
-    all->value = mha_tensor_by_head(inputs->value);
+    if (call->page_tables != NULL) {
+        see_pools(call, all);
+        call->problem.page_tables_stride = PyArray_DIM(call->page_tables, 1);
+    } else {
+        all->key = mha_tensor_by_head(inputs->key);
+        all->value = mha_tensor_by_head(inputs->value);
+    }
     all->output = mha_tensor_by_head(mha_computed_output(&call->results));
     all->head_gate = mha_data_or_null(call->head_gate);
     call->problem.sequences = inputs->scores.batch[0];

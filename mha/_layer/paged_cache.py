@@ -1,0 +1,503 @@
+"""PagedCache: one pool of pages for the keys and values of many sequences and all layers.
+
+What a pool holds at one moment is one value (`PoolState`), put in place by one assignment. Rows are
+first written where no sequence of that value reads, so that whatever fails before the assignment
+leaves the pool as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from operator import setitem
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mha._base.arguments import as_int, as_ints, as_lengths, as_size
+from mha._base.atomic import assign
+from mha._base.dtypes import OF_BLOCK, Q8_0, cache_dtype, columns_of, rounded, shown_dtype
+from mha._base.keywords import checks_keywords
+from mha._layer.cache_state import BLOCK, first_needed
+
+__all__ = ["PagedCache"]
+
+Array = NDArray[Any]
+
+
+class Pages(NamedTuple):
+    """A sequence: position p lies in page pages[p // page_len - first]."""
+
+    pages: tuple[int, ...] = ()
+    first: int = 0               # pages that are dropped
+    lengths: tuple[int, ...] = ()  # positions that each layer has appended
+
+
+class PoolState(NamedTuple):
+    sequences: dict[int, Pages]
+    free: tuple[int, ...]        # pages, the next one last
+    uses: dict[int, int]         # of how many sequences a page is, where it is of more than one
+
+
+class PagedCache:
+    """Keys and values of many sequences, of all layers of a model, in pages of one pool.
+
+    Sequences come and go, and grow one by one; each takes as many pages as it needs. Sequences with
+    the same beginning share its pages.
+
+    Parameters
+    ----------
+    pages : int
+        How many there are, for all sequences together.
+    kv_heads, head_dim : int
+    value_head_dim : int, by default head_dim
+    layers : int
+        A page holds the keys and values of its positions for so many layers.
+    page_len : int
+        Positions of a page: a multiple of 128.
+    dtype : numpy.float32, numpy.float64, numpy.float16, "bfloat16" or "q8_0"
+        As of `mha.KVCache`.
+    window : int, optional
+        Keeps what attention with window=(window - 1, 0) needs: pages that no next row may see go
+        back to the pool when a sequence grows.
+
+    Attributes
+    ----------
+    pages_free : how many pages no sequence has; nbytes : of all pages. And the parameters above.
+
+    Calls
+    -----
+    layer(x, starts=starts, cache=pool[i], sequences=ids), with i the number of the layer, appends
+    rows starts[s] to starts[s + 1] of x to sequence ids[s], and attends to all positions of it so
+    far. Prompts and single tokens may stand in one call. One thread at a time.
+
+    Raises
+    ------
+    ValueError: a size out of range. TypeError: a size that is not an int, another dtype.
+    MemoryError: pages that cannot be had.
+
+    Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention".
+
+    >>> pool = mha.PagedCache(pages=100, kv_heads=8, head_dim=64, layers=2)
+    >>> ids = [pool.new(), pool.new()]
+    >>> layer = mha.MultiHeadAttention(512, 8)
+    >>> layer(np.ones((7, 512)), starts=[0, 5, 7], cache=pool[0], sequences=ids).shape
+    (7, 512)
+    """
+
+    __module__ = "mha"  # where users import it from
+    __slots__ = ("__weakref__", "_key", "_next_id", "_state", "_value", "_window")
+
+    @checks_keywords
+    def __init__(self, pages: int, kv_heads: int, head_dim: int, value_head_dim: int | None = None,
+                 *, layers: int = 1, page_len: int = BLOCK, dtype: DTypeLike = np.float32,
+                 window: int | None = None) -> None:
+        pages, kv_heads = as_size(pages, "pages"), as_size(kv_heads, "kv_heads")
+        head_dim, layers = as_size(head_dim, "head_dim"), as_size(layers, "layers")
+        value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
+        page_len = as_size(page_len, "page_len")
+        if page_len % BLOCK:
+            raise ValueError(f"page_len: got {page_len}, wanted a multiple of {BLOCK}")
+        stored = cache_dtype(dtype)
+        of_block = OF_BLOCK if stored == Q8_0 else 1
+        for width, name in ((head_dim, "head_dim"), (value_head_dim, "value_head_dim")):
+            if width % of_block:
+                raise ValueError(f"{name}: got {width}, wanted a multiple of {OF_BLOCK} for q8_0")
+        self._window = None if window is None else as_size(window, "window")
+        shape = layers, pages, kv_heads, page_len
+        self._key = _zeros((*shape, head_dim // of_block), stored)
+        self._value = _zeros((*shape, value_head_dim // of_block), stored)
+        self._state = PoolState({}, tuple(range(pages))[::-1], {})
+        self._next_id = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages in all."""
+        return self._key.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self._key.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head's keys."""
+        return columns_of(self._key)
+
+    @property
+    def value_head_dim(self) -> int:
+        """Columns of a head's values."""
+        return columns_of(self._value)
+
+    @property
+    def layers(self) -> int:
+        """Layers that a page has room for."""
+        return self._key.shape[0]
+
+    @property
+    def page_len(self) -> int:
+        """Positions of a page."""
+        return self._key.shape[3]
+
+    @property
+    def dtype(self) -> Any:
+        """The type in which keys and values are stored, as of `mha.KVCache`."""
+        return shown_dtype(self._key.dtype)
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query needs, its own among them; None: all."""
+        return self._window
+
+    @property
+    def pages_free(self) -> int:
+        """Pages that no sequence has."""
+        return len(self._state.free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self._key.nbytes + self._value.nbytes
+
+    def new(self) -> int:
+        """A sequence of no positions; its id, which no other one ever has.
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.new(), pool.new()
+        (0, 1)
+        """
+        return self._add(Pages(lengths=(0,) * self.layers))
+
+    @checks_keywords
+    def fork(self, id: int) -> int:
+        """A sequence that begins as this one; its id.
+
+        All pages are shared: one is copied when either of the two writes into it.
+
+        Raises
+        ------
+        ValueError: an id that is unknown or freed. TypeError: no int.
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.fork(pool.new())
+        1
+        """
+        sequence = self._sequence(self._state, id)
+        return self._add(sequence)
+
+    @checks_keywords
+    def free(self, id: int) -> None:
+        """Give the pages of a sequence back; its id is then unknown.
+
+        Raises
+        ------
+        ValueError: an id that is unknown or freed. TypeError: no int. Nothing has changed then.
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.free(pool.new())
+        """
+        before = self._state
+        sequence = self._sequence(before, id)
+        others = {key: value for key, value in before.sequences.items() if key != id}
+        self._publish(_without(before._replace(sequences=others), sequence.pages), before)
+
+    @checks_keywords
+    def lengths(self, ids: Collection[int]) -> Array:
+        """Positions of these sequences so far, (sequences,): those that all layers have.
+
+        Raises
+        ------
+        ValueError: ids that are unknown or freed. TypeError: no ints.
+
+        Source: Kwon et al. 2023, section 4.
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.lengths([pool.new()])
+        array([0])
+        """
+        state = self._state
+        return np.array([min(self._sequence(state, id).lengths) for id in as_ints(ids, "ids")],
+                        np.int64)
+
+    @checks_keywords
+    def truncate(self, id: int, length: int) -> None:
+        """Forget the positions of a sequence from `length` on, in all layers.
+
+        Those that only some layers have appended are forgotten, too. Pages that it does not need
+        any more go back.
+
+        Raises
+        ------
+        ValueError: an unknown id; a length beyond those that are there, or, with a window, one that
+        needs positions of pages that went back. TypeError: no ints. Nothing has changed then.
+
+        Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.truncate(pool.new(), 0)
+        """
+        length = as_size(length, "length", least=0)
+        before = self._state
+        sequence = self._sequence(before, id)
+        if length > min(sequence.lengths):
+            raise ValueError(f"length: got {length}, wanted at most {min(sequence.lengths)}, which"
+                             " are there")
+        start = sequence.first * self.page_len
+        if first_needed(length, self._window) < start:
+            raise ValueError(f"length: got {length}, wanted a longer one: what stood before {start}"
+                             f" went back to the pool, and a window of {self._window} needs it")
+        kept = max(0, -(-length // self.page_len) - sequence.first)
+        after = before._replace(sequences={**before.sequences, id: Pages(
+            sequence.pages[:kept], sequence.first, (length,) * self.layers)})
+        self._publish(_without(after, sequence.pages[kept:]), before)
+
+    @checks_keywords
+    def reserve(self, ids: Collection[int], counts: ArrayLike) -> None:
+        """Make sure that the next counts[i] positions of sequence ids[i] fit, in all layers.
+
+        counts are ints (sequences,), or one for all.
+
+        Raises
+        ------
+        MemoryError: more pages than are free. ValueError: ids that are unknown or there twice,
+        negative counts. TypeError: no ints. Nothing has changed then.
+
+        Source: Kwon et al. 2023, section 4.
+
+        >>> pool = mha.PagedCache(4, 8, 64)
+        >>> pool.reserve([pool.new()], 200)
+        >>> pool.pages_free
+        2
+        """
+        given = as_ints(ids, "ids")
+        more = as_lengths(counts, len(given), "counts")
+        before = self._state
+        known = self._checked_ids(before, given, "ids")
+        if (more < 0).any():
+            raise ValueError(f"counts: got {more.tolist()}, wanted none below 0")
+        begins = [min(before.sequences[id].lengths) for id in known]
+        self._publish(self._with_room(before, known, begins, more.tolist()), before)
+
+    def __getitem__(self, layer: int) -> PagedLayer:
+        """What a layer's call takes as cache=: its keys and values of all sequences.
+
+        >>> mha.PagedCache(4, 8, 64, layers=2)[1]
+        PagedCache(4, 8, 64, layers=2, page_len=128, dtype=float32, pages_free=4)[1]
+        """
+        index = as_int(layer, "layer")
+        if not -self.layers <= index < self.layers:
+            raise IndexError(f"layer: got {index}, wanted one of {self.layers} layers")
+        return PagedLayer(self, index % self.layers)
+
+    def __repr__(self) -> str:
+        widths = f"{self.head_dim}"
+        if self.value_head_dim != self.head_dim:
+            widths += f", {self.value_head_dim}"
+        window = "" if self._window is None else f", window={self._window}"
+        return (f"PagedCache({self.pages}, {self.kv_heads}, {widths}, layers={self.layers},"
+                f" page_len={self.page_len}, dtype={self.dtype}{window},"
+                f" pages_free={self.pages_free})")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("PagedCache: got a copy or pickle, wanted fork(id) of its sequences")
+
+    def _add(self, sequence: Pages) -> int:
+        before, id = self._state, self._next_id
+        uses = before.uses | {page: before.uses.get(page, 1) + 1 for page in sequence.pages}
+        after = before._replace(sequences={**before.sequences, id: sequence}, uses=uses)
+        self._next_id = id + 1
+        self._publish(after, before)
+        return id
+
+    @staticmethod
+    def _sequence(state: PoolState, id: int) -> Pages:
+        known = state.sequences.get(as_int(id, "id"))
+        if known is None:
+            raise ValueError(f"id: got {id}, wanted that of a sequence of new() or fork() that is"
+                             " not freed")
+        return known
+
+    def _checked_ids(self, state: PoolState, ids: Collection[int], name: str) -> list[int]:
+        known = as_ints(ids, name)
+        unknown = [id for id in known if id not in state.sequences]
+        if unknown:
+            raise ValueError(f"{name}: got {unknown}, wanted ids of new() or fork() that are not"
+                             " freed")
+        if len({*known}) < len(known):
+            twice = sorted({id for id in known if known.count(id) > 1})
+            raise ValueError(f"{name}: got {twice} twice, wanted each sequence once in a call")
+        return known
+
+    def _publish(self, after: PoolState, before: PoolState) -> None:
+        """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
+        if not (self._state is before and assign(self, "_state", after) is None):
+            raise _changed_meanwhile()
+
+    def _with_room(self, before: PoolState, ids: list[int], begins: list[int],
+                   counts: list[int]) -> PoolState:
+        """With pages of their own for positions begins[i] to begins[i] + counts[i] of sequence
+        ids[i], and without those that nobody needs."""
+        state, copies = before, []
+        for id, begin, count in zip(ids, begins, counts, strict=True):
+            state = self._without_unneeded(state, id)
+            sequence = state.sequences[id]
+            pages = list(sequence.pages)
+            first = begin // self.page_len - sequence.first
+            end = -(-(begin + count) // self.page_len) - sequence.first
+            shared = [i for i in range(first, min(end, len(pages)))
+                      if count and state.uses.get(pages[i], 1) > 1]
+            missing = max(0, end - len(pages)) if count else 0
+            needed = len(shared) + missing
+            if not needed:
+                continue
+            if needed > len(state.free):
+                raise MemoryError(f"pages: got {sum(counts)} positions more, wanted so many that"
+                                  f" {len(before.free)} free pages of {self.page_len} hold them:"
+                                  " free(id) gives those of a sequence back")
+            taken = state.free[len(state.free) - needed:]
+            state = state._replace(free=state.free[:len(state.free) - needed])
+            for i, page in zip(shared, taken):
+                copies.append((pages[i], page))
+                state = _without(state, (pages[i],))
+                pages[i] = page
+            pages += taken[len(shared):]
+            state = state._replace(sequences={
+                **state.sequences, id: sequence._replace(pages=tuple(pages))})
+        for old, new in copies:  # nobody reads the new ones yet
+            for array in (self._key, self._value):
+                array[:, new] = array[:, old]
+        return state
+
+    def _without_unneeded(self, state: PoolState, id: int) -> PoolState:
+        """Without the pages that no next row of a sequence sees."""
+        sequence = state.sequences[id]
+        needed = first_needed(min(sequence.lengths), self._window) // self.page_len
+        dropped = min(needed - sequence.first, len(sequence.pages))
+        if dropped <= 0:
+            return state
+        rest = Pages(sequence.pages[dropped:], sequence.first + dropped, sequence.lengths)
+        return _without(state._replace(sequences={**state.sequences, id: rest}),
+                        sequence.pages[:dropped])
+
+
+class Rows(NamedTuple):
+    """Where the rows of a ragged call go, and what their sequences then see."""
+
+    after: PoolState
+    before: PoolState
+    positions: Array     # (rows,)
+    tables: Array        # (sequences, most): pages
+    starts: Array        # (sequences,): the first position of a sequence's first page
+    begins: Array        # (sequences,): its first new position
+    key_starts: Array    # (sequences + 1,): how many keys each sequence has, added up
+    places: tuple[Any, ...]  # of the rows in (pages, heads, positions, columns)
+
+
+class PagedLayer:
+    """The keys and values of one layer of a pool."""
+
+    __slots__ = ("_index", "_pool")
+
+    def __init__(self, pool: PagedCache, index: int) -> None:
+        self._pool = pool
+        self._index = index
+
+    @property
+    def pool(self) -> PagedCache:
+        return self._pool
+
+    @property
+    def window(self) -> int | None:
+        return self._pool.window
+
+    @property
+    def key(self) -> Array:
+        """The pool (pages, kv_heads, page_len, head_dim), or blocks of it."""
+        return self._pool._key[self._index]
+
+    @property
+    def value(self) -> Array:
+        return self._pool._value[self._index]
+
+    def __repr__(self) -> str:
+        return f"{self._pool!r}[{self._index}]"
+
+    def rows(self, ids: Collection[int], starts: Array) -> Rows:
+        """Room for rows starts[s] to starts[s + 1] of sequence ids[s]."""
+        pool, before = self._pool, self._pool._state
+        known = pool._checked_ids(before, ids, "sequences")
+        counts = np.diff(starts)
+        if len(known) != counts.size:
+            raise ValueError(f"sequences: got {len(known)} ids, wanted {counts.size}, one for each"
+                             " sequence of starts")
+        begins = [before.sequences[id].lengths[self._index] for id in known]
+        state = pool._with_room(before, known, begins, counts.tolist())
+        sequences = [state.sequences[id] for id in known]
+        tables = _tables([sequence.pages for sequence in sequences])
+        first_pages = np.array([sequence.first for sequence in sequences], np.int64)
+        first, page_len = np.array(begins, np.int64), pool.page_len
+        of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
+        positions = np.arange(starts[-1]) - starts[of] + first[of]
+        pages = tables[of, positions // page_len - first_pages[of]]
+        after = state._replace(sequences=state.sequences | {
+            id: self._grown(sequence, int(count))
+            for id, sequence, count in zip(known, sequences, counts, strict=True)})
+        key_lens = first + counts - first_pages * page_len
+        return Rows(after, before, positions, tables, first_pages * page_len, first,
+                    np.concatenate([[0], np.cumsum(key_lens)]),
+                    (pages, slice(None), positions % page_len))
+
+    def _grown(self, sequence: Pages, count: int) -> Pages:
+        lengths = list(sequence.lengths)
+        lengths[self._index] += count
+        return sequence._replace(lengths=tuple(lengths))
+
+    def write(self, rows: Rows, key: Array, value: Array) -> None:
+        """key and value (rows, kv_heads, columns), where nobody reads yet."""
+        array: Any
+        for array, numbers in ((self.key, key), (self.value, value)):
+            stored = rounded(numbers, array.dtype)
+            # The look and the write are one line, between whose parts no signal handler runs.
+            if not (self._pool._state is rows.before
+                    and setitem(array, rows.places, stored) is None):
+                raise _changed_meanwhile()
+
+    def publish(self, rows: Rows) -> None:
+        """From now on the sequences have these rows."""
+        self._pool._publish(rows.after, rows.before)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros: what was in that memory before must not show."""
+    try:
+        return np.zeros(shape, dtype)
+    except (ValueError, OverflowError, MemoryError):
+        raise MemoryError(f"pages: got {shape[1]}, which make {dtype} of shape {shape}, wanted so"
+                          " few that there is memory for them") from None
+
+
+def _without(state: PoolState, pages: Sequence[int]) -> PoolState:
+    """One use less of each of these pages; those of no more uses are free."""
+    uses, free = dict(state.uses), []
+    for page in pages:
+        left = uses.pop(page, 1) - 1
+        if left > 1:
+            uses[page] = left
+        elif left == 0:
+            free.append(page)
+    return state._replace(free=(*state.free, *free), uses=uses)
+
+
+def _tables(pages: list[tuple[int, ...]]) -> Array:
+    """(sequences, most), 0 behind the pages of a sequence."""
+    tables = np.zeros((len(pages), max(map(len, pages), default=0)), np.int64)
+    for row, of_sequence in zip(tables, pages, strict=True):
+        row[:len(of_sequence)] = of_sequence
+    return tables
+
+
+def _changed_meanwhile() -> RuntimeError:
+    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
+                        " a time")

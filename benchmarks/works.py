@@ -23,12 +23,12 @@ class Work:
     """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width,
     heads), a step of training the language model of the examples (batch, length, width, heads,
     blocks), or a token through the layers of a decoder, the last of so many positions (batch,
-    positions, width, heads, layers), or one projection (rows, in, out); its options, and the least
-    ratios wanted: peer name -> peer's time / ours. The name "best" stands for the fastest of all
-    peers but NumPy."""
+    positions, width, heads, layers), or one projection (rows, in, out), or what peers/quantised.py
+    makes of a shape; its options, and the least ratios wanted: peer name -> peer's time / ours. The
+    name "best" stands for the fastest of all peers but NumPy."""
 
     name: str
-    kind: str  # "attention", "layer", "model", "decoder" or "linear"
+    kind: str  # "attention", "layer", "model", "decoder", "linear", or one of peers/quantised.py
     shape: tuple
     wanted: dict
     dtype: str = "float32"
@@ -85,7 +85,7 @@ class Work:
         """The inputs, the same in every process."""
         random = np.random.default_rng(0)
 
-        if self.kind == "model":
+        if self.kind in ("model", "row", "rows", "cache", "sequences"):  # which make their own
             return {}
 
         def normal(*shape):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Never
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import wanted_names
+from mha._base.arguments import as_array, wanted_names
+from mha._base.dtypes import is_half
 from mha._base.keywords import names_its_keywords, unknown_keyword
 from mha._functions.gradients import LinearGradients
 from mha._functions.packed_weight import PackedWeight
+from mha._functions.quantised import BITS
 
 __all__ = ["linear", "linear_vjp"]
 
@@ -83,6 +86,7 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike |
     names: tuple[str, ...] = LinearGradients._fields
     if isinstance(weight, PackedWeight):
         names = tuple(name for name in names if name != "weight")
+        x = _beside_packed(x, weight)
         weight, wrt = weight.unpack(), ("x",) if wrt is None else wrt
     wanted = wanted_names(wrt, names)
     output, saved = _core.linear(x, weight, bias, save=True)
@@ -93,3 +97,13 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike |
 
     pullback.__qualname__ = "pullback"  # errors have it
     return output, pullback
+
+
+def _beside_packed(x: ArrayLike, weight: PackedWeight) -> NDArray[Any]:
+    """x as an array; a TypeError where the weight is quantised and the arithmetic not float32, as
+    `linear` has it."""
+    array = as_array(x, "x")
+    is_float32 = array.dtype.newbyteorder("=") == np.float32 or is_half(array.dtype)
+    if weight.dtype in [*BITS] and not is_float32:
+        raise TypeError("weight: got a quantised weight, wanted x in float32 or a half")
+    return array

@@ -110,6 +110,14 @@ class PackedWeight:
             raise AttributeError("a PackedWeight cannot be changed")
         _fill(self, Blocks(*state) if len(state) > 1 else as_array(state[0], "weight"))
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            object.__getattribute__(self, "_core_weight")
+        except AttributeError:
+            raise AttributeError(f"{name}: got a PackedWeight that nobody filled, wanted what"
+                                 " mha.pack(weight) gives") from None
+        raise AttributeError(f"PackedWeight has no attribute {name!r}")
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: a PackedWeight cannot be changed")
 

@@ -121,3 +121,20 @@ def test_float64_is_refused():
     packed = mha.pack(np.ones((32, 4), np.float32), dtype="q8_0")
     with pytest.raises(TypeError, match="weight: got a quantised weight, wanted x in float32 or a"):
         mha.linear(np.ones((2, 32)), packed)
+
+
+@pytest.mark.parametrize("call", [mha.linear, mha.linear_vjp])
+def test_float64_beside_a_quantised_weight(call):
+    packed = mha.pack(np.ones((32, 4), np.float32), dtype="q8_0")
+    x, bias = np.ones((2, 32), np.float32), np.ones(4)
+    for arguments in ((x.astype(float), packed), (x.astype(int), packed)):
+        with pytest.raises(TypeError, match="got a quantised weight, wanted x in float32"):
+            call(*arguments)
+    call(x, packed, bias)
+
+
+def test_a_weight_that_nobody_filled():
+    empty = object.__new__(mha.PackedWeight)
+    for use in (repr, lambda packed: packed.unpack(), lambda packed: packed.nbytes, pickle.dumps):
+        with pytest.raises(AttributeError, match="got a PackedWeight that nobody filled"):
+            use(empty)

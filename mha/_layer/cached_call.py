@@ -24,7 +24,6 @@ from mha._base.arguments import (
 from mha._base.dtypes import (
     Q8_0,
     as_computed,
-    cache_dtype,
     columns_of,
     shown_dtype,
     stored_dtype,
@@ -253,15 +252,16 @@ def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name:
         instead = ": one of its new_cache()" * isinstance(cache, KVCache)
         raise ValueError(f"{name}: got kv_heads, head_dim and value_head_dim {got}, wanted {wanted}"
                          f" as the layer has{instead}")
-    if settings.dtype == np.float64 != cache.dtype and not isinstance(cache, KVCache):
+    if not isinstance(cache, KVCache) and settings.dtype == np.float64 != cache._stored:
         raise TypeError(f"{name}: got {cache.dtype}, wanted float64 as the layer has")
     check_cache_dtype(settings, cache, name)
 
 
 def check_cache_dtype(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
-    stored = cache_dtype(cache.dtype)
-    if stored not in (Q8_0, stored_dtype(settings.dtype)) and (
-            stored.itemsize >= settings.dtype.itemsize):
+    stored = cache._stored
+    if stored in (settings.dtype, Q8_0):
+        return
+    if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
         raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
                         " layer has, or a narrower one")
 

@@ -163,6 +163,10 @@ class KVCache:
         return shown_dtype(self._state.key.dtype)
 
     @property
+    def _stored(self) -> np.dtype[Any]:
+        return self._state.key.dtype
+
+    @property
     def window(self) -> int | None:
         """How many positions a query needs, its own among them; None: all."""
         return self._window

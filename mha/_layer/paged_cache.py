@@ -147,6 +147,10 @@ class PagedCache:
         return shown_dtype(self._key.dtype)
 
     @property
+    def _stored(self) -> np.dtype[Any]:
+        return self._key.dtype
+
+    @property
     def window(self) -> int | None:
         """How many positions a query needs, its own among them; None: all."""
         return self._window

@@ -126,7 +126,7 @@ typedef struct mha_attention_block {
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
-    mha_pages pages; /* of key and value; stored_key is 0 then */
+    mha_pages pages;    /* of key and value; stored_key is 0 then */
     bool brings_values; /* prefetches them before they are needed: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
     const int64_t *key_begin, *key_end; /* (query_len,): mha_key_ranges of the caller */

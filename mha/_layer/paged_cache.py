@@ -402,35 +402,31 @@ class Rows(NamedTuple):
 class PagedLayer:
     """The keys and values of one layer of a pool."""
 
-    __slots__ = ("_index", "_pool")
+    __slots__ = ("_index", "pool")
 
     def __init__(self, pool: PagedCache, index: int) -> None:
-        self._pool = pool
+        self.pool = pool
         self._index = index
 
     @property
-    def pool(self) -> PagedCache:
-        return self._pool
-
-    @property
     def window(self) -> int | None:
-        return self._pool.window
+        return self.pool.window
 
     @property
     def key(self) -> Array:
         """The pool (pages, kv_heads, page_len, head_dim), or blocks of it."""
-        return self._pool._key[self._index]
+        return self.pool._key[self._index]
 
     @property
     def value(self) -> Array:
-        return self._pool._value[self._index]
+        return self.pool._value[self._index]
 
     def __repr__(self) -> str:
-        return f"{self._pool!r}[{self._index}]"
+        return f"{self.pool!r}[{self._index}]"
 
     def rows(self, ids: Collection[int], starts: Array) -> Rows:
         """Room for rows starts[s] to starts[s + 1] of sequence ids[s]."""
-        pool, before = self._pool, self._pool._state
+        pool, before = self.pool, self.pool._state
         known = pool._checked_ids(before, ids, "sequences")
         counts = np.diff(starts)
         if len(known) != counts.size:
@@ -464,13 +460,13 @@ class PagedLayer:
         for array, numbers in ((self.key, key), (self.value, value)):
             stored = rounded(numbers, array.dtype)
             # The look and the write are one line, between whose parts no signal handler runs.
-            if not (self._pool._state is rows.before
+            if not (self.pool._state is rows.before
                     and setitem(array, rows.places, stored) is None):
                 raise _changed_meanwhile()
 
     def publish(self, rows: Rows) -> None:
         """From now on the sequences have these rows."""
-        self._pool._publish(rows.after, rows.before)
+        self.pool._publish(rows.after, rows.before)
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

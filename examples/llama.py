@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from llama_files import ModelFiles, Text, rows_of
+from llama_files import ModelFiles, Text, floats
 
 import mha
 
@@ -109,7 +109,7 @@ class Llama:
         """tokens (rows,) of one sequence, or of several one after the other -> the logits
         (len(wanted), vocabulary) behind the wanted rows. attend(index, x), the attention of a
         layer, (rows, width) -> (rows, width), alone knows which rows see which."""
-        x = rows_of(self.embedding, tokens)  # (rows, width)
+        x = floats(self.embedding[tokens])  # (rows, width), a copy
         if self.scale != 1:
             x *= self.scale
         for index, layer in enumerate(self.layers):

@@ -54,13 +54,6 @@ def floats(array):
     return array.astype(np.float32, copy=False)
 
 
-def rows_of(matrix, indices):
-    """A copy of these rows, as float32: of quantised ones, too."""
-    if isinstance(matrix, np.ndarray):
-        return floats(matrix[indices])
-    return matrix.in_rows(np.asarray(indices)).unpack()
-
-
 class ModelFiles:
     """A model's arrays, read one at a time, its config and its `names` of arrays."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.pieces import copied, copy_into
 from mha._functions.quantised import BITS, ROWS, Blocks
@@ -82,6 +82,16 @@ def _of_6_k(blocks: Bytes) -> NDArray[np.float32]:
     return found.reshape(len(blocks), 256)
 
 
+def _row_numbers(rows: ArrayLike) -> Array:
+    """An array of ints that chooses along one axis."""
+    numbers = np.asarray(rows)
+    if isinstance(rows, list) and not numbers.size:  # which NumPy makes floats
+        return numbers.astype(np.intp)
+    if isinstance(rows, tuple) or numbers.dtype.kind not in "iu":
+        raise IndexError(f"rows: got {rows!r}, wanted an int, a slice or an array of ints")
+    return numbers
+
+
 KINDS = {"q8_0": Kind(32, 34, _of_8), "q4_0": Kind(32, 18, _of_4), "q4_k": Kind(256, 144, _of_4_k),
          "q6_k": Kind(256, 210, _of_6_k)}
 
@@ -136,6 +146,19 @@ class QuantisedArray:
         if not self._stored_shape:
             raise TypeError("len() of an array without axes")
         return self.shape[0]
+
+    def __getitem__(self, rows: ArrayLike | slice) -> NDArray[np.float32]:
+        """These rows of a matrix (rows, n), with the bits of unpack()[rows]: by an int, a slice or
+        ints of any shape. No others are dequantised."""
+        if self.ndim != 2 or self._is_transposed:
+            raise IndexError(f"rows: got some of {self!r}, wanted those of a matrix whose rows are"
+                             " whole blocks; unpack() has all numbers")
+        if not isinstance(rows, slice):
+            rows = _row_numbers(rows)
+        data = self._data[rows]  # (..., bytes of a row): NumPy counts from the end, and checks
+        width = self._stored_shape[1]
+        whole = data.reshape(math.prod(data.shape[:-1]), data.shape[-1])
+        return QuantisedArray(self.dtype, (*data.shape[:-1], width), whole).unpack()
 
     def __repr__(self) -> str:
         return f"QuantisedArray(shape={self.shape}, dtype={self.dtype})"

@@ -159,6 +159,48 @@ def test_other_types_and_the_other_axis(kind):
             array.T.blocks()
 
 
+ROWS = [0, 6, -1, -7, np.int64(3), np.array(2), slice(None), slice(1, 5), slice(-2, None),
+        slice(None, None, -2), slice(5, 2), slice(3, 99), [4, 0, 4], [-1, -7], [], [[1], [-2]],
+        np.array([[0, 1, 2], [6, 6, 6]], np.uint8), np.array([5, -5], np.int8),
+        np.zeros((0, 3), int)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", ROWS, ids=repr)
+def test_rows_are_those_of_all_numbers(kind, rows):
+    array = of(kind, draw(kind, 10, 7, 2))
+    found, wanted = array[rows], array.unpack()[rows]
+    assert found.dtype == np.float32 and found.shape == wanted.shape
+    assert found.tobytes() == wanted.tobytes()
+    found[...] = 1  # a copy
+    assert array[rows].tobytes() == wanted.tobytes()
+
+
+def test_rows_take_no_more_memory_than_they_need():
+    array = of("q8_0", np.zeros((5000, 10 * 34), np.uint8))
+    tracemalloc.start()
+    array[[7, 4000]]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50_000
+
+
+def test_wrong_rows():
+    """As of NumPy's arrays they are IndexErrors; so iteration ends."""
+    array = of("q8_0", draw("q8_0", 11, 7, 2))
+    for rows in (7, -8, [0, 7], np.array([[-8]]), 1 << 70, [1 << 64]):
+        with pytest.raises(IndexError):
+            array[rows]
+    for rows in (0.0, [1.0], True, [True] * 7, None, ..., "a", (1, 2), (0, slice(None)), ()):
+        with pytest.raises(IndexError, match="wanted an int, a slice or an array of ints"):
+            array[rows]
+    assert np.stack(list(array)).tobytes() == array.unpack().tobytes()
+    cube = QuantisedArray("q8_0", (2, 3, 32), draw("q8_0", 9, 6, 1))
+    for other in (array.T, cube):
+        with pytest.raises(IndexError, match=r"rows: got some of QuantisedArray\(shape="):
+            other[0]
+
+
 def test_what_it_says_of_itself():
     data = draw("q4_k", 8, 3, 2)
     array = of("q4_k", data)

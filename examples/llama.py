@@ -1,6 +1,7 @@
 """A whole Llama, Qwen 3 or Gemma 3 (text) in NumPy and mha: text goes on behind a prompt.
 
     python examples/llama.py MODEL "Once upon a time" [--quantize q8_0] [--temperature 0]
+    python examples/llama.py MODEL "One prompt" "Another" ...         (all together: in less time)
     make chat MODEL=folder                       (prompts line by line; options by ARGS="...")
 
 MODEL is a folder as Hugging Face has it (config.json, *.safetensors, tokenizer.json) or a .gguf of
@@ -13,16 +14,17 @@ Sources: Touvron et al. 2023, "LLaMA"; Zhang & Sennrich 2019 (RMS norm); Shazeer
 Improve Transformer"; Gemma Team 2025, "Gemma 3 Technical Report".
 """
 
-import argparse
 import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
+from llama_arguments import arguments, prompts
 from llama_files import ModelFiles, Text, floats
 
 import mha
 
+PAGE = 128  # positions of a page of a pool
 PIECE = 1 << 15  # numbers of the feed-forward network that are activated at once, in the cache
 
 
@@ -79,6 +81,7 @@ class Llama:
         if name not in ACTIVATIONS:
             raise ValueError(f"hidden_act: got {name!r}, wanted one of {', '.join(ACTIVATIONS)}")
         self.activation = ACTIVATIONS[name]
+        self.new_caches(0)  # an error at once where heads have no such cache
 
     @staticmethod
     def _layer(files, index, kind):
@@ -104,6 +107,22 @@ class Llama:
         """The next tokens of one sequence -> the logits (vocabulary,) behind the last of them."""
         return self.logits(tokens, [-1], lambda index, x: self.layers[index].attention(
             x, cache=caches[index]))[0]
+
+    def new_pool(self, lengths, most):
+        """Pages for the longest `most` of sequences of these lengths, for all layers. Those with a
+        window have no pool of their own: a prompt is one call, which needs pages for all of it
+        there, too. What they see is the layers' own window."""
+        pages = sorted(-(-length // PAGE) for length in lengths)[-most:]
+        layer = self.layers[0].attention
+        return mha.PagedCache(sum(pages), layer.num_kv_heads, layer.head_dim, layer.value_head_dim,
+                              layers=len(self.layers), page_len=PAGE, dtype=self.cache)
+
+    def next_logits_of(self, tokens, pool, ids):
+        """The next tokens of several sequences, a list of each -> the logits (sequences,
+        vocabulary) behind the last of each."""
+        starts = np.cumsum([0, *map(len, tokens)])
+        return self.logits(np.concatenate(tokens), starts[1:] - 1, lambda index, x: self.layers[
+            index].attention(x, starts=starts, cache=pool[index], sequences=ids))
 
     def logits(self, tokens, wanted, attend):
         """tokens (rows,) of one sequence, or of several one after the other -> the logits
@@ -170,8 +189,39 @@ def generate(model, prompt, count, choose, ends=()):
             logits = model.next_logits([token], caches)
 
 
-def answer(model, text, ids, choose, count, ends):
+class Prompt(NamedTuple):
+    said: str
+    tokens: list
+    count: int  # how many may follow at most
+    choose: object  # logits -> a token
+
+
+def generate_together(model, prompts, ends=(), most=8):
+    """Yields (number, token) for what `generate` yields of each of the prompts, and (number, None)
+    behind the last. `most` of them are decoded at once, the others begin as these end: a step is
+    one call, over one token of each that goes on and all tokens of each that begins."""
+    pool = model.new_pool([len(prompt.tokens) + prompt.count for prompt in prompts], most)
+    waiting, ids, tokens = dict(enumerate(prompts)), {}, {}  # by number; tokens: those not yet read
+    left = [prompt.count for prompt in prompts]
+    while waiting or ids:
+        for number in list(waiting)[:most - len(ids)]:
+            ids[number], tokens[number] = pool.new(), waiting.pop(number).tokens
+        logits = model.next_logits_of(list(tokens.values()), pool, list(ids.values()))
+        for number, row in zip(list(ids), logits):
+            token = prompts[number].choose(row)
+            tokens[number] = [token]
+            left[number] -= 1
+            if token not in ends:
+                yield number, token
+            if token in ends or not left[number]:
+                pool.free(ids.pop(number))
+                del tokens[number]
+                yield number, None
+
+
+def answer(model, text, prompt, ends):
     """The text behind a prompt on the screen as it comes, then how fast that was."""
+    _, ids, count, choose = prompt
     begin = time.perf_counter()
     times = []
     for piece in text.pieces(generate(model, ids, count, choose, ends)):
@@ -183,61 +233,36 @@ def answer(model, text, ids, choose, count, ends):
           f" generation: {rate(len(times) - 1, last - first)}\n")
 
 
+def answer_together(model, text, prompts, ends, most):
+    """The text behind each prompt on the screen when it is whole, then how fast all were."""
+    begin, made, done = time.perf_counter(), [[] for _ in prompts], 0
+    for number, token in generate_together(model, prompts, ends, most):
+        if token is None:
+            show_progress("")
+            print(f"> {prompts[number].said}\n{''.join(text.pieces(made[number]))}\n", flush=True)
+            done += 1
+        else:
+            made[number].append(token)
+        show_progress(f"{done} of {len(prompts)} prompts, {sum(map(len, made))} tokens")
+    show_progress("")
+    read = sum(len(prompt.tokens) for prompt in prompts)
+    print(f"prompts: {len(prompts)}, of {read} tokens; generation with them:"
+          f" {rate(sum(map(len, made)), time.perf_counter() - begin)}\n")
+
+
+def show_progress(said):
+    """A line of a terminal that the next one takes the place of."""
+    if sys.stderr.isatty():
+        print(f"\r{said:60}\r", end="", file=sys.stderr, flush=True)
+
+
 def rate(tokens, seconds):
     return f"{tokens} tokens, {tokens / seconds:,.1f} a second" if tokens > 0 else "none"
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("model", help="a folder with config.json and *.safetensors, or a .gguf")
-    parser.add_argument("prompts", nargs="*", help="without any: standard input, a line each")
-    parser.add_argument("--tokenizer", help="a tokenizer.json, in place of the model's own")
-    parser.add_argument("--template", default="{}",
-                        help="what stands around each prompt ({}), as models for chats want it;"
-                             " \\n is a new line")
-    parser.add_argument("--quantize", choices=("q8_0", "q4_0"), help="the matrices, to so few bits")
-    parser.add_argument("--cache", choices=("float32", "float16"), default="float32",
-                        help="in which keys and values are kept")
-    parser.add_argument("--tokens", type=int, default=128, help="how many to write at most")
-    parser.add_argument("--temperature", type=float, default=0.7,
-                        help="divides the logits: 0 takes the likeliest each time")
-    parser.add_argument("--top-k", type=int, default=40, help="draw from so many; 0: from all")
-    parser.add_argument("--top-p", type=float, default=0.95,
-                        help="draw from the likeliest whose probabilities sum to this")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
-    given = parser.parse_args()
-    for name in ("tokens", "top_k", "seed", "temperature"):
-        least = 1 if name == "tokens" else 0
-        if not getattr(given, name) >= least:
-            parser.error(f"--{name.replace('_', '-')}: got {getattr(given, name)}, wanted at least"
-                         f" {least}")
-    if not 0 < given.top_p <= 1:
-        parser.error(f"--top-p: got {given.top_p}, wanted a share in (0, 1]")
-    if "{}" not in given.template:
-        parser.error(f"--template: got {given.template!r}, wanted {{}} where the prompt stands")
-    return given
-
-
-def prompts(given):
-    """Those that are given, or lines as they come; what nobody has typed here is shown."""
-    for prompt in given:
-        print(f"> {prompt}", flush=True)
-        yield prompt
-    while not given:
-        try:
-            line = input("> ")
-        except EOFError:
-            print()
-            return
-        if not sys.stdin.isatty():
-            print(line, flush=True)
-        yield line
-
-
 def main():
     sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
-    given, begin = arguments(), time.perf_counter()
+    given, begin = arguments(__doc__.split("\n\n")[0]), time.perf_counter()
     try:
         files = ModelFiles(given.model)
         text, ends = Text(files, given.tokenizer), files.end_tokens()
@@ -247,19 +272,30 @@ def main():
     print(f"{model.config['model_type']}, {len(model.layers)} layers, read in"
           f" {time.perf_counter() - begin:.1f} s; mha {mha.__version__} ({mha.instruction_set()}),"
           f" threads: {mha.get_num_threads()}\n", flush=True)
-    rng = np.random.default_rng(given.seed)
     longest = model.config.get("max_position_embeddings", sys.maxsize)
 
-    def choose(logits):
-        return draw(logits, rng, given.temperature, given.top_k, given.top_p)
+    def prompt_of(number, said, shown=""):
+        """None where it is too long, and a sentence behind what is to be shown."""
+        ids = text.tokens(given.template.replace("\\n", "\n").replace("{}", said))
+        if not 0 < len(ids) < longest:
+            print(f"{shown}got {len(ids)} tokens, wanted 1 to {longest - 1}\n", flush=True)
+            return None
+        rng = np.random.default_rng((given.seed, number))  # no draws depend on other prompts
+        return Prompt(said, ids, min(given.tokens, longest - len(ids)), lambda logits: draw(
+            logits, rng, given.temperature, given.top_k, given.top_p))
 
     try:
-        for prompt in prompts(given.prompts):
-            ids = text.tokens(given.template.replace("\\n", "\n").replace("{}", prompt))
-            if 0 < len(ids) < longest:
-                answer(model, text, ids, choose, min(given.tokens, longest - len(ids)), ends)
-            else:
-                print(f"got {len(ids)} tokens, wanted 1 to {longest - 1}\n")
+        if len(given.prompts) > 1 < given.together:
+            known = [prompt_of(*each, f"> {each[1]}\n") for each in enumerate(given.prompts)]
+            if any(known):
+                answer_together(model, text, list(filter(None, known)), ends, given.together)
+            return 0
+        for number, said in enumerate(prompts(given.prompts)):
+            prompt = prompt_of(number, said)
+            if prompt:
+                answer(model, text, prompt, ends)
+    except MemoryError as error:
+        sys.exit(f"fewer --tokens, or fewer prompts --together, take less memory: {error}")
     except KeyboardInterrupt:
         print()
         return 130

@@ -44,8 +44,8 @@ def open(path: str | os.PathLike[str]) -> Arrays:
     serves as config=, and does so where none is given. Arrays of F32, F16 and BF16 are NumPy's.
     Those of Q8_0, Q4_0, Q4_K and Q6_K keep their blocks: they have shape, dtype ("q8_0", ...),
     nbytes, T and `unpack()`, which makes float32 (out, in), as numpy.asarray does, to the bits of
-    the gguf package; `array[rows]` makes float32 of some rows. `mha.pack(array.T)` and a layer keep blocks of Q8_0 and Q4_0 as they are, and
-    the float32 numbers of the others. Other types are an
+    the gguf package; `array[rows]` makes float32 of some rows. `mha.pack(array.T)` and a layer keep
+    blocks of Q8_0 and Q4_0 as they are, and the float32 numbers of the others. Other types are an
     error when they are asked for, and so are query and key of a model that is not llama, qwen2,
     qwen3, gemma2 or gemma3.
 

@@ -1,6 +1,7 @@
 """examples/llama.py: small models from folders and .gguf against plain NumPy, its text, its draws,
 and the program."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,15 +102,24 @@ def test_windows_keep_what_they_need(tmp_path):
     assert max(cache.capacity for cache in caches if cache.window) < 400 == caches[5].capacity
 
 
-def test_caches_of_halves(tmp_path):
-    """Half the memory, and nearly the numbers."""
-    files = llama.ModelFiles(model_at(tmp_path, "llama", "folder", draw(CONFIGS["llama"])))
+@pytest.mark.parametrize(("cache", "share", "error"), [("float16", 1 / 2, 2e-3),
+                                                       ("q8_0", 34 / 128, 2e-2)])
+def test_narrower_caches(tmp_path, cache, share, error):
+    """Less memory, and nearly the numbers."""
+    config = CONFIGS["llama"] | {"head_dim": 32}
+    files = llama.ModelFiles(write_folder(tmp_path / "model", config, draw(config)))
     (made, size), (wanted, whole) = (
         (model.next_logits(PROMPT, caches), caches[0].nbytes) for model in (
-            llama.Llama(files, cache="float16"), llama.Llama(files))
+            llama.Llama(files, cache=cache), llama.Llama(files))
         for caches in [model.new_caches(64)])
-    assert 2 * size == whole
-    assert 0 < np.abs(made - wanted).max() < 2e-3 * np.abs(wanted).max()
+    assert size == share * whole
+    assert 0 < np.abs(made - wanted).max() < error * np.abs(wanted).max()
+
+
+def test_heads_that_no_block_fits(tmp_path):
+    files = llama.ModelFiles(model_at(tmp_path, "llama", "folder", draw(CONFIGS["llama"])))
+    with pytest.raises(ValueError, match="head_dim: got 16, wanted a multiple of 32 for q8_0"):
+        llama.Llama(files, cache="q8_0")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -188,6 +198,81 @@ def test_it_ends(tmp_path):
     at = next(at for at in range(4, 12) if made[at] not in made[:at])
     assert list(llama.generate(model, PROMPT, 12, greedy, {made[at]})) == made[:at]
     assert list(llama.generate(model, PROMPT, 1, greedy)) == made[:1]
+
+
+# Several prompts at once.
+
+LENGTHS = (23, 1, 140, 9, 127)  # of prompts: some end in another page than they begin in
+COUNTS = (30, 4, 12, 1, 5)
+
+
+def prompts_of(choosers, counts=COUNTS):
+    rng = np.random.default_rng(8)
+    return [llama.Prompt("", rng.integers(VOCABULARY, size=length).tolist(), count, choose)
+            for length, count, choose in zip(LENGTHS, counts, choosers, strict=True)]
+
+
+def recorded(choose, calls):
+    """`choose`, which keeps what it is asked."""
+    return lambda logits: calls.append(logits) or choose(logits)
+
+
+def texts_of(model, prompts, **options):
+    """The tokens of each prompt, all of which end, and the order in which they do."""
+    made, ended = [[] for _ in prompts], []
+    for number, token in llama.generate_together(model, prompts, **options):
+        assert number not in ended
+        if token is None:
+            ended.append(number)
+        else:
+            made[number].append(token)
+    assert sorted(ended) == list(range(len(prompts)))
+    return made, ended
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize(("quantised", "cache"), [(None, "float32"), ("q8_0", "q8_0")])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prompts_together_have_the_bits_of_each_alone(tmp_path, kind, quantised, cache, most):
+    """Longer ones than Gemma's window and than a page, and some that wait for others to end."""
+    config = CONFIGS[kind] | {"head_dim": 32}
+    model = llama.Llama(llama.ModelFiles(write_folder(
+        tmp_path / "model", config, draw(config))), quantised, cache)
+    together, alone = ([[] for _ in LENGTHS] for _ in range(2))
+    made, ended = texts_of(model, prompts_of([recorded(greedy, calls) for calls in together]),
+                           most=most)
+    assert tuple(map(len, made)) == COUNTS
+    assert ended == {1: [0, 1, 2, 3, 4], 2: [1, 2, 3, 4, 0], 8: [3, 1, 4, 2, 0]}[most]
+    for prompt, tokens in zip(prompts_of([recorded(greedy, calls) for calls in alone]), made):
+        _, ids, count, choose = prompt
+        assert tokens == list(llama.generate(model, ids, count, choose))
+    for number, (ours, wanted) in enumerate(zip(together, alone)):
+        assert len(ours) == COUNTS[number]
+        assert np.array_equal(ours, wanted)
+
+
+def test_steps_pages_and_ends(tmp_path):
+    """Each step is one call; what has ended takes no more pages and rows."""
+    model = model_of(model_at(tmp_path, "gemma3", "folder", draw(CONFIGS["gemma3"])))
+    made, _ = texts_of(model, prompts_of([greedy] * 5))
+    calls, pools = [], []
+    new_pool, next_logits_of = model.new_pool, model.next_logits_of
+    model.new_pool = lambda *given: pools.append(new_pool(*given)) or pools[-1]
+    model.next_logits_of = lambda tokens, pool, ids: calls.append(
+        list(map(len, tokens))) or next_logits_of(tokens, pool, ids)
+    assert texts_of(model, prompts_of([greedy] * 5), most=2)[0] == made
+    # 0 has 30 tokens to write; beside it 1 has 4, 2 has 12, 3 has 1, 4 has 5.
+    assert calls == [[23, 1], *[[1, 1]] * 3, [1, 140], *[[1, 1]] * 11, [1, 9], [1, 127],
+                     *[[1, 1]] * 4, *[[1]] * 8]
+    assert pools[-1].pages == pools[-1].pages_free == 2 + 2  # those of 2 and 4, the longest
+    assert pools[-1].layers == 7 and pools[-1].window is None
+
+    at = next(at for at in range(4, 30) if made[0][at] not in made[0][:at])
+    end = made[0][at]
+    short, _ = texts_of(model, prompts_of([greedy] * 5), ends={end}, most=2)
+    assert short[0] == made[0][:at] and pools[-1].pages_free == pools[-1].pages
+    for tokens, whole in zip(short, made):
+        assert tokens == (whole[:whole.index(end)] if end in whole else whole)
 
 
 # Draws.
@@ -322,9 +407,9 @@ def program(*arguments, given=None):
 def test_the_program(model):
     """Several prompts, from the command line and from standard input, a folder and a .gguf."""
     options = ("--tokens", 20, "--temperature", 0)
-    runs = [program(model, "the thing", "é", *options),
+    runs = [program(model, "the thing", "é", *options, "--together", 1),
             program(model, *options, given="the thing\né\n"),
-            program(model.parent / "model.gguf", "the thing", "é", *options)]
+            program(model.parent / "model.gguf", "the thing", "é", *options, "--together", 1)]
     texts = []
     for run in runs:
         assert run.returncode == 0 and not run.stderr, run.stderr
@@ -342,6 +427,40 @@ def test_the_program(model):
     assert texts[0][1] == "é\n" + "".join(text_of(model).pieces(made))
 
 
+def shown(run):
+    """{prompt: the text behind it}, and the lines that say how fast they were."""
+    assert run.returncode == 0 and not run.stderr, run.stderr
+    figures = re.compile(r"\n\n(prompts?: .*)\n\n?")
+    parts = figures.sub("\n", run.stdout).split("\n> ")[1:]
+    return ({prompt: text.rstrip("\n") for prompt, text in (part.split("\n", 1) for part in parts)},
+            figures.findall(run.stdout))
+
+
+def test_prompts_together(model):
+    """What one by one gives, each in one piece, and how fast all were."""
+    asked = ("the thing", "é", "12", "in")
+    options = ("--tokens", 20, "--temperature", 1.5, "--seed", 3)
+    (wanted, each), *others = (shown(program(model, *asked, *options, "--together", most))
+                               for most in (1, 2, 8))
+    assert sorted(wanted) == sorted(asked) and len({*wanted.values()}) == 4 == len(each)
+    for found, figures in others:
+        assert found == wanted
+        assert len(figures) == 1
+        assert figures[0].startswith("prompts: 4, of 13 tokens; generation with them: ")
+        assert figures[0].endswith(" a second")
+
+
+def test_draws_do_not_depend_on_other_prompts(model):
+    """Neither on what they say nor on whether they fit; the same prompt in another place differs."""
+    def text(*prompts, most=8):
+        return shown(program(model, *prompts, "--tokens", 25, "--temperature", 2, "--together",
+                             most))[0]["the"]
+
+    wanted = text("12", "the", "in")
+    assert wanted == text("I'm in there", "the") == text("x" * 600, "the", "y")
+    assert wanted == text("12", "the", most=1) != text("the", "in")
+
+
 def test_seeds_and_templates(model):
     def text(*arguments):
         return program(model, *arguments, "--tokens", 30, "--temperature", 2).stdout.partition(
@@ -354,16 +473,53 @@ def test_seeds_and_templates(model):
 
 
 def test_a_prompt_that_is_too_long(model):
-    run = program(model, "x" * 600, "x" * 500, "--temperature", 0)
+    run = program(model, "x" * 600, "x" * 500, "--temperature", 0, "--together", 1)
     assert run.returncode == 0
     assert "got 601 tokens, wanted 1 to 511" in run.stdout
     assert "prompt: 501 tokens" in run.stdout and "generation: 10 tokens" in run.stdout
+    run = program(model, "x" * 600, "x" * 500, "--temperature", 0)
+    assert f"\n> {'x' * 600}\ngot 601 tokens, wanted 1 to 511\n\n> {'x' * 500}\n" in run.stdout
+    assert "prompts: 1, of 501 tokens; generation with them: 11 tokens, " in run.stdout
+    run = program(model, "x" * 600, "x" * 700)
+    assert run.returncode == 0 and not run.stderr
+    assert run.stdout.count(" tokens, wanted 1 to 511\n") == 2
+
+
+def test_caches_that_do_not_fit(tmp_path, model):
+    run = program(model, "x", "--cache", "q8_0")
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "cannot be used: head_dim: got 16, wanted a multiple of 32 for q8_0" in run.stderr
+    config = CONFIGS["llama"] | {"max_position_embeddings": 1 << 50}
+    folder = write_folder(tmp_path / "model", config, draw(config))
+    for prompts in (("x",), ("x", "y")):
+        run = program(folder, *prompts, "--tokens", 1 << 49, "--tokenizer",
+                      model / "tokenizer.json")
+        assert run.returncode == 1 and "Traceback" not in run.stderr
+        assert run.stderr.startswith("fewer --tokens, or fewer prompts --together, take less memor")
+
+
+def test_progress_on_a_terminal(model, capsys, monkeypatch):
+    """A line that is overwritten, and gone where a text is shown."""
+    prompts = prompts_of([greedy] * 5, (1, 2, 3, 1, 1))
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        llama.answer_together(model_of(model), text_of(model), prompts, (), 2)
+        said, shown = capsys.readouterr()
+        assert said.count("> ") >= 5 and "\r" not in said
+        lines = [line.rstrip() for line in shown.split("\r") if line]
+        if is_terminal:
+            assert lines[:4] == ["0 of 5 prompts, 1 tokens", "", "1 of 5 prompts, 1 tokens",
+                                 "1 of 5 prompts, 2 tokens"]
+            assert lines[-2:] == ["5 of 5 prompts, 8 tokens", ""]
+        else:
+            assert not lines
 
 
 @pytest.mark.parametrize(("arguments", "status", "said"), [
     (("--help",), 0, ""), ((), 2, "model"), (("x", "--top-p", "0"), 2, "--top-p: got 0.0, wanted"),
     (("x", "--temperature", "nan"), 2, "--temperature: got nan, wanted at least 0"),
     (("x", "--tokens", "0"), 2, "--tokens: got 0, wanted at least 1"),
+    (("x", "--together", "0"), 2, "--together: got 0, wanted at least 1"),
     (("x", "--template", "x"), 2, "--template: got 'x', wanted {} where"),
     (("x", "--quantize", "q2"), 2, "--quantize: invalid choice: 'q2'"),
     (("nothing",), 1, "nothing cannot be used: path: got 'nothing', wanted a folder"),
@@ -374,7 +530,7 @@ def test_help_and_wrong_arguments(arguments, status, said):
     assert said in run.stderr and "Traceback" not in run.stderr
     if not status:
         for name in ("--quantize", "--cache", "--temperature", "--top-k", "--top-p", "--seed",
-                     "--tokens", "--template", "--tokenizer"):
+                     "--tokens", "--template", "--tokenizer", "--together"):
             assert name in run.stdout
 
 

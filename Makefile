@@ -2,7 +2,8 @@
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
 # make chat   text from a Llama, Qwen 3 or Gemma 3 that you have: MODEL=folder or MODEL=file.gguf,
-#             prompts line by line, or by ARGS="'A prompt' --quantize q8_0"; ARGS=--help shows more
+#             prompts line by line, or by ARGS="'A prompt' --quantize q8_0", several of them together;
+#             ARGS=--help shows more
 # make test   the tests that take minutes, make test-all all of them; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),

@@ -16,11 +16,12 @@ Improve Transformer"; Gemma Team 2025, "Gemma 3 Technical Report".
 
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from llama_arguments import arguments, prompts
 from llama_files import ModelFiles, Text, floats
+from llama_terminal import arguments, prompts, show, show_together
 
 import mha
 
@@ -175,31 +176,31 @@ def draw(logits, rng, temperature, top_k, top_p):
     return int(rng.choice(tokens, p=probabilities))
 
 
-def generate(model, prompt, count, choose, ends=()):
-    """Yields up to `count` tokens behind the prompt's, each what `choose` makes of the logits; one
-    of `ends` is the last, and is not given. The prompt is one call, and then each token."""
-    caches = model.new_caches(len(prompt) + count)
-    logits = model.next_logits(prompt, caches)
-    for made in range(1, count + 1):
-        token = choose(logits)
+class Prompt(NamedTuple):
+    tokens: list
+    count: int  # how many may follow at most
+    choose: Callable  # logits -> a token
+    said: str = ""
+
+
+def generate(model, prompt, ends=()):
+    """Yields the tokens behind a prompt; one of `ends` is the last, and is not given. The prompt is
+    one call, and then each token."""
+    caches = model.new_caches(len(prompt.tokens) + prompt.count)
+    logits = model.next_logits(prompt.tokens, caches)
+    for made in range(1, prompt.count + 1):
+        token = prompt.choose(logits)
         if token in ends:
             return
         yield token
-        if made < count:
+        if made < prompt.count:
             logits = model.next_logits([token], caches)
 
 
-class Prompt(NamedTuple):
-    said: str
-    tokens: list
-    count: int  # how many may follow at most
-    choose: object  # logits -> a token
-
-
 def generate_together(model, prompts, ends=(), most=8):
-    """Yields (number, token) for what `generate` yields of each of the prompts, and (number, None)
-    behind the last. `most` of them are decoded at once, the others begin as these end: a step is
-    one call, over one token of each that goes on and all tokens of each that begins."""
+    """Yields (number, token) for each that `generate` yields of a prompt, and (number, None) behind
+    its last. `most` prompts are decoded at once, the others begin as these end: a step is one call,
+    over one token of each that goes on and all tokens of each that begins."""
     pool = model.new_pool([len(prompt.tokens) + prompt.count for prompt in prompts], most)
     waiting, ids, tokens = dict(enumerate(prompts)), {}, {}  # by number; tokens: those not yet read
     left = [prompt.count for prompt in prompts]
@@ -217,47 +218,6 @@ def generate_together(model, prompts, ends=(), most=8):
                 pool.free(ids.pop(number))
                 del tokens[number]
                 yield number, None
-
-
-def answer(model, text, prompt, ends):
-    """The text behind a prompt on the screen as it comes, then how fast that was."""
-    _, ids, count, choose = prompt
-    begin = time.perf_counter()
-    times = []
-    for piece in text.pieces(generate(model, ids, count, choose, ends)):
-        times.append(time.perf_counter())
-        print(piece, end="", flush=True)
-    first, last = (times[0], times[-1]) if times else (time.perf_counter(),) * 2
-    # The first token is the prompt's work.
-    print(f"\n\nprompt: {rate(len(ids), first - begin)};"
-          f" generation: {rate(len(times) - 1, last - first)}\n")
-
-
-def answer_together(model, text, prompts, ends, most):
-    """The text behind each prompt on the screen when it is whole, then how fast all were."""
-    begin, made, done = time.perf_counter(), [[] for _ in prompts], 0
-    for number, token in generate_together(model, prompts, ends, most):
-        if token is None:
-            show_progress("")
-            print(f"> {prompts[number].said}\n{''.join(text.pieces(made[number]))}\n", flush=True)
-            done += 1
-        else:
-            made[number].append(token)
-        show_progress(f"{done} of {len(prompts)} prompts, {sum(map(len, made))} tokens")
-    show_progress("")
-    read = sum(len(prompt.tokens) for prompt in prompts)
-    print(f"prompts: {len(prompts)}, of {read} tokens; generation with them:"
-          f" {rate(sum(map(len, made)), time.perf_counter() - begin)}\n")
-
-
-def show_progress(said):
-    """A line of a terminal that the next one takes the place of."""
-    if sys.stderr.isatty():
-        print(f"\r{said:60}\r", end="", file=sys.stderr, flush=True)
-
-
-def rate(tokens, seconds):
-    return f"{tokens} tokens, {tokens / seconds:,.1f} a second" if tokens > 0 else "none"
 
 
 def main():
@@ -281,19 +241,20 @@ def main():
             print(f"{shown}got {len(ids)} tokens, wanted 1 to {longest - 1}\n", flush=True)
             return None
         rng = np.random.default_rng((given.seed, number))  # no draws depend on other prompts
-        return Prompt(said, ids, min(given.tokens, longest - len(ids)), lambda logits: draw(
-            logits, rng, given.temperature, given.top_k, given.top_p))
+        return Prompt(ids, min(given.tokens, longest - len(ids)), lambda logits: draw(
+            logits, rng, given.temperature, given.top_k, given.top_p), said)
 
     try:
         if len(given.prompts) > 1 < given.together:
             known = [prompt_of(*each, f"> {each[1]}\n") for each in enumerate(given.prompts)]
-            if any(known):
-                answer_together(model, text, list(filter(None, known)), ends, given.together)
+            known = list(filter(None, known))
+            if known:
+                show_together(text, known, generate_together(model, known, ends, given.together))
             return 0
         for number, said in enumerate(prompts(given.prompts)):
             prompt = prompt_of(number, said)
             if prompt:
-                answer(model, text, prompt, ends)
+                show(text, prompt, generate(model, prompt, ends))
     except MemoryError as error:
         sys.exit(f"fewer --tokens, or fewer prompts --together, take less memory: {error}")
     except KeyboardInterrupt:

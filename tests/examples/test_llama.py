@@ -62,7 +62,7 @@ def test_it_goes_on_as_the_model_does(tmp_path, kind, form):
     calls = []
     next_logits = model.next_logits
     model.next_logits = lambda *given: calls.append(next_logits(*given)) or calls[-1]
-    made = list(llama.generate(model, PROMPT, 40, greedy))
+    made = list(llama.generate(model, llama.Prompt(PROMPT, 40, greedy)))
     wanted = reference_logits(config, arrays, PROMPT + made)[len(PROMPT) - 1:-1]
     assert made == wanted.argmax(-1).tolist() and len(set(made)) > 10
     assert len(calls) == 40 and calls[0].shape == (VOCABULARY,)
@@ -194,10 +194,10 @@ def test_activations():
 
 def test_it_ends(tmp_path):
     model = model_of(model_at(tmp_path, "qwen3", "folder", draw(CONFIGS["qwen3"])))
-    made = list(llama.generate(model, PROMPT, 12, greedy))
+    made = list(llama.generate(model, llama.Prompt(PROMPT, 12, greedy)))
     at = next(at for at in range(4, 12) if made[at] not in made[:at])
-    assert list(llama.generate(model, PROMPT, 12, greedy, {made[at]})) == made[:at]
-    assert list(llama.generate(model, PROMPT, 1, greedy)) == made[:1]
+    assert list(llama.generate(model, llama.Prompt(PROMPT, 12, greedy), {made[at]})) == made[:at]
+    assert list(llama.generate(model, llama.Prompt(PROMPT, 1, greedy))) == made[:1]
 
 
 # Several prompts at once.
@@ -208,7 +208,7 @@ COUNTS = (30, 4, 12, 1, 5)
 
 def prompts_of(choosers, counts=COUNTS):
     rng = np.random.default_rng(8)
-    return [llama.Prompt("", rng.integers(VOCABULARY, size=length).tolist(), count, choose)
+    return [llama.Prompt(rng.integers(VOCABULARY, size=length).tolist(), count, choose)
             for length, count, choose in zip(LENGTHS, counts, choosers, strict=True)]
 
 
@@ -244,8 +244,7 @@ def test_prompts_together_have_the_bits_of_each_alone(tmp_path, kind, quantised,
     assert tuple(map(len, made)) == COUNTS
     assert ended == {1: [0, 1, 2, 3, 4], 2: [1, 2, 3, 4, 0], 8: [3, 1, 4, 2, 0]}[most]
     for prompt, tokens in zip(prompts_of([recorded(greedy, calls) for calls in alone]), made):
-        _, ids, count, choose = prompt
-        assert tokens == list(llama.generate(model, ids, count, choose))
+        assert tokens == list(llama.generate(model, prompt))
     for number, (ours, wanted) in enumerate(zip(together, alone)):
         assert len(ours) == COUNTS[number]
         assert np.array_equal(ours, wanted)
@@ -422,8 +421,8 @@ def test_the_program(model):
             assert f"{count + (count == 5)} tokens, " in figures.split(";")[0]
             assert "; generation: " in figures and figures.count(" a second") == 2
     assert texts[0] == texts[1] == texts[2]
-    made = list(llama.generate(model_of(model), text_of(model).tokens("é"), 20, greedy,
-                               {269, 271}))
+    prompt = llama.Prompt(text_of(model).tokens("é"), 20, greedy)
+    made = list(llama.generate(model_of(model), prompt, {269, 271}))
     assert texts[0][1] == "é\n" + "".join(text_of(model).pieces(made))
 
 
@@ -451,7 +450,7 @@ def test_prompts_together(model):
 
 
 def test_draws_do_not_depend_on_other_prompts(model):
-    """Neither on what they say nor on whether they fit; the same prompt in another place differs."""
+    """Neither on what they say nor on whether they fit; elsewhere in their row it has others."""
     def text(*prompts, most=8):
         return shown(program(model, *prompts, "--tokens", 25, "--temperature", 2, "--together",
                              most))[0]["the"]
@@ -503,14 +502,15 @@ def test_progress_on_a_terminal(model, capsys, monkeypatch):
     prompts = prompts_of([greedy] * 5, (1, 2, 3, 1, 1))
     for is_terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
-        llama.answer_together(model_of(model), text_of(model), prompts, (), 2)
+        made = llama.generate_together(model_of(model), prompts, most=2)
+        llama.show_together(text_of(model), prompts, made)
         said, shown = capsys.readouterr()
         assert said.count("> ") >= 5 and "\r" not in said
         lines = [line.rstrip() for line in shown.split("\r") if line]
         if is_terminal:
-            assert lines[:4] == ["0 of 5 prompts, 1 tokens", "", "1 of 5 prompts, 1 tokens",
-                                 "1 of 5 prompts, 2 tokens"]
-            assert lines[-2:] == ["5 of 5 prompts, 8 tokens", ""]
+            assert lines[:4] == ["prompts: 0 of 5; tokens: 1", "", "prompts: 1 of 5; tokens: 1",
+                                 "prompts: 1 of 5; tokens: 2"]
+            assert lines[-2:] == ["prompts: 5 of 5; tokens: 8", ""]
         else:
             assert not lines
 

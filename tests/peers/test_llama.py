@@ -63,11 +63,14 @@ def compare(path, theirs):
     model, calls = llama.Llama(llama.ModelFiles(path)), []
     next_logits = model.next_logits
     model.next_logits = lambda *given: calls.append(next_logits(*given)) or calls[-1]
-    made = list(llama.generate(model, PROMPT, 40, lambda logits: int(logits.argmax())))
+    prompt = llama.Prompt(PROMPT, 40, lambda logits: int(logits.argmax()))
+    made = list(llama.generate(model, prompt))
     whole = theirs(torch.tensor([PROMPT + made]), use_cache=False).logits[0].numpy()
     wanted = whole[len(PROMPT) - 1:-1]
     assert made == wanted.argmax(-1).tolist() and len(set(made)) > 10
     assert np.abs(calls - wanted).max() < 1e-5 * np.abs(wanted).max()
+    together = list(llama.generate_together(model, [prompt._replace(tokens=[1, 2, 3]), prompt]))
+    assert [token for number, token in together if number == 1] == [*made, None]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,9 @@
-"""The command line of llama.py: its options, and the prompts one by one."""
+"""What stands on the terminal for llama.py: the command line, prompts, texts and how fast they
+were."""
 
 import argparse
 import sys
+import time
 
 
 def arguments(about):
@@ -53,3 +55,46 @@ def prompts(given):
         if not sys.stdin.isatty():
             print(line, flush=True)
         yield line
+
+
+def show(text, prompt, tokens):
+    """The text of tokens as they come, then how fast that was."""
+    begin = time.perf_counter()
+    times = []
+    for piece in text.pieces(tokens):
+        times.append(time.perf_counter())
+        print(piece, end="", flush=True)
+    first, last = (times[0], times[-1]) if times else (time.perf_counter(),) * 2
+    # The first token is the prompt's work.
+    print(f"\n\nprompt: {_rate(len(prompt.tokens), first - begin)};"
+          f" generation: {_rate(len(times) - 1, last - first)}\n")
+
+
+def show_together(text, prompts, tokens):
+    """The text behind each prompt when it is whole, then how fast all were: of (number, token), and
+    (number, None) behind the last of a prompt."""
+    begin, texts, ended, count = time.perf_counter(), [[] for _ in prompts], 0, 0
+    for number, token in tokens:
+        if token is None:
+            ended += 1
+            _show_progress("")
+            whole = "".join(text.pieces(texts[number]))
+            print(f"> {prompts[number].said}\n{whole}\n", flush=True)
+        else:
+            count += 1
+            texts[number].append(token)
+        _show_progress(f"prompts: {ended} of {len(prompts)}; tokens: {count}")
+    _show_progress("")
+    read = sum(len(prompt.tokens) for prompt in prompts)
+    print(f"prompts: {len(prompts)}, of {read} tokens; generation with them:"
+          f" {_rate(count, time.perf_counter() - begin)}\n")
+
+
+def _show_progress(said):
+    """A line of a terminal whose place the next one takes."""
+    if sys.stderr.isatty():
+        print(f"\r{said:60}\r", end="", file=sys.stderr, flush=True)
+
+
+def _rate(tokens, seconds):
+    return f"{tokens} tokens, {tokens / seconds:,.1f} a second" if tokens > 0 else "none"

@@ -11,7 +11,7 @@ from mha import _core
 from mha._base.arguments import as_array
 from mha._base.dtypes import in_type, shown_dtype, stored_dtype
 from mha._base.keywords import names_its_keywords, unknown_keyword
-from mha._functions.quantised import BITS, Blocks, quantised
+from mha._functions.quantised import BITS, Blocks, checked_blocks, quantised
 from mha._functions.quantised_array import QuantisedArray
 
 __all__ = ["PackedWeight", "pack"]
@@ -108,7 +108,14 @@ class PackedWeight:
     def __setstate__(self, state: Any) -> None:
         if hasattr(self, "_core_weight"):
             raise AttributeError("a PackedWeight cannot be changed")
-        _fill(self, Blocks(*state) if len(state) > 1 else as_array(state[0], "weight"))
+        try:
+            weight = checked_blocks(*state) if len(state) > 1 else as_array(state[0], "weight")
+            _fill(self, weight)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever strange objects raise
+            raise ValueError(f"state: got one that does not fit together ({error}), wanted what"
+                             " pickling a PackedWeight gives") from error
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -30,6 +30,20 @@ class Blocks(NamedTuple):
         return whole.reshape(self.numbers.shape)
 
 
+def checked_blocks(kind: Any, numbers: Any, scales: Any) -> Blocks:
+    """What somebody claims to be blocks."""
+    if not isinstance(kind, str) or kind not in BITS:
+        raise ValueError(f"kind: got {kind!r}, wanted one of {', '.join(BITS)}")
+    for array, name, dtype in ((numbers, "numbers", np.int8), (scales, "scales", np.float16)):
+        if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("=") != dtype:
+            raise ValueError(f"{name}: wanted an array of {np.dtype(dtype)}")
+    if not np.isfinite(scales).all():
+        raise ValueError("scales: got some that are not finite")
+    if kind == "q4_0" and numbers.size and not -8 <= numbers.min() <= numbers.max() <= 7:
+        raise ValueError("numbers: got some beyond 4 bits")
+    return Blocks(kind, numbers, scales)
+
+
 def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
     """A matrix (in, out) in blocks: the numbers that the gguf package gives."""
     if array.ndim != 2:

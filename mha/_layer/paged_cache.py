@@ -7,7 +7,7 @@ leaves the pool as it was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from operator import setitem
 from typing import Any, NamedTuple
 
@@ -19,24 +19,20 @@ from mha._base.atomic import assign
 from mha._base.dtypes import OF_BLOCK, Q8_0, cache_dtype, columns_of, rounded, shown_dtype
 from mha._base.keywords import checks_keywords
 from mha._layer.cache_state import BLOCK, first_needed
+from mha._layer.pool_state import (
+    Growth,
+    Pages,
+    PoolState,
+    tables_of,
+    with_room,
+    with_sequence,
+    without,
+    without_unneeded,
+)
 
 __all__ = ["PagedCache"]
 
 Array = NDArray[Any]
-
-
-class Pages(NamedTuple):
-    """A sequence: position p lies in page pages[p // page_len - first]."""
-
-    pages: tuple[int, ...] = ()
-    first: int = 0               # pages that are dropped
-    lengths: tuple[int, ...] = ()  # positions that each layer has appended
-
-
-class PoolState(NamedTuple):
-    sequences: dict[int, Pages]
-    free: tuple[int, ...]        # pages, the next one last
-    uses: dict[int, int]         # of how many sequences a page is, where it is of more than one
 
 
 class PagedCache:
@@ -188,8 +184,7 @@ class PagedCache:
         >>> pool.fork(pool.new())
         1
         """
-        sequence = self._sequence(self._state, id)
-        return self._add(sequence)
+        return self._add(self._sequence(self._state, id))
 
     @checks_keywords
     def free(self, id: int) -> None:
@@ -205,7 +200,7 @@ class PagedCache:
         before = self._state
         sequence = self._sequence(before, id)
         others = {key: value for key, value in before.sequences.items() if key != id}
-        self._publish(_without(before._replace(sequences=others), sequence.pages), before)
+        self._publish(without(before._replace(sequences=others), sequence.pages), before)
 
     @checks_keywords
     def lengths(self, ids: Collection[int]) -> Array:
@@ -253,9 +248,9 @@ class PagedCache:
             raise ValueError(f"length: got {length}, wanted a longer one: what stood before {start}"
                              f" went back to the pool, and a window of {self._window} needs it")
         kept = max(0, -(-length // self.page_len) - sequence.first)
-        after = before._replace(sequences={**before.sequences, id: Pages(
-            sequence.pages[:kept], sequence.first, (length,) * self.layers)})
-        self._publish(_without(after, sequence.pages[kept:]), before)
+        after = with_sequence(before, id, Pages(sequence.pages[:kept], sequence.first,
+                                                (length,) * self.layers))
+        self._publish(without(after, sequence.pages[kept:]), before)
 
     @checks_keywords
     def reserve(self, ids: Collection[int], counts: ArrayLike) -> None:
@@ -282,7 +277,8 @@ class PagedCache:
         if (more < 0).any():
             raise ValueError(f"counts: got {more.tolist()}, wanted none below 0")
         begins = [min(before.sequences[id].lengths) for id in known]
-        self._publish(self._with_room(before, known, begins, more.tolist()), before)
+        before, after = self._grow(before, known, begins, more.tolist())
+        self._publish(after, before)
 
     def __getitem__(self, layer: int) -> PagedLayer:
         """What a layer's call takes as cache=: its keys and values of all sequences.
@@ -310,7 +306,7 @@ class PagedCache:
     def _add(self, sequence: Pages) -> int:
         before, id = self._state, self._next_id
         uses = before.uses | {page: before.uses.get(page, 1) + 1 for page in sequence.pages}
-        after = before._replace(sequences={**before.sequences, id: sequence}, uses=uses)
+        after = with_sequence(before._replace(uses=uses), id, sequence)
         self._next_id = id + 1
         self._publish(after, before)
         return id
@@ -339,51 +335,23 @@ class PagedCache:
         if not (self._state is before and assign(self, "_state", after) is None):
             raise _changed_meanwhile()
 
-    def _with_room(self, before: PoolState, ids: list[int], begins: list[int],
-                   counts: list[int]) -> PoolState:
-        """With pages of their own for positions begins[i] to begins[i] + counts[i] of sequence
-        ids[i], and without those that nobody needs."""
-        state, copies = before, []
-        for id, begin, count in zip(ids, begins, counts, strict=True):
-            state = self._without_unneeded(state, id)
-            sequence = state.sequences[id]
-            pages = list(sequence.pages)
-            first = begin // self.page_len - sequence.first
-            end = -(-(begin + count) // self.page_len) - sequence.first
-            shared = [i for i in range(first, min(end, len(pages)))
-                      if count and state.uses.get(pages[i], 1) > 1]
-            missing = max(0, end - len(pages)) if count else 0
-            needed = len(shared) + missing
-            if not needed:
-                continue
-            if needed > len(state.free):
-                raise MemoryError(f"pages: got {sum(counts)} positions more, wanted so many that"
-                                  f" {len(before.free)} free pages of {self.page_len} hold them:"
-                                  " free(id) gives those of a sequence back")
-            taken = state.free[len(state.free) - needed:]
-            state = state._replace(free=state.free[:len(state.free) - needed])
-            for i, page in zip(shared, taken):
-                copies.append((pages[i], page))
-                state = _without(state, (pages[i],))
-                pages[i] = page
-            pages += taken[len(shared):]
-            state = state._replace(sequences={
-                **state.sequences, id: sequence._replace(pages=tuple(pages))})
+    def _grow(self, before: PoolState, ids: list[int], begins: list[int],
+              counts: list[int]) -> tuple[PoolState, PoolState]:
+        """The state, and it with room for positions begins[i] to begins[i] + counts[i] of sequence
+        ids[i], without pages that no next row sees. Those are still whole where the call fails:
+        they are written into only where there are no others, and are given back before."""
+        growth = Growth(ids, begins, counts, self.page_len)
+        try:
+            state, copies = with_room(before, growth)
+        except MemoryError:
+            dropped = without_unneeded(before, ids, self._window, self.page_len)
+            state, copies = with_room(dropped, growth)
+            self._publish(dropped, before)
+            before = dropped
         for old, new in copies:  # nobody reads the new ones yet
             for array in (self._key, self._value):
                 array[:, new] = array[:, old]
-        return state
-
-    def _without_unneeded(self, state: PoolState, id: int) -> PoolState:
-        """Without the pages that no next row of a sequence sees."""
-        sequence = state.sequences[id]
-        needed = first_needed(min(sequence.lengths), self._window) // self.page_len
-        dropped = min(needed - sequence.first, len(sequence.pages))
-        if dropped <= 0:
-            return state
-        rest = Pages(sequence.pages[dropped:], sequence.first + dropped, sequence.lengths)
-        return _without(state._replace(sequences={**state.sequences, id: rest}),
-                        sequence.pages[:dropped])
+        return before, without_unneeded(state, ids, self._window, self.page_len)
 
 
 class Rows(NamedTuple):
@@ -433,9 +401,9 @@ class PagedLayer:
             raise ValueError(f"sequences: got {len(known)} ids, wanted {counts.size}, one for each"
                              " sequence of starts")
         begins = [before.sequences[id].lengths[self._index] for id in known]
-        state = pool._with_room(before, known, begins, counts.tolist())
+        before, state = pool._grow(before, known, begins, counts.tolist())
         sequences = [state.sequences[id] for id in known]
-        tables = _tables([sequence.pages for sequence in sequences])
+        tables = tables_of(sequences)
         first_pages = np.array([sequence.first for sequence in sequences], np.int64)
         first, page_len = np.array(begins, np.int64), pool.page_len
         of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
@@ -476,26 +444,6 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     except (ValueError, OverflowError, MemoryError):
         raise MemoryError(f"pages: got {shape[1]}, which make {dtype} of shape {shape}, wanted so"
                           " few that there is memory for them") from None
-
-
-def _without(state: PoolState, pages: Sequence[int]) -> PoolState:
-    """One use less of each of these pages; those of no more uses are free."""
-    uses, free = dict(state.uses), []
-    for page in pages:
-        left = uses.pop(page, 1) - 1
-        if left > 1:
-            uses[page] = left
-        elif left == 0:
-            free.append(page)
-    return state._replace(free=(*state.free, *free), uses=uses)
-
-
-def _tables(pages: list[tuple[int, ...]]) -> Array:
-    """(sequences, most), 0 behind the pages of a sequence."""
-    tables = np.zeros((len(pages), max(map(len, pages), default=0)), np.int64)
-    for row, of_sequence in zip(tables, pages, strict=True):
-        row[:len(of_sequence)] = of_sequence
-    return tables
 
 
 def _changed_meanwhile() -> RuntimeError:

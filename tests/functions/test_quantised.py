@@ -138,3 +138,16 @@ def test_a_weight_that_nobody_filled():
     for use in (repr, lambda packed: packed.unpack(), lambda packed: packed.nbytes, pickle.dumps):
         with pytest.raises(AttributeError, match="got a PackedWeight that nobody filled"):
             use(empty)
+
+
+def test_what_a_pickle_claims_is_checked():
+    numbers, scales = np.ones((64, 4), np.int8), np.ones((2, 4), np.float16)
+    swapped = object.__new__(mha.PackedWeight)
+    swapped.__setstate__(("q8_0", numbers, scales.astype(">f2")))
+    np.testing.assert_array_equal(swapped.unpack(), np.ones((64, 4)))
+    for state in (("q9", numbers, scales), ([], numbers, scales), ("q8_0", numbers),
+                  ("q8_0", numbers, scales * np.float16(np.inf)), ("q8_0", numbers[:33], scales),
+                  ("q8_0", numbers.astype(np.int16), scales), ("q4_0", numbers * 100, scales),
+                  ("q8_0", numbers, scales[:1]), ("q8_0", None, scales), (), (None,), ({},)):
+        with pytest.raises(ValueError, match="wanted what pickling a PackedWeight gives"):
+            object.__new__(mha.PackedWeight).__setstate__(state)

@@ -165,6 +165,44 @@ def test_a_window_gives_pages_back():
         layer(rows(1), starts=[0, 1], cache=pool[0], sequences=[id], window=(200, 0))
 
 
+def test_pages_that_a_window_drops_are_whole_until_the_call_is_done():
+    """What a failed call would have dropped, `truncate` may go back to."""
+    layer = new_layers("plain", 1)[0]
+    pool = new_pool([layer], pages=6, window=130)
+    first, second = pool.new(), pool.new()
+    x = rows(600)
+    layer(x[:380], starts=[0, 380], cache=pool[0], sequences=[first])
+    before, held = pool._state, pool._key.copy()
+    with pytest.raises(ValueError, match="softcap: got"):
+        layer(x[:261], starts=[0, 1, 261], cache=pool[0], sequences=[first, second], softcap=-1)
+    with pytest.raises(MemoryError, match="pages: got 561 positions more"):
+        layer(x[:561], starts=[0, 1, 561], cache=pool[0], sequences=[first, second])
+    assert pool._state is before
+    for page in before.sequences[first].pages[:2]:
+        np.testing.assert_array_equal(pool._key[:, page], held[:, page])
+    layer(x[:401], starts=[0, 1, 401], cache=pool[0], sequences=[first, second])
+    assert pool.pages_free == 0  # second has the page that first has dropped
+    assert pool.lengths([first, second]).tolist() == [381, 400]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_failed_call_leaves_the_numbers_of_forks(order):
+    layer = new_layers("plain", 1)[0]
+    pool = new_pool([layer])
+    ids = [pool.new()]
+    x = rows(100)
+    layer(x, starts=[0, 100], cache=pool[0], sequences=ids)
+    ids.append(pool.fork(ids[0]))
+    pool.truncate(ids[1], 50)
+    before, held = pool._state, pool._key[:, :, :, :100].copy()
+    chosen = [ids[i] for i in order]
+    with pytest.raises(ValueError, match="head_gate: got"):
+        layer(x[:11], starts=[0, 1, 11], cache=pool[0], sequences=chosen, head_gate=np.ones(3))
+    assert pool._state is before
+    page = before.sequences[ids[0]].pages[0]
+    np.testing.assert_array_equal(pool._key[0, page, :, :100], held[0, page])
+
+
 def test_a_length_grows_with_the_last_layer():
     layers = new_layers("plain")
     pool = new_pool(layers)

@@ -125,7 +125,9 @@ static PyArrayObject *matrix_of(PyObject *object, int typenum, const char *name)
         PyErr_Format(PyExc_TypeError, "%s: wanted a matrix of the type of blocks", name);
         return NULL;
     }
-    return (PyArrayObject *)PyArray_NewCopy((PyArrayObject *)object, NPY_CORDER);
+    return (PyArrayObject *)PyArray_FromArray((PyArrayObject *)object,
+                                              PyArray_DescrFromType(typenum),
+                                              NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY);
 }
 
 /* pack_blocks(numbers int8 (in, out), scales float16 (in / 32, out), bits): a capsule. */

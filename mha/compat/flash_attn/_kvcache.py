@@ -11,7 +11,8 @@ from mha._base.arguments import as_array, as_lengths
 from mha._base.dtypes import in_type
 from mha._functions.options import AttentionOptions
 from mha.compat._shared.rotary_tables import rotated_by_tables
-from mha.compat.flash_attn._attention import by_token, check_floats, slopes_of
+from mha.compat.flash_attn._attention import check_floats
+from mha.compat.flash_attn._calls import by_token, slopes_of
 
 Array = NDArray[Any]
 

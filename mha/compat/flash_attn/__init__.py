@@ -10,7 +10,8 @@ Where this differs from flash-attention on purpose: a query that sees no key has
 -inf, not inf; with causal and alibi_slopes the log-sum-exp is that of the scores as documented,
 where their kernel adds slope * (i + seqlen_k - seqlen_q); it has a gradient; a window is what
 window_size says, however wide; errors are ValueError and TypeError, before anything is written;
-dropout draws from `rng`; a block_table is refused.
+dropout draws from `rng`; with a block_table there are dropout and gradients, and pages may have any
+length.
 """
 
 from mha.compat.flash_attn import bert_padding, flash_attn_interface

@@ -24,6 +24,7 @@ from mha._functions.scaled_dot_product_attention import scaled_dot_product_atten
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.tensors import are_tensors, is_tensor, outside_compilers
 from mha.compat.flash_attn._calls import RaggedCall, by_token, slopes_of
+from mha.compat.flash_attn._pages import PAGES, PagedCall, as_table, check_pages, gathered
 
 Array = NDArray[Any]
 
@@ -134,43 +135,53 @@ def _equal_starts(q: Any, k: Any) -> tuple[Array, Array]:
 
 
 def attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
-                  max_seqlen: tuple[Any, ...], given: Options) -> Any:
+                  max_seqlen: tuple[Any, ...], given: Options, block_table: Any = None) -> Any:
     """The same of (total_len, heads, head_dim); lse is (heads, total_q). Starts and longest lengths
-    of queries and of keys, or one for both."""
-    return outside_compilers(_attend_ragged, q, k, v, cu_seqlens, max_seqlen, given)
+    of queries and of keys, or one for both. With a block_table k and v are pools of pages."""
+    return outside_compilers(_attend_ragged, q, k, v, cu_seqlens, max_seqlen, given, block_table)
 
 
 def _attend_ragged(q: Any, k: Any, v: Any, cu_seqlens: tuple[Any, ...],
-                   max_seqlen: tuple[Any, ...], given: Options) -> Any:
-    of_tensors = are_tensors(q=q, k=k, v=v)
+                   max_seqlen: tuple[Any, ...], given: Options, block_table: Any) -> Any:
+    of_tensors, paged = are_tensors(q=q, k=k, v=v), block_table is not None
     if not of_tensors:
         q, k, v = detached_arrays(q=q, k=k, v=v)
-    check_heads(q, k, v, RAGGED)
+    check_heads(q, k, v, RAGGED, of_keys=PAGES if paged else RAGGED)
     sides = ("_q", "_k")[:len(cu_seqlens)] if len(cu_seqlens) > 1 else ("",)
-    starts = [_starts(given_starts, side, len(rows), longest)
-              for given_starts, side, rows, longest in zip(cu_seqlens, sides, (q, k), max_seqlen,
-                                                           strict=False)]
+    totals = len(q), None if paged else len(k)
+    starts = [_starts(given_starts, side, total, longest)
+              for given_starts, side, total, longest in zip(cu_seqlens, sides, totals, max_seqlen,
+                                                            strict=False)]
     query_starts, key_starts = starts[0], starts[-1]
     if len(query_starts) != len(key_starts):
         raise ValueError(f"cu_seqlens_k: got {len(key_starts) - 1} sequences, wanted"
                          f" {len(query_starts) - 1} as of cu_seqlens_q")
     given, seed = _with_dropout(given, of_tensors=of_tensors)
-    output, lse = _of_rows(q, k, v, query_starts, key_starts, given, seed)
+    table = None
+    if paged:
+        table = as_table(block_table, len(query_starts) - 1)
+        check_pages(table, np.diff(key_starts), k)
+        # Only what neither drops weights nor has gradients is read from pages.
+        if given.dropout_p or any(getattr(part, "requires_grad", False) for part in (q, k, v)):
+            (k, v), table = gathered((k, v), table, key_starts), None
+    output, lse = _of_rows(q, k, v, query_starts, key_starts, given, seed, table)
     if not as_flag(given.return_attn_probs, "return_attn_probs"):
         return output
     return output, lse, _probabilities(q, k, query_starts, key_starts, given, seed)
 
 
 def _of_rows(q: Any, k: Any, v: Any, query_starts: Array, key_starts: Array, given: Options,
-             seed: Any) -> tuple[Any, Any]:
-    """Output (total_q, heads, head_dim) and lse (heads, total_q) of arrays or tensors."""
+             seed: Any, table: Array | None = None) -> tuple[Any, Any]:
+    """Output (total_q, heads, head_dim) and lse (heads, total_q) of arrays or tensors. With a
+    table k and v are pools of pages."""
     of_tensors = are_tensors(q=q)
     if of_tensors and given.dropout_p:
         from mha.compat.pytorch._tensors import drawn_seed
 
         seed = drawn_seed(seed)
-    call = RaggedCall(query_starts, key_starts, given.slopes(len(query_starts) - 1, q.shape[1]),
-                      given.translated()._replace(dropout=given.dropout_p, rng=seed))
+    arguments = (query_starts, key_starts, given.slopes(len(query_starts) - 1, q.shape[1]),
+                 given.translated()._replace(dropout=given.dropout_p, rng=seed))
+    call = RaggedCall(*arguments) if table is None else PagedCall(*arguments, table=table)
     if of_tensors:
         from mha.compat.pytorch._core_calls import attend_outside_compilers
 
@@ -225,11 +236,13 @@ def check_floats(array: Array, name: str) -> None:
 
 
 def check_heads(q: Any, k: Any, v: Any, layout: str,
-                names: tuple[str, str, str] = ("q", "k", "v")) -> None:
-    """Shapes in this layout that go together, whatever their lengths."""
-    for array, name in zip((q, k, v), names, strict=True):
-        if len(array.shape) != layout.count(",") + 1:
-            raise ValueError(f"{name}: got shape {tuple(array.shape)}, wanted {layout}")
+                names: tuple[str, str, str] = ("q", "k", "v"), of_keys: str | None = None) -> None:
+    """Shapes in this layout that go together, whatever their lengths; keys and values may have
+    one of their own."""
+    layouts = layout, of_keys or layout, of_keys or layout
+    for array, name, wanted in zip((q, k, v), names, layouts, strict=True):
+        if len(array.shape) != wanted.count(",") + 1:
+            raise ValueError(f"{name}: got shape {tuple(array.shape)}, wanted {wanted}")
         if not is_tensor(array):
             check_floats(array, name)
         elif not array.is_floating_point():
@@ -245,18 +258,21 @@ def check_heads(q: Any, k: Any, v: Any, layout: str,
                          f" {q.shape[-2]}")
 
 
-def _starts(cu_seqlens: Any, side: str, total: int, longest: Any) -> Array:
-    """Where each sequence begins, and the total; checked, since slices are cut by them."""
+def _starts(cu_seqlens: Any, side: str, total: int | None, longest: Any) -> Array:
+    """Where each sequence begins, and the total; checked, since slices are cut by them. Rows of
+    pages have no total."""
     name, most = f"cu_seqlens{side}", as_int(longest, f"max_seqlen{side}")
     starts = as_exact_int_array(detached_array(cu_seqlens, name), name)
     if starts.ndim != 1 or not len(starts):
         raise ValueError(f"{name}: got shape {starts.shape}, wanted (sequences + 1,)")
     falls = np.flatnonzero(starts[1:] < starts[:-1])  # differences could overflow
-    if starts[0] != 0 or starts[-1] != total or len(falls):
+    is_other = total is not None and starts[-1] != total
+    if starts[0] != 0 or is_other or len(falls):
         fall = f", and falls behind number {falls[0]}" if len(falls) else ""
+        rows = "" if total is None else f" to {total}, the rows there are"
         cure = ": [0, *np.cumsum(lengths)]" if starts[0] != 0 else ""
         raise ValueError(f"{name}: got {starts[0]} to {starts[-1]}{fall}, wanted numbers that never"
-                         f" fall, from 0 to {total}, the rows there are{cure}")
+                         f" fall, from 0{rows}{cure}")
     longest_of_all = np.diff(starts).max(initial=0)
     if longest_of_all > most:
         raise ValueError(f"max_seqlen{side}: got {most}, wanted at least {longest_of_all}, the"

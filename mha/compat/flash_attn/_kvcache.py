@@ -13,6 +13,7 @@ from mha._functions.options import AttentionOptions
 from mha.compat._shared.rotary_tables import rotated_by_tables
 from mha.compat.flash_attn._attention import check_floats
 from mha.compat.flash_attn._calls import by_token, slopes_of
+from mha.compat.flash_attn._pages import PagedCall, as_table, check_pages, check_unshared, places
 
 Array = NDArray[Any]
 
@@ -24,6 +25,7 @@ class Cached(NamedTuple):
     begins: Array  # the first position that is seen
     appends: Array  # where new keys and values go
     ends: Array  # behind the last position that is seen
+    table: Array | None = None  # (batch, most), the pages of each where the caches are pools
 
 
 def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None, v: Array | None,
@@ -32,7 +34,8 @@ def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None,
     """Output (batch, query_len, heads, head_dim) and lse (batch, heads, query_len)."""
     if k is not None and v is not None:
         # 1. Refuse what attention refuses, before anything is written: ask it for no queries.
-        by_token(q[:1, :0], k_cache[:1, :0], v_cache[:1, :0],
+        item = min(len(q), len(k_cache), 1)
+        by_token(q[:item, :0], k_cache[:item, :0], v_cache[:item, :0],
                  options._replace(alibi=slopes_of(slopes, 0)))
         positions = cached.appends[:, None] + np.arange(k.shape[1])
         # 2. Rotate. Without an order of its own, each query stands behind the cache.
@@ -43,8 +46,9 @@ def attend_with_cache(q: Array, k_cache: Array, v_cache: Array, k: Array | None,
         # 3. Append to the caches, which are the caller's.
         q, k, v = (_apart(array, k_cache, v_cache) for array in (
             q, in_type(k, k_cache.dtype), in_type(v, v_cache.dtype)))
-        k_cache[cached.rows[:, None], positions] = k
-        v_cache[cached.rows[:, None], positions] = v
+        where = (cached.rows[:, None], positions) if cached.table is None else places(
+            cached.table, positions, k_cache.shape[1])
+        k_cache[where], v_cache[where] = k, v
     # 4. Attend to what each sequence holds then.
     return _attend(q, k_cache, v_cache, cached, options, slopes)
 
@@ -57,6 +61,8 @@ def have_order(options: AttentionOptions) -> bool:
 def _attend(q: Array, k_cache: Array, v_cache: Array, cached: Cached, options: AttentionOptions,
             slopes: Array | None) -> tuple[Array, Array]:
     """Position 0 of a sequence is its first that is seen."""
+    if cached.table is not None:
+        return _in_pages(q, k_cache, v_cache, cached.ends, cached.table, options, slopes)
     apart = slopes is not None and slopes.ndim == 2
     if apart or not np.array_equal(cached.rows, np.arange(len(cached.rows))):
         return _one_by_one(q, k_cache, v_cache, cached, options, slopes)
@@ -85,11 +91,23 @@ def _one_by_one(q: Array, k_cache: Array, v_cache: Array, cached: Cached,
     output = np.empty((batch, query_len, heads, v_cache.shape[3]),
                       np.result_type(q, k_cache, v_cache))
     lse = np.empty((batch, heads, query_len), np.promote_types(output.dtype, np.float32))
-    for b, (row, begin, _, end) in enumerate(zip(*cached, strict=True)):
+    seen = zip(cached.rows, cached.begins, cached.ends, strict=True)
+    for b, (row, begin, end) in enumerate(seen):
         keys, values = (cache[row:row + 1, begin:end] for cache in (k_cache, v_cache))
         output[b:b + 1], lse[b:b + 1] = by_token(
             q[b:b + 1], keys, values, options._replace(alibi=slopes_of(slopes, b)))
     return output, lse
+
+
+def _in_pages(q: Array, k_cache: Array, v_cache: Array, ends: Array, table: Array,
+              options: AttentionOptions, slopes: Array | None) -> tuple[Array, Array]:
+    """As a ragged batch whose sequences have as many queries each."""
+    batch, query_len, heads, head_dim = q.shape
+    call = PagedCall(np.arange(batch + 1) * query_len, np.concatenate([[0], np.cumsum(ends)]),
+                     slopes, options, table=table)
+    output, lse = call.forward(q.reshape(batch * query_len, heads, head_dim), k_cache, v_cache)
+    return (output.reshape(batch, query_len, heads, v_cache.shape[3]),
+            np.ascontiguousarray(lse.reshape(heads, batch, query_len).swapaxes(0, 1)))
 
 
 def _rotated(heads: Array, cosine: Array, sine: Array, interleaved: bool,
@@ -141,16 +159,8 @@ def check_new(q: Array, k_cache: Array, v_cache: Array, k: Array | None, v: Arra
 def where_cached(q: Array, k_cache: Array, new_len: int | None, cache_seqlens: Any,
                  cache_batch_idx: Any, cache_leftpad: Any) -> Cached:
     """Checked, so that nothing is written where a call fails."""
-    batch, (rows, capacity) = len(q), k_cache.shape[:2]
-    if cache_seqlens is None and new_len is not None:
-        raise ValueError("cache_seqlens: got None beside k, wanted how many positions the caches"
-                         " hold, k not counted")
-    if (new_len or 0) > capacity:
-        raise ValueError(f"k: got {new_len} positions, wanted at most {capacity}, which the caches"
-                         " hold")
-    lengths = _ints(capacity if cache_seqlens is None else cache_seqlens, "cache_seqlens", batch,
-                    0, capacity - (new_len or 0))
-    ends = lengths + (new_len or 0)
+    batch, rows = len(q), len(k_cache)
+    lengths, ends = _lengths(batch, k_cache.shape[1], new_len, cache_seqlens)
     if cache_batch_idx is None and batch > rows:
         raise ValueError(f"k_cache: got {rows} sequences, wanted at least {batch} as q has")
     indices = np.arange(batch) if cache_batch_idx is None else _ints(
@@ -160,6 +170,35 @@ def where_cached(q: Array, k_cache: Array, new_len: int | None, cache_seqlens: A
                          " and v are written there")
     begins = _ints(0 if cache_leftpad is None else cache_leftpad, "cache_leftpad", batch, 0, ends)
     return Cached(indices, begins, lengths, ends)
+
+
+def where_in_pages(q: Array, k_cache: Array, new_len: int | None, cache_seqlens: Any,
+                   cache_batch_idx: Any, cache_leftpad: Any, block_table: Any) -> Cached:
+    """The same with a table of pages, beside which flash-attention refuses two arguments, too."""
+    for given, name in ((cache_batch_idx, "cache_batch_idx"), (cache_leftpad, "cache_leftpad")):
+        if given is not None:
+            raise ValueError(f"{name}: got it beside block_table, wanted None: rows of the table"
+                             " say where sequences are")
+    table = as_table(block_table, len(q))
+    capacity = table.shape[1] * k_cache.shape[1]
+    lengths, ends = _lengths(len(q), capacity, new_len, cache_seqlens)
+    check_pages(table, ends, k_cache)
+    check_unshared(table, lengths, new_len or 0, k_cache)
+    return Cached(np.arange(len(q)), np.zeros_like(ends), lengths, ends, table)
+
+
+def _lengths(batch: int, capacity: int, new_len: int | None,
+             cache_seqlens: Any) -> tuple[Array, Array]:
+    """How many positions the sequences have, (batch,), before and after the new ones."""
+    if cache_seqlens is None and new_len is not None:
+        raise ValueError("cache_seqlens: got None beside k, wanted how many positions the caches"
+                         " hold, k not counted")
+    if (new_len or 0) > capacity:
+        raise ValueError(f"k: got {new_len} positions, wanted at most {capacity}, which the caches"
+                         " hold")
+    lengths = _ints(capacity if cache_seqlens is None else cache_seqlens, "cache_seqlens", batch,
+                    0, capacity - (new_len or 0))
+    return lengths, lengths + (new_len or 0)
 
 
 def check_rotary(rotary: tuple[Array, Array, bool], q: Array, new_len: int | None, cached: Cached,

@@ -21,7 +21,9 @@ from mha.compat.flash_attn._kvcache import (
     check_new,
     check_rotary,
     where_cached,
+    where_in_pages,
 )
+from mha.compat.flash_attn._pages import PAGES
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
@@ -160,12 +162,16 @@ def flash_attn_varlen_func(
     q : array or tensor (total_q, heads, head_dim)
     k : array or tensor (total_k, kv_heads, head_dim)
     v : array or tensor (total_k, kv_heads, value_head_dim)
+        With block_table both are pools (num_blocks, page_block_size, kv_heads, ...).
     cu_seqlens_q, cu_seqlens_k : ints (sequences + 1,)
         Where each sequence begins, and the total.
     max_seqlen_q, max_seqlen_k : int
         At least the longest sequence; needed for nothing else.
-    block_table : None
-        Tables of pages are not supported yet: gather a sequence's pages first.
+    block_table : ints (sequences, max_num_blocks_per_seq), optional
+        Key p of sequence s is row p % page_block_size of page block_table[s, p // page_block_size].
+        cu_seqlens_k adds up how many keys each one has; entries behind them may be anything. Pages
+        are read where they lie if k and v have q's type, contiguous columns and pages of a multiple
+        of 128. Else, and for dropout and gradients, keys and values are copied first.
     alibi_slopes : floats (heads,) or (sequences, heads), optional
     The rest : as in `flash_attn_func`.
 
@@ -177,7 +183,7 @@ def flash_attn_varlen_func(
     Raises
     ------
     ValueError, TypeError: as `flash_attn_func`; starts that do not begin with 0, that fall, or that
-    do not end with the total; a sequence over max_seqlen; a block_table.
+    do not end with the total; a sequence over max_seqlen; a block_table that lacks pages.
 
     Source: Dao 2023, "FlashAttention-2".
 
@@ -185,11 +191,10 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(q, q, q, [0, 3, 10], [0, 3, 10], 7, 7, causal=True).shape
     (10, 8, 64)
     """
-    _refuse_pages(block_table)
     return attend_ragged(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
         Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, rng))
+                return_attn_probs, rng), block_table)
 
 
 @checks_keywords
@@ -272,6 +277,7 @@ def flash_attn_with_kvcache(
     k_cache : array or tensor (cache_batch, seqlen_cache, kv_heads, head_dim)
     v_cache : array or tensor (cache_batch, seqlen_cache, kv_heads, value_head_dim)
         They are written where k and v are given. They are not copied where they have q's type.
+        With block_table they are pools (num_blocks, page_block_size, kv_heads, ...).
     k, v : arrays or tensors (batch, seqlen_new, kv_heads, ...), both or none
     rotary_cos, rotary_sin : floats (positions, rotary_dim / 2), optional
         Rotate k at cache_seqlens, cache_seqlens + 1, ... before it is stored. With causal or
@@ -282,8 +288,12 @@ def flash_attn_with_kvcache(
         Which sequence of the caches each one is. With k and v all different.
     cache_leftpad : ints (batch,), by default 0
         Where a sequence begins in its cache.
-    block_table : None
-        Tables of pages are not supported yet: gather a sequence's pages first.
+    block_table : ints (batch, max_num_blocks_per_seq), optional
+        Position p of sequence b is row p % page_block_size of page
+        block_table[b, p // page_block_size]; entries behind the last position may be anything.
+        Sequences may share pages of what they hold; k and v go into rows of their own.
+        cache_batch_idx and cache_leftpad do not go with it, as in flash-attention. Pages are read
+        where they lie or copied as in `flash_attn_varlen_func`.
     softmax_scale, causal, window_size, softcap, alibi_slopes : as in `flash_attn_func`
         seqlen_k is what a sequence holds then.
     rotary_interleaved : bool
@@ -301,7 +311,8 @@ def flash_attn_with_kvcache(
     ------
     ValueError: shapes that do not fit, k without cache_seqlens or room, indices out of range or
     twice, a cache that is read-only, one array as both caches, tables that are too short, a
-    block_table. TypeError: as `flash_attn_func`. The caches are unchanged then.
+    block_table that lacks pages or would have one position written over another. TypeError: as
+    `flash_attn_func`. The caches are unchanged then.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
 
@@ -309,11 +320,10 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(new, cache, cache.copy(), new, new, cache_seqlens=[7, 9]).shape
     (2, 1, 4, 64)
     """
-    _refuse_pages(block_table)
     return_softmax_lse = as_flag(return_softmax_lse, "return_softmax_lse")
     options = Options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     others = (rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx,
-              cache_leftpad, options)
+              cache_leftpad, block_table, options)
     if not are_tensors(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v):
         output, lse = _with_kvcache(q, k_cache, v_cache, k, v, *others)
     else:
@@ -327,7 +337,7 @@ def flash_attn_with_kvcache(
 
 def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: Any, sine: Any,
                   interleaved: Any, cache_seqlens: Any, cache_batch_idx: Any, cache_leftpad: Any,
-                  given: Options) -> tuple[Any, Any]:
+                  block_table: Any, given: Options) -> tuple[Any, Any]:
     """Of arrays. All is checked before anything is written."""
     interleaved = as_flag(interleaved, "rotary_interleaved")
     k_cache, v_cache = (as_cache(cache, name, is_written=k is not None)
@@ -337,10 +347,12 @@ def _with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cosine: An
             (q, "q"), (k, "k"), (v, "v"), (cosine, "rotary_cos"), (sine, "rotary_sin"),
             (cache_seqlens, "cache_seqlens"), (cache_batch_idx, "cache_batch_idx"),
             (cache_leftpad, "cache_leftpad")))
-    check_heads(q, k_cache, v_cache, DENSE, ("q", "k_cache", "v_cache"))
+    check_heads(q, k_cache, v_cache, DENSE, ("q", "k_cache", "v_cache"),
+                DENSE if block_table is None else PAGES)
     check_new(q, k_cache, v_cache, k, v)
     new_len = None if k is None else k.shape[1]
-    cached = where_cached(q, k_cache, new_len, cache_seqlens, cache_batch_idx, cache_leftpad)
+    where = q, k_cache, new_len, cache_seqlens, cache_batch_idx, cache_leftpad
+    cached = where_cached(*where) if block_table is None else where_in_pages(*where, block_table)
     options, slopes = given.translated(), given.slopes(len(q), q.shape[2])
     rotary = None
     if cosine is not None or sine is not None:
@@ -366,9 +378,3 @@ def _unpacked(packed: Any, name: str, count: int, axes: int) -> Any:
     if is_tensor(packed):
         return packed.unbind(-3)
     return [packed[..., i, :, :] for i in range(count)]
-
-
-def _refuse_pages(block_table: Any) -> None:
-    if block_table is not None:
-        raise ValueError("block_table: got a table of pages, wanted None: they are not supported"
-                         " yet; gather the pages of a sequence first")

@@ -78,9 +78,9 @@ def gathered(pools: tuple[Any, ...], table: Array, key_starts: Array) -> list[An
     page_len = max(1, int(pools[0].shape[1]))
     where: tuple[Any, ...] = table[sequences, positions // page_len], positions % page_len
     if is_tensor(pools[0]):
-        from mha.compat.pytorch._memory import tensor_of
+        import torch
 
-        where = tuple(map(tensor_of, where))
+        where = tuple(map(torch.from_numpy, where))
     return [pool[where] for pool in pools]
 
 

@@ -9,6 +9,7 @@ import pytest
 from half_types import BFLOAT16
 
 from mha.compat import flash_attn as fa
+from mha.compat.flash_attn import _pages
 
 TYPES = (np.float32, np.float64, np.float16, BFLOAT16)
 OPTIONS = {
@@ -249,6 +250,35 @@ def test_pools_of_other_strides_and_types(name):
         for s, place in enumerate([(0, [0, 1]), ([0, 1], [255, 0]), (1, [0, 1])]):
             old[table[s, place[0]], place[1]] = new[s]
         np.testing.assert_array_equal(pool, old)
+
+
+@pytest.mark.parametrize("change", [
+    lambda pool: pool.astype(">f4"),
+    lambda pool: np.frombuffer(b"-" + pool.tobytes(), np.uint8)[1:].view("f4").reshape(pool.shape),
+], ids=["another byte order", "between numbers"])
+def test_query_and_pools_of_a_type_that_is_converted(change):
+    rng, _, table, pools = drawn(256)
+    q = rng.standard_normal((3, 2, 4, 32)).astype(np.float32)
+    found, wanted = (fa.flash_attn_with_kvcache(given, *some, cache_seqlens=300, block_table=table)
+                     for given, some in ((change(q), map(change, pools)), (q, pools)))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [128, 256, 1024])
+def test_pages_that_the_core_reads_are_not_copied(monkeypatch, size, dtype):
+    def copied(*_):
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(_pages, "gathered", copied)
+    _, _, table, pools = drawn(size, dtype, most=1)
+    wide = np.concatenate(pools, axis=3)
+    q, starts = np.ones((3, 1, 4, 32), dtype), [0, 1, 2, 3]
+    for pair in (pools, (wide[..., :32], wide[..., 32:]), (pools[0][::-1], pools[1][::-1])):
+        fa.flash_attn_with_kvcache(q, *pair, cache_seqlens=99, block_table=table // 2)
+        fa.flash_attn_varlen_func(q[:, 0], *pair, starts, starts, 1, 1, block_table=table // 2)
+    with pytest.raises(AssertionError):
+        fa.flash_attn_with_kvcache(q, pools[0].astype(np.longdouble), pools[1], block_table=table)
 
 
 def test_what_lies_in_the_pools_is_read_before_they_are_written():

@@ -283,14 +283,12 @@ def test_pages_that_the_core_reads_are_not_copied(monkeypatch, size, dtype):
 
 def test_what_lies_in_the_pools_is_read_before_they_are_written():
     _, _, table, pools = drawn(256)
-    q, k, v = pools[0][:3, :1], pools[0][1:4, :1], pools[1][2:5, :1]
-    apart = [pool.copy() for pool in pools]
-    table[:, 0] = [0, 1, 2]
-    wanted = fa.flash_attn_with_kvcache(q.copy(), *apart, k.copy(), v.copy(), cache_seqlens=0,
-                                        block_table=table)
-    np.testing.assert_array_equal(wanted, fa.flash_attn_with_kvcache(
-        q, *pools, k, v, cache_seqlens=0, block_table=table))
-    for one, other in zip(apart, pools, strict=True):
+    q, k, v = pools[0][:3, :1], pools[0][1:4, :1], pools[0][2:5, :1, :, :24]
+    apart, table[:, 0] = [pool.copy() for pool in pools], [0, 1, 2]
+    options = {"cache_seqlens": 0, "block_table": table, "return_softmax_lse": True}
+    wanted = fa.flash_attn_with_kvcache(q.copy(), *apart, k.copy(), v.copy(), **options)
+    found = fa.flash_attn_with_kvcache(q, *pools, k, v, **options)
+    for one, other in zip((*found, *pools), (*wanted, *apart), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

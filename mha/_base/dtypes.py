@@ -65,9 +65,19 @@ def cache_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         raise TypeError(f'{error}, or "q8_0"') from None
 
 
+def numbers_of_element(stored: np.dtype[Any], **widths: int) -> int:
+    """How many numbers an element of a cache's arrays is; a ValueError for widths of rows that are
+    no whole elements."""
+    numbers = OF_BLOCK if stored == Q8_0 else 1
+    for name, width in widths.items():
+        if width % numbers:
+            raise ValueError(f"{name}: got {width}, wanted a multiple of {numbers} for q8_0")
+    return numbers
+
+
 def columns_of(array: Array) -> int:
     """How many numbers a row of a cache's array has."""
-    return array.shape[-1] * (OF_BLOCK if array.dtype == Q8_0 else 1)
+    return array.shape[-1] * numbers_of_element(array.dtype)
 
 
 def layer_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -25,13 +25,12 @@ from mha._base.arguments import (
 )
 from mha._base.atomic import Step, assign, one_go, take
 from mha._base.dtypes import (
-    OF_BLOCK,
-    Q8_0,
     RAW_BFLOAT16,
     cache_dtype,
     check_beside,
     columns_of,
     is_bfloat16,
+    numbers_of_element,
     shown,
     shown_dtype,
 )
@@ -123,10 +122,7 @@ class KVCache:
         value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
         columns = as_size(capacity, "capacity", least=0)
         known_dtype = cache_dtype(dtype)
-        of_block = OF_BLOCK if known_dtype == Q8_0 else 1
-        for width, name in ((head_dim, "head_dim"), (value_head_dim, "value_head_dim")):
-            if width % of_block:
-                raise ValueError(f"{name}: got {width}, wanted a multiple of {OF_BLOCK} for q8_0")
+        of_block = numbers_of_element(known_dtype, head_dim=head_dim, value_head_dim=value_head_dim)
         self._window = None if window is None else as_size(window, "window")
         if self._window is not None:
             columns = min(columns, most_columns(self._window))
@@ -487,7 +483,7 @@ def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: i
                window: int | None) -> tuple[CacheState, int | None]:
     """The state of these, which must fit together, and the window."""
     batch, heads, held, head_dim = key.shape
-    of_block = OF_BLOCK if key.dtype == Q8_0 else 1
+    of_block = numbers_of_element(key.dtype)
     empty = KVCache(batch, heads, head_dim * of_block, value.shape[3] * of_block, dtype=key.dtype,
                     window=window)
     stored = empty._state.key.dtype

@@ -16,7 +16,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.arguments import as_int, as_ints, as_lengths, as_size
 from mha._base.atomic import assign
-from mha._base.dtypes import OF_BLOCK, Q8_0, cache_dtype, columns_of, rounded, shown_dtype
+from mha._base.dtypes import (
+    cache_dtype,
+    columns_of,
+    numbers_of_element,
+    rounded,
+    shown_dtype,
+)
 from mha._base.keywords import checks_keywords
 from mha._layer.cache_state import BLOCK, first_needed
 from mha._layer.pool_state import (
@@ -96,10 +102,7 @@ class PagedCache:
         if page_len % BLOCK:
             raise ValueError(f"page_len: got {page_len}, wanted a multiple of {BLOCK}")
         stored = cache_dtype(dtype)
-        of_block = OF_BLOCK if stored == Q8_0 else 1
-        for width, name in ((head_dim, "head_dim"), (value_head_dim, "value_head_dim")):
-            if width % of_block:
-                raise ValueError(f"{name}: got {width}, wanted a multiple of {OF_BLOCK} for q8_0")
+        of_block = numbers_of_element(stored, head_dim=head_dim, value_head_dim=value_head_dim)
         self._window = None if window is None else as_size(window, "window")
         shape = layers, pages, kv_heads, page_len
         self._key = _zeros((*shape, head_dim // of_block), stored)

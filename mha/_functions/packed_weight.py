@@ -178,7 +178,7 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
         weight = weight.unpack()
     if isinstance(weight, QuantisedArray) and weight.dtype in BITS:
         if weight.is_weight and (stored is None or stored == weight.dtype):
-            return _fill(object.__new__(PackedWeight), weight.blocks())
+            return packed_weight(weight.blocks())
         if stored is None:
             raise ValueError(f"weight: got {weight.dtype} blocks along the output axis, wanted .T"
                              " of it, (in, out), or dtype=")
@@ -191,6 +191,11 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
 def packed_weight(weight: NDArray[Any] | Blocks) -> PackedWeight:
     """Of numbers that are checked."""
     return _fill(object.__new__(PackedWeight), weight)
+
+
+def numbers_of(weight: NDArray[Any] | PackedWeight) -> NDArray[Any]:
+    """The array itself, or a new one of what is packed."""
+    return weight.unpack() if isinstance(weight, PackedWeight) else weight
 
 
 def _fill(packed: PackedWeight, weight: NDArray[Any] | Blocks) -> PackedWeight:

@@ -52,13 +52,19 @@ def least_length(state: CacheState, window: int | None) -> int:
     return 0 if window is None or state.start == 0 else state.start + window - 1
 
 
-def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros: what was in that memory before must not show."""
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], asked: str | None = None) -> Array:
+    """Zeros: what was in that memory before must not show. asked: what an error begins with."""
     try:
         return np.zeros(shape, dtype)
     except (ValueError, OverflowError, MemoryError):
-        raise MemoryError(f"capacity: got {shape[2]} positions, {dtype} of shape {shape}, wanted"
-                          " what fits in memory") from None
+        asked = asked or f"capacity: got {shape[2]} positions,"
+        raise MemoryError(f"{asked} {dtype} of shape {shape}, wanted what fits in memory") from None
+
+
+def changed_meanwhile() -> RuntimeError:
+    """Where a signal handler, say, has changed a cache that a call is changing."""
+    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
+                        " a time")
 
 
 def read_only(array: Array) -> Array:

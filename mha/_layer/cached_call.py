@@ -69,8 +69,7 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
     if key_positions is not None:
         raise ValueError("key_positions: got some with a cache, wanted none: keys were rotated as"
                          " they came in")
-    if training is not False and as_bool(training, "training"):
-        raise ValueError("training: got True with a cache, wanted False")
+    check_not_training(training)
     head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
     undrawn = drawn(checked_options(options, cache)).options  # without training nothing is drawn
     return _call(state, query, cache, lengths, padding == "left", positions, undrawn, head_gate,
@@ -243,6 +242,11 @@ def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe) -> KVCac
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
                          " wanted equal ones, or what new_memory() gives")
     return cache
+
+
+def check_not_training(training: Any) -> None:
+    if training is not False and as_bool(training, "training"):
+        raise ValueError("training: got True with a cache, wanted False")
 
 
 def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:

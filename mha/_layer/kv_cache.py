@@ -44,6 +44,7 @@ from mha._base.pieces import converted
 from mha._layer.cache_state import (
     BLOCK,
     CacheState,
+    changed_meanwhile,
     clearing,
     first_needed,
     least_length,
@@ -327,7 +328,7 @@ class KVCache:
             for array, where, numbers in writes(before, after, key, value, counts, left):
                 # The look and the write are one line, between whose parts no signal handler runs.
                 if not (self._state is before and setitem(array, where, numbers) is None):
-                    raise _changed_meanwhile()
+                    raise changed_meanwhile()
 
         try:
             result = use(after, append)
@@ -352,17 +353,17 @@ class KVCache:
     def _publish(self, after: CacheState, before: CacheState) -> None:
         """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
         if not (self._state is before and assign(self, "_state", after) is None):
-            raise _changed_meanwhile()
+            raise changed_meanwhile()
 
     def _check_unchanged(self, before: CacheState) -> None:
         """A RuntimeError where the cache was changed while its state was copied."""
         if self._state is not before:
-            raise _changed_meanwhile()
+            raise changed_meanwhile()
 
     def _publish_and_clear(self, after: CacheState, before: CacheState) -> None:
         """The same, with zeros behind the rows of the state after, in one go."""
         if not self._cleared(before, (assign, self, "_state", after), *clearing(before, after)):
-            raise _changed_meanwhile()
+            raise changed_meanwhile()
 
     def _cleared(self, before: CacheState, *steps: Step) -> bool:
         """Take these steps if the state is the one before; whether it was."""
@@ -472,11 +473,6 @@ class Memory(KVCache):
 
 def _append_nothing(key: Array, value: Array) -> None:
     pass
-
-
-def _changed_meanwhile() -> RuntimeError:
-    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
-                        " a time")
 
 
 def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: int,

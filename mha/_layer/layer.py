@@ -23,7 +23,7 @@ from mha._functions.dropout import drawn
 from mha._functions.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha._functions.multi_head_attention import WEIGHTS, NormOf
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, Window, takes_options
-from mha._functions.packed_weight import PackedWeight
+from mha._functions.packed_weight import PackedWeight, numbers_of
 from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import Rotary
 from mha._layer import options as layer_options
@@ -480,7 +480,7 @@ class MultiHeadAttention(OwnNames):
         >>> list(layer.parameters())
         ['W_q', 'W_k', 'W_v', 'W_o']
         """
-        return {name: shown(layer_state.numbers_of(parameter))
+        return {name: shown(numbers_of(parameter))
                 for name, parameter in self._state.parameters.items()}
 
     @checks_keywords

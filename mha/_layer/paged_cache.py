@@ -24,7 +24,7 @@ from mha._base.dtypes import (
     shown_dtype,
 )
 from mha._base.keywords import checks_keywords
-from mha._layer.cache_state import BLOCK, first_needed
+from mha._layer.cache_state import BLOCK, changed_meanwhile, first_needed, zeros
 from mha._layer.pool_state import (
     Growth,
     Pages,
@@ -105,8 +105,9 @@ class PagedCache:
         of_block = numbers_of_element(stored, head_dim=head_dim, value_head_dim=value_head_dim)
         self._window = None if window is None else as_size(window, "window")
         shape = layers, pages, kv_heads, page_len
-        self._key = _zeros((*shape, head_dim // of_block), stored)
-        self._value = _zeros((*shape, value_head_dim // of_block), stored)
+        asked = f"pages: got {pages}, which make"
+        self._key = zeros((*shape, head_dim // of_block), stored, asked)
+        self._value = zeros((*shape, value_head_dim // of_block), stored, asked)
         self._state = PoolState({}, tuple(range(pages))[::-1], {})
         self._next_id = 0
 
@@ -336,7 +337,7 @@ class PagedCache:
     def _publish(self, after: PoolState, before: PoolState) -> None:
         """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
         if not (self._state is before and assign(self, "_state", after) is None):
-            raise _changed_meanwhile()
+            raise changed_meanwhile()
 
     def _grow(self, before: PoolState, ids: list[int], begins: list[int],
               counts: list[int]) -> tuple[PoolState, PoolState]:
@@ -364,8 +365,7 @@ class Rows(NamedTuple):
     before: PoolState
     positions: Array     # (rows,)
     tables: Array        # (sequences, most): pages
-    starts: Array        # (sequences,): the first position of a sequence's first page
-    begins: Array        # (sequences,): its first new position
+    query_offset: Array  # (sequences,): where the first row stands among the keys of its pages
     key_starts: Array    # (sequences + 1,): how many keys each sequence has, added up
     places: tuple[Any, ...]  # of the rows in (pages, heads, positions, columns)
 
@@ -415,9 +415,9 @@ class PagedLayer:
         after = state._replace(sequences=state.sequences | {
             id: self._grown(sequence, int(count))
             for id, sequence, count in zip(known, sequences, counts, strict=True)})
-        key_lens = first + counts - first_pages * page_len
-        return Rows(after, before, positions, tables, first_pages * page_len, first,
-                    np.concatenate([[0], np.cumsum(key_lens)]),
+        query_offset = first - first_pages * page_len
+        return Rows(after, before, positions, tables, query_offset,
+                    np.concatenate([[0], np.cumsum(query_offset + counts)]),
                     (pages, slice(None), positions % page_len))
 
     def _grown(self, sequence: Pages, count: int) -> Pages:
@@ -433,22 +433,8 @@ class PagedLayer:
             # The look and the write are one line, between whose parts no signal handler runs.
             if not (self.pool._state is rows.before
                     and setitem(array, rows.places, stored) is None):
-                raise _changed_meanwhile()
+                raise changed_meanwhile()
 
     def publish(self, rows: Rows) -> None:
         """From now on the sequences have these rows."""
         self.pool._publish(rows.after, rows.before)
-
-
-def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros: what was in that memory before must not show."""
-    try:
-        return np.zeros(shape, dtype)
-    except (ValueError, OverflowError, MemoryError):
-        raise MemoryError(f"pages: got {shape[1]}, which make {dtype} of shape {shape}, wanted so"
-                          " few that there is memory for them") from None
-
-
-def _changed_meanwhile() -> RuntimeError:
-    return RuntimeError("cache: got changed by one call in the midst of another, wanted one call at"
-                        " a time")

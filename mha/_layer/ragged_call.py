@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_bool, as_int_array
+from mha._base.arguments import as_array, as_int_array
 from mha._base.dtypes import as_computed, is_half, returned, rounded, shown
 from mha._base.pieces import contiguous
 from mha._functions.dropout import drawn
 from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
 from mha._functions.options import AttentionOptions
 from mha._layer import state as layer_state
-from mha._layer.cached_call import check_cache_fits, checked_options
+from mha._layer.cached_call import check_cache_fits, check_not_training, checked_options
 from mha._layer.paged_cache import PagedLayer
 from mha._layer.prepare_heads import heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
@@ -67,8 +67,7 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
         raise TypeError(f"cache: got {type(cache).__name__} with starts, wanted a layer of a"
                         " mha.PagedCache, pool[i]; other caches take lengths=")
     check_cache_fits(state.settings, cache.pool, "cache")
-    if training is not False and as_bool(training, "training"):
-        raise ValueError("training: got True with a cache, wanted False")
+    check_not_training(training)
     if sequences is None:
         raise ValueError("sequences: got none, wanted the ids of the sequences of starts")
     gate = None if head_gate is None else as_array(head_gate, "head_gate")
@@ -80,7 +79,7 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
     cache.write(new, key, value)
     results = _core.scaled_dot_product_attention_varlen(
         query, cache.key, cache.value, begins, new.key_starts,
-        undrawn._replace(causal=True, query_offset=new.begins - new.starts),
+        undrawn._replace(causal=True, query_offset=new.query_offset),
         return_lse=return_lse, head_gate=gate, page_tables=new.tables)
     output = _output(state, results)
     cache.publish(new)

@@ -21,7 +21,7 @@ from mha._base.arguments import (
 from mha._base.dtypes import layer_dtype, shown, shown_dtype
 from mha._functions.multi_head_attention import NormOf
 from mha._functions.options import Window, as_sides
-from mha._functions.packed_weight import PackedWeight
+from mha._functions.packed_weight import numbers_of
 from mha._functions.rotary import Rotary, as_record
 
 T = TypeVar("T")
@@ -234,9 +234,7 @@ class Parameter:
         if layer is None:
             return self
         parameter = layer._state.parameters.get(self.name)
-        if isinstance(parameter, PackedWeight):
-            return parameter.unpack()
-        return parameter if parameter is None else shown(parameter)
+        return parameter if parameter is None else shown(numbers_of(parameter))
 
     def __set__(self, layer: HasState, array: ArrayLike) -> None:
         layer._set_parameter(self.name, array)

@@ -36,7 +36,7 @@ from mha._base.pieces import copied, copy_into, pieces
 from mha._functions.dropout import check_rng
 from mha._functions.multi_head_attention import BIASES, NORMS, WEIGHTS, prepared_core
 from mha._functions.options import AttentionOptions, RandomSource
-from mha._functions.packed_weight import PackedWeight, packed_weight
+from mha._functions.packed_weight import PackedWeight, numbers_of, packed_weight
 from mha._functions.quantised import BITS, ROWS, Blocks, quantised
 from mha._functions.quantised_array import QuantisedArray
 from mha._layer import options as layer_options
@@ -200,11 +200,6 @@ def unfrozen(state: LayerState) -> LayerState:
     return new_state(state.settings, {
         name: parameter.unpack() if isinstance(parameter, PackedWeight)
         else copied(parameter, order="C") for name, parameter in state.parameters.items()})
-
-
-def numbers_of(parameter: NDArray[Any] | PackedWeight) -> NDArray[Any]:
-    """The parameter itself, or a dequantised copy."""
-    return parameter.unpack() if isinstance(parameter, PackedWeight) else parameter
 
 
 def quantised_names(state: LayerState) -> list[str]:

@@ -3,21 +3,16 @@
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from example_programs import EXAMPLES, loaded
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 pytestmark = pytest.mark.thorough
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-try:
-    import classify
-finally:
-    sys.path.remove(str(EXAMPLES))
+classify, = loaded("classify")
 
 SENTENCES = ["The unforgettable soup isn't hot.", "He ran.", "Our train to Vienna, late again!"]
 

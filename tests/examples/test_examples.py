@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_programs import EXAMPLES, loaded
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 # Python's own documentation differs by version.
 PROSE = Path(__file__).parent.parent / "data" / "prose.txt"
 PARAPHRASES = [
@@ -113,16 +113,11 @@ def test_heads_are_pruned_by_every_score(tmp_path):
 
 def test_gate_gradients_of_the_sentence_encoder():
     """Against central differences of the loss in single gates, in float32."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        from minilm import MiniLM
-        from prune_heads import NextSentence, sentence_pairs
-    finally:
-        sys.path.remove(str(EXAMPLES))
-    model = MiniLM()
-    pairs = sentence_pairs([PROSE.read_text(encoding="utf-8")])
+    minilm, prune_heads = loaded("minilm", "prune_heads")
+    model = minilm.MiniLM()
+    pairs = prune_heads.sentence_pairs([PROSE.read_text(encoding="utf-8")])
     assert len(pairs) == 36
-    task = NextSentence(model, pairs[:4])
+    task = prune_heads.NextSentence(model, pairs[:4])
     gradient = np.mean(list(task.gate_gradients()), axis=0)
     for gate in [(0, 3), (2, 11), (4, 10), (5, 8)]:
         losses = []

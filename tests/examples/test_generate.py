@@ -6,18 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_programs import EXAMPLES, loaded
 
 pytestmark = pytest.mark.thorough
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 # Python's own documentation differs by version.
 PROSE = Path(__file__).parent.parent / "data" / "prose.txt"
-sys.path.insert(0, str(EXAMPLES))
-try:
-    import generate
-    import train_language_model as training
-finally:
-    sys.path.remove(str(EXAMPLES))
+generate, training = loaded("generate", "train_language_model")
 
 NUM_TOKENS = 11
 PROMPT = [3, 1, 4, 1, 5]

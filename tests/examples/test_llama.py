@@ -1,11 +1,10 @@
 """examples/llama.py: small models from folders and .gguf against plain NumPy, alone and together,
 and its draws."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from example_programs import loaded
 from small_llamas import CONFIGS, VOCABULARY, draw, reference_logits, write_folder, write_gguf
 
 import mha
@@ -14,13 +13,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 pytest.importorskip("gguf")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-try:
-    import llama
-    import llama_files
-finally:
-    sys.path.remove(str(EXAMPLES))
+llama, llama_files = loaded("llama", "llama_files")
 
 PROMPT = np.random.default_rng(7).integers(VOCABULARY, size=23).tolist()
 

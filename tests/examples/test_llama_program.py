@@ -3,22 +3,16 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from example_programs import EXAMPLES, loaded
 from small_llamas import CONFIGS, draw, write_folder, write_gguf
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 pytest.importorskip("gguf")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-try:
-    import llama
-    import llama_files
-finally:
-    sys.path.remove(str(EXAMPLES))
+llama, llama_files = loaded("llama", "llama_files")
 
 
 def greedy(logits):

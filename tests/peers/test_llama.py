@@ -1,19 +1,13 @@
 """examples/llama.py against models of transformers with small random weights, in float32."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from example_programs import loaded
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-sys.path.insert(0, str(EXAMPLES))
-try:
-    import llama
-finally:
-    sys.path.remove(str(EXAMPLES))
+llama, = loaded("llama")
 
 transformers.logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("ignore")  # the framework's own

@@ -8,6 +8,7 @@ one process and for two seconds only, so the numbers are a first impression.
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import default_rng  # here, since an import may swallow Ctrl-C
 from numpy.typing import NDArray
 
 import mha
@@ -48,7 +50,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)  # what shells expect of it
+        # By the signal itself, so that a loop of a shell ends, too.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
 
 
 def run() -> None:
@@ -95,7 +99,7 @@ def load_of_machine() -> float:
 
 def make_cases() -> list[Case]:
     """A layer, attention over a long sequence, and one new token with a cache of keys."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
 
     def normal(*shape: int) -> NDArray[Any]:
         return generator.standard_normal(shape, dtype=np.float32)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -56,14 +57,16 @@ def test_it_ends_without_a_word_where_its_reader_does():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its Ctrl-C goes to a group of processes")
-def test_it_ends_without_a_word_at_ctrl_c():
+@pytest.mark.parametrize("delay", [0, 0.001, 0.002, 0.01, 0.3])
+def test_it_ends_without_a_word_at_ctrl_c(delay):
     with subprocess.Popen([sys.executable, "-m", "mha"], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as program:
         while not program.stdout.readline().startswith("Racing"):
             pass
+        time.sleep(delay)
         program.send_signal(signal.SIGINT)
         assert program.stderr.read() == ""
-        assert program.wait() == 130
+        assert program.wait() == -signal.SIGINT
 
 
 def test_the_configuration_comes_first(lines):

@@ -70,8 +70,9 @@ def additive_attention_backward(
 ) -> dict[str, NDArray[Any] | None]: ...
 def multi_head_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object, W_v: object,
-    W_o: object, b_q: ArrayLike | None, b_k: ArrayLike | None, b_v: ArrayLike | None,
-    b_o: ArrayLike | None, num_heads: int, num_kv_heads: int | None, head_gate: ArrayLike | None,
+    W_o: object, W_g: object, b_q: ArrayLike | None, b_k: ArrayLike | None,
+    b_v: ArrayLike | None, b_o: ArrayLike | None, b_g: ArrayLike | None, num_heads: int,
+    num_kv_heads: int | None, head_gate: ArrayLike | None,
     options: AttentionOptions, /, *, return_weights: bool = False, return_lse: bool = False,
     dtype: DTypeLike | None = None, key_is_query: bool = False, value_is_key: bool = False,
     save: bool = False, rotary: tuple[bytes, bool, float] | None = None,
@@ -93,6 +94,12 @@ def prepare_heads(
     save: bool = False
 ) -> Any: ...
 def prepare_heads_backward(
+    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+) -> dict[str, NDArray[Any] | None]: ...
+def output_gate(
+    merged: ArrayLike, logits: ArrayLike, num_heads: int, /, *, save: bool = False
+) -> Any: ...
+def output_gate_backward(
     kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def rotary(

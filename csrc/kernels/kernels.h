@@ -361,6 +361,9 @@ typedef struct mha_elementwise_kernels {
     void (*fill)(void *to, double number, int64_t count);
     void (*add)(void *to, const void *from, int64_t count);
     void (*multiply)(void *to, const void *from, double factor, int64_t count);
+    void (*multiply_each)(void *to, const void *from, const void *factors, int64_t count);
+    /* s = sigmoid(x), and its slopes s (1 - s); math.inc. */
+    void (*sigmoid)(const void *x, void *s, void *slopes, int64_t count);
     void (*add_products)(const void *a, const void *b, int64_t count, mha_compensated_sum *sum);
     bool (*all_finite)(const void *numbers, int64_t count);
     bool (*all_zero)(const void *numbers, int64_t count);

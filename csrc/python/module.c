@@ -25,6 +25,8 @@ static PyMethodDef methods[] = {
     FASTCALL(merge_attention),
     FASTCALL(prepare_heads),
     FASTCALL(prepare_heads_backward),
+    FASTCALL(output_gate),
+    FASTCALL(output_gate_backward),
     FASTCALL(rotary),
     FASTCALL(rotary_backward),
     FUNCTION(dropout_mask, METH_FASTCALL),

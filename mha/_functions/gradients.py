@@ -106,6 +106,8 @@ class MultiHeadAttentionGradients(NamedTuple):
     b_k: Gradient
     b_v: Gradient
     b_o: Gradient
+    W_g: Gradient
+    b_g: Gradient
     q_norm: Gradient
     k_norm: Gradient
     head_gate: Gradient

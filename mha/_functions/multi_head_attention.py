@@ -17,8 +17,8 @@ from mha._functions.rotary import Rotary, as_record
 
 Array = NDArray[Any]
 # The parameters, as layers and files name them.
-WEIGHTS = ("W_q", "W_k", "W_v", "W_o")
-BIASES = ("b_q", "b_k", "b_v", "b_o")
+WEIGHTS = ("W_q", "W_k", "W_v", "W_o", "W_g")  # W_g where there is an output gate
+BIASES = ("b_q", "b_k", "b_v", "b_o", "b_g")
 NORMS = ("q_norm", "k_norm")
 NormOf = Literal["head", "width"]
 
@@ -32,6 +32,8 @@ class FigureKeywords(AttentionKeywords, total=False):
     b_k: ArrayLike | None
     b_v: ArrayLike | None
     b_o: ArrayLike | None
+    W_g: ArrayLike | None
+    b_g: ArrayLike | None
     num_heads: Required[int]
     num_kv_heads: int | None
     head_gate: ArrayLike | None
@@ -79,6 +81,7 @@ def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *more: Never, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        W_g: ArrayLike | None = None, b_g: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None,
         q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None, norm_eps: float = 1e-6,
@@ -98,6 +101,10 @@ def multi_head_attention(
     W_v : array (value_dim, num_kv_heads * value_head_dim)
     W_o : array (num_heads * value_head_dim, output_dim)
     b_q, b_k, b_v, b_o : arrays, one number for each column of their W; optional
+    W_g : array (query_dim, num_heads * value_head_dim) or (query_dim, num_heads), optional
+        The output gate: merged heads times sigmoid(query @ W_g + b_g), before W_o and after
+        head_gate; with a column a head, all of a head's columns times one number (Qiu et al. 2025).
+    b_g : array, one number for each column of W_g; optional
     num_heads : int
     num_kv_heads : int, by default num_heads
     head_gate : array (num_heads,), optional
@@ -125,7 +132,8 @@ def multi_head_attention(
     ------
     ValueError, TypeError: as `scaled_dot_product_attention`; a mask or bias of 3 dimensions too.
 
-    Source: Vaswani et al. 2017, section 3.2.2; shared key heads as in Ainslie et al. 2023.
+    Source: Vaswani et al. 2017, section 3.2.2; shared key heads as in Ainslie et al. 2023; the
+    output gate: Qiu et al. 2025, "Gated Attention for Large Language Models", section 2.
 
     >>> x, W = np.ones((2, 4, 512)), np.eye(512)
     >>> mha.multi_head_attention(x, x, x, W, W, W, W, num_heads=8).shape
@@ -141,8 +149,9 @@ def multi_head_attention(
             key_is_query=key is query)
     with drawn(chosen) as drawn_options:
         return core(
-            query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
-            head_gate, drawn_options, return_weights=return_weights, return_lse=return_lse)
+            query, key, value, W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g, num_heads,
+            num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
+            return_lse=return_lse)
 
 
 @takes_options(ATTENTION, before="wrt")
@@ -150,6 +159,7 @@ def multi_head_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *more: Never, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        W_g: ArrayLike | None = None, b_g: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None,
         q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None, norm_eps: float = 1e-6,
@@ -161,8 +171,8 @@ def multi_head_attention_vjp(
 
     Parameters
     ----------
-    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "q_norm", "k_norm", "head_gate",
-        "bias", "alibi", "relative_bias", "sinks", optional
+    wrt : names out of "query", "key", "value", "W_q", ..., "b_o", "W_g", "b_g", "q_norm", "k_norm",
+        "head_gate", "bias", "alibi", "relative_bias", "sinks", optional
         Whose gradients are wanted; by default all of them.
     The rest : as in `multi_head_attention`. The arrays are kept, not copied: they must not change
         before the pullback is called.
@@ -196,8 +206,8 @@ def multi_head_attention_vjp(
             key_is_query=key is query)
     with drawn(chosen) as drawn_options:
         output, saved = core(
-            query, key, value, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads,
-            head_gate, drawn_options, save=True)
+            query, key, value, W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g, num_heads,
+            num_kv_heads, head_gate, drawn_options, save=True)
     return output, pullback_of(_core.multi_head_attention_backward, saved, wanted,
                                MultiHeadAttentionGradients)
 

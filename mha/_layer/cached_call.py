@@ -161,9 +161,9 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
         key_positions = as_positions(key_positions, "key_positions", batch, key_len)
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
-    _, W_k, W_v, _, _, b_k, b_v, *_ = state.call
-    key_heads = by_head(state, "k", _core.linear(keys, W_k, b_k), key_positions)
-    value_heads = by_head(state, "v", _core.linear(values, W_v, b_v))
+    call = state.call
+    key_heads = by_head(state, "k", _core.linear(keys, call.W_k, call.b_k), key_positions)
+    value_heads = by_head(state, "v", _core.linear(values, call.W_v, call.b_v))
     memory._fill(key_heads, value_heads, counts)
     return memory
 

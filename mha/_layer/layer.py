@@ -32,6 +32,7 @@ from mha._layer.settings import (
     FEWER_HEADS,
     OTHER_OPTION,
     OTHER_SIZES,
+    OutputGate,
     Parameter,
     Setting,
     ShownDtype,
@@ -98,6 +99,9 @@ class MultiHeadAttention(OwnNames):
         Norms queries and keys before that, each head or all together, by parameters q_norm and
         k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
     norm_eps, norm_offset : float
+    output_gate : "element" or "head", optional
+        The merged heads times sigmoid(query @ W_g + b_g), before W_o: a number for each of their
+        columns, or one a head (Qiu et al. 2025). use_bias=True has b_g, too; its letter is "g".
 
     Attributes
     ----------
@@ -108,7 +112,8 @@ class MultiHeadAttention(OwnNames):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
     An array of the layer's type that is assigned is kept, not copied.
     q_norm, k_norm (head_dim,), or for "width" (num_heads * head_dim,) and
-    (num_kv_heads * head_dim,), or None.
+    (num_kv_heads * head_dim,), or None. W_g (query_dim, num_heads * value_head_dim), or for "head"
+    (query_dim, num_heads), and b_g, or None.
 
     Calls
     -----
@@ -147,6 +152,7 @@ class MultiHeadAttention(OwnNames):
     qk_norm = Setting["NormOf | None"]("a new layer with qk_norm")
     norm_eps = Setting[float]("a new layer with norm_eps")
     norm_offset = Setting[float]("a new layer with norm_offset")
+    output_gate = Setting["OutputGate | None"]("a new layer with output_gate")
     dtype = ShownDtype("astype(dtype), which gives a copy")
 
     W_q = Parameter()
@@ -157,6 +163,8 @@ class MultiHeadAttention(OwnNames):
     b_k = Parameter()
     b_v = Parameter()
     b_o = Parameter()
+    W_g = Parameter()
+    b_g = Parameter()
     sinks = Parameter()
     relative_bias = Parameter()
     q_norm = Parameter()
@@ -173,7 +181,7 @@ class MultiHeadAttention(OwnNames):
                  sinks: bool = False, relative_bias: int | None = None,
                  rotary: Rotary | None = None, qk_norm: NormOf | None = None,
                  norm_eps: float = 1e-6, norm_offset: float = 0.0,
-                 dtype: DTypeLike = np.float32,
+                 output_gate: OutputGate | None = None, dtype: DTypeLike = np.float32,
                  rng: RandomSource = None) -> None:
         if more:
             raise too_many(MultiHeadAttention.__init__, more)
@@ -182,7 +190,8 @@ class MultiHeadAttention(OwnNames):
             head_dim=head_dim, value_head_dim=value_head_dim, query_dim=query_dim,
             key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, dtype=dtype, scale=scale,
             softcap=softcap, window=window, alibi=alibi, sinks=sinks, relative_bias=relative_bias,
-            rotary=rotary, qk_norm=qk_norm, norm_eps=norm_eps, norm_offset=norm_offset)
+            rotary=rotary, qk_norm=qk_norm, norm_eps=norm_eps, norm_offset=norm_offset,
+            output_gate=output_gate)
         self._state = layer_state.new_state(settings, layer_state.xavier_uniform(settings, rng))
 
     @property
@@ -335,12 +344,11 @@ class MultiHeadAttention(OwnNames):
                     return_lse=return_lse)
             keys = query if key is None else key
             values = keys if value is None else value
-            W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads, num_kv_heads = state.call
             with drawn(chosen) as drawn_options:
                 return core(
-                    query, keys, values, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, num_heads,
-                    num_kv_heads, head_gate, drawn_options, return_weights=return_weights,
-                    return_lse=return_lse, dtype=state.settings.dtype)
+                    query, keys, values, *state.call, head_gate, drawn_options,
+                    return_weights=return_weights, return_lse=return_lse,
+                    dtype=state.settings.dtype)
         except (TypeError, ValueError) as error:
             layer_options.explain(call, error, {"key": key, "value": value}, cache)
             raise
@@ -653,7 +661,7 @@ class MultiHeadAttention(OwnNames):
 
     @checks_keywords
     def quantize(self, kind: str, *,
-                 parameters: Collection[str] = ("W_q", "W_k", "W_v", "W_o")) -> Self:
+                 parameters: Collection[str] = WEIGHTS) -> Self:
         """Freeze the layer with matrices of 8 or 4 bits a number: "q8_0" or "q4_0".
 
         It computes in float32, and gives the bits of the frozen layer of the dequantised numbers,
@@ -666,7 +674,7 @@ class MultiHeadAttention(OwnNames):
         kind : "q8_0" or "q4_0"
             Blocks of 32 numbers along the input axis that share a float16 scale, as llama.cpp has
             them.
-        parameters : names of matrices
+        parameters : names of matrices, by default "W_q", "W_k", "W_v", "W_o" and, if any, "W_g"
             Those that are quantised; the others are kept in float32.
 
         Raises
@@ -682,6 +690,8 @@ class MultiHeadAttention(OwnNames):
         True
         """
         names = wanted_names(parameters, WEIGHTS, "parameters")
+        if parameters is not WEIGHTS and "W_g" in names:
+            layer_state.check_has(self._state.settings, "W_g")
         self._change(lambda state: layer_state.in_blocks(state, kind, names))
         return self
 

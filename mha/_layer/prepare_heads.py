@@ -1,5 +1,6 @@
-"""What a layer does to projected queries and keys before attention, where a step is on its own:
-ragged calls, memories and Dask's tasks. The core's multi_head_attention does it within.
+"""What a layer does to projected queries and keys before attention, and to merged heads after it,
+where a step is on its own: ragged calls, memories and Dask's tasks. The core's multi_head_attention
+does it within.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def prepared(state: LayerState, which: str, projected: Array, positions: Maybe =
                                  state.parameters.get(which + "_norm"), settings.norm_eps,
                                  settings.norm_offset, save=save)
     return result if save else (result, None)
+
+
+def gated(state: LayerState, merged: Array, query: Array) -> Array:
+    """Merged heads (..., num_heads * d) times the output gate of the query's rows (..., query_dim),
+    where the layer has one."""
+    call = state.call
+    if call.W_g is None:
+        return merged
+    return _core.output_gate(merged, _core.linear(query, call.W_g, call.b_g), call.num_heads)
 
 
 def by_head(state: LayerState, which: str, projected: Array, positions: Maybe = None) -> Array:

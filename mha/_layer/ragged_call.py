@@ -5,6 +5,8 @@ positions begin with 0, or go on behind those that a pool of pages has of it.
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from mha._functions.options import AttentionOptions
 from mha._layer import state as layer_state
 from mha._layer.cached_call import check_cache_fits, check_not_training, checked_options
 from mha._layer.paged_cache import PagedLayer
-from mha._layer.prepare_heads import heads_of, prepared
+from mha._layer.prepare_heads import gated, heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
 
 Array = NDArray[Any]
@@ -36,6 +38,7 @@ REFUSED = {  # arguments of a call that do not go with starts, and why
 # What the gradients of attention's inputs are needed for, and what all sequences share.
 BEFORE = {"query": {"query", "W_q", "b_q", "q_norm"}, "key": {"query", "W_k", "b_k", "k_norm"},
           "value": {"query", "W_v", "b_v"}}
+OF_GATE = {"query", "W_g", "b_g"}
 SHARED = ("alibi", "relative_bias", "sinks")
 
 
@@ -56,7 +59,7 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
         results = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, return_lse=return_lse,
             head_gate=head_gate)
-    return _output(state, results)
+    return _output(state, results, rows)
 
 
 def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
@@ -81,16 +84,16 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
         query, cache.key, cache.value, begins, new.key_starts,
         undrawn._replace(causal=True, query_offset=new.query_offset),
         return_lse=return_lse, head_gate=gate, page_tables=new.tables)
-    output = _output(state, results)
+    output = _output(state, results, rows)
     cache.publish(new)
     return output
 
 
-def _output(state: LayerState, results: Any) -> Any:
-    """Attention's results, the first one merged and projected."""
+def _output(state: LayerState, results: Any, rows: Array) -> Any:
+    """Attention's results, the first one merged, gated and projected."""
     attended, *lse = results if isinstance(results, tuple) else (results,)
-    output = returned(_core.linear(_merged(attended), state.call.W_o, state.call.b_o),
-                      state.settings.dtype)
+    merged = gated(state, _merged(attended), rows)
+    output = returned(_core.linear(merged, state.call.W_o, state.call.b_o), state.settings.dtype)
     return (output, *lse) if lse else output
 
 
@@ -107,13 +110,24 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
     with drawn(options) as drawn_options:
         attended, saved = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, save=True)
-    gated = attended if gate is None else attended * gate
-    output, saved_output = _core.linear(_merged(gated), arguments.W_o, arguments.b_o, save=True)
+    merged = _merged(attended if gate is None else attended * gate)
+    if arguments.W_g is not None:
+        logits, saved_logits = _core.linear(rows, arguments.W_g, arguments.b_g, save=True)
+        merged, saved_gate = _core.output_gate(merged, logits, arguments.num_heads, save=True)
+    output, saved_output = _core.linear(merged, arguments.W_o, arguments.b_o, save=True)
 
     def pullback(grad_output: ArrayLike, grad_lse: Maybe = None) -> MultiHeadAttentionGradients:
         """The gradients of a loss by name, from those by the output and by lse (or None: zeros)."""
         found: dict[str, Gradient] = dict.fromkeys(MultiHeadAttentionGradients._fields)
         grad_merged = _linear_backward(saved_output, grad_output, "o", wanted | {"x"}, found)
+        grad_rows = []
+        if arguments.W_g is not None:
+            of_gate = _core.output_gate_backward(saved_gate, grad_merged, None,
+                                                 {"merged", "logits"})
+            grad_merged = of_gate["merged"]
+            if wanted & OF_GATE:
+                grad_rows.append(_linear_backward(saved_logits, np.asarray(of_gate["logits"]), "g",
+                                                  _with_x(wanted), found))
         grad_attended = grad_gated = np.asarray(grad_merged).reshape(attended.shape)
         if gate is not None:
             grad_attended = grad_gated * gate
@@ -124,10 +138,10 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
         gradients = _core.scaled_dot_product_attention_varlen_backward(
             saved, grad_attended, grad_lse, needed | (wanted & {*SHARED}))
         found |= {name: gradients[name] for name in SHARED}
-        grad_rows = [_projected_backward(step, gradients[name], wanted, found)
-                     for name, step in zip(BEFORE, steps, strict=True) if name in needed]
+        grad_rows[:0] = [_projected_backward(step, gradients[name], wanted, found)
+                         for name, step in zip(BEFORE, steps, strict=True) if name in needed]
         if "query" in wanted:
-            grad_x = grad_rows[0] + grad_rows[1] + grad_rows[2]
+            grad_x = functools.reduce(operator.add, grad_rows)
             found["query"] = (shown(rounded(grad_x, given.dtype)) if is_half(given.dtype)
                               else grad_x)
         return MultiHeadAttentionGradients(**found)
@@ -147,11 +161,11 @@ class Projected(NamedTuple):
 def _projected(state: LayerState, arguments: CallArguments, rows: Array, starts: Array,
                save: bool = False, positions: Array | None = None) -> list[Projected]:
     """Of query, key and value; by default positions begin with 0 in each sequence."""
-    W_q, W_k, W_v, _, b_q, b_k, b_v, *_ = arguments
     if positions is None and state.settings.rotary is not None:
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     steps = []
-    for which, W, b in (("q", W_q, b_q), ("k", W_k, b_k), ("v", W_v, b_v)):
+    for which, W, b in (("q", arguments.W_q, arguments.b_q), ("k", arguments.W_k, arguments.b_k),
+                        ("v", arguments.W_v, arguments.b_v)):
         result = _core.linear(rows, W, b, save=save)
         projected, linear = result if save else (result, None)
         merged, preparation = prepared(state, which, projected[None], positions, save=save)
@@ -172,8 +186,12 @@ def _projected_backward(step: Projected, grad_heads: Gradient, wanted: set[str],
                                                  {"x"} | {"norm"} if norm in wanted else {"x"})
         found[norm] = gradients["norm"]
         grad_projected = np.asarray(gradients["x"])[0]
-    goals = wanted | {"x"} if "query" in wanted else wanted
-    return _linear_backward(step.linear, grad_projected, step.which, goals, found)
+    return _linear_backward(step.linear, grad_projected, step.which, _with_x(wanted), found)
+
+
+def _with_x(wanted: set[str]) -> set[str]:
+    """With "x", the rows of query, where query's gradient is wanted."""
+    return wanted | {"x"} if "query" in wanted else wanted
 
 
 def _linear_backward(saved: object, grad_output: ArrayLike, which: str, wanted: set[str],

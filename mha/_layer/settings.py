@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, NamedTuple, Never, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Never, Protocol, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -25,8 +25,10 @@ from mha._functions.packed_weight import numbers_of
 from mha._functions.rotary import Rotary, as_record
 
 T = TypeVar("T")
+OutputGate = Literal["element", "head"]
 
 PROJECTIONS = "qkvo"
+GATE = "g"  # the output gate's letter
 # What to do in place of an assignment.
 OTHER_SIZES = "a new layer of these sizes"
 OTHER_OPTION = "a new layer with another one, or one that a call gives"
@@ -46,7 +48,7 @@ class LayerSettings(NamedTuple):
     value_dim: int
     output_dim: int
     dropout: float
-    use_bias: bool | str  # letters of "qkvo", where not all or none have one
+    use_bias: bool | str  # letters of "qkvog", where not all or none have one
     dtype: np.dtype[Any]
     # Those below have come later: older pickles are without.
     scale: float | None = None
@@ -59,6 +61,7 @@ class LayerSettings(NamedTuple):
     qk_norm: NormOf | None = None
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
+    output_gate: OutputGate | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
@@ -69,7 +72,10 @@ class LayerSettings(NamedTuple):
         shapes: dict[str, tuple[int, ...]] = {
             "W_q": (self.query_dim, queries), "W_k": (self.key_dim, keys),
             "W_v": (self.value_dim, values), "W_o": (merged, self.output_dim)}
-        biased = biased_projections(self.use_bias)
+        if self.output_gate is not None:
+            gates = merged if self.output_gate == "element" else self.num_heads
+            shapes["W_g"] = (self.query_dim, gates)
+        biased = biased_projections(self.use_bias, self.output_gate)
         shapes |= {"b_" + name: shapes["W_" + name][1:] for name in biased}
         if self.sinks:
             shapes["sinks"] = (self.num_heads,)
@@ -90,7 +96,7 @@ def checked_settings(
         softcap: float | None = None, window: Window | None = None,
         alibi: ArrayLike | None = None, sinks: bool = False, relative_bias: int | None = None,
         rotary: Rotary | None = None, qk_norm: NormOf | None = None, norm_eps: float = 1e-6,
-        norm_offset: float = 0.0) -> LayerSettings:
+        norm_offset: float = 0.0, output_gate: OutputGate | None = None) -> LayerSettings:
     """The constructor's arguments, checked; its docstring has the defaults that None stands for."""
     embed_dim = as_size(embed_dim, "embed_dim")
     num_heads = as_size(num_heads, "num_heads")
@@ -104,16 +110,18 @@ def checked_settings(
     head_dim = as_size(head_dim, "head_dim", embed_dim // num_heads)
     key_dim = as_size(key_dim, "key_dim", embed_dim)
     preparation = Preparation(rotary, qk_norm, norm_eps, norm_offset, head_dim)
+    check_choice(output_gate, "output_gate", ("element", "head"))
     return LayerSettings(
         embed_dim, num_heads, num_kv_heads, head_dim,
         as_size(value_head_dim, "value_head_dim", head_dim),
         as_size(query_dim, "query_dim", embed_dim), key_dim,
         as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
-        as_probability(dropout, "dropout"), as_projections(use_bias),
+        as_probability(dropout, "dropout"), as_projections(use_bias, output_gate),
         layer_dtype(dtype), as_scale(scale), as_softcap(softcap),
         as_window(window), as_alibi(alibi, num_heads),
         as_bool(sinks, "sinks"), as_farthest(relative_bias),
-        preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset)
+        preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset,
+        output_gate)
 
 
 class Preparation:
@@ -128,29 +136,37 @@ class Preparation:
             if rotary.dims > head_dim:
                 raise ValueError(f"rotary: got {rotary.dims} dims, wanted at most head_dim"
                                  f" ({head_dim})")
-        if qk_norm is not None and (not isinstance(qk_norm, str)
-                                    or qk_norm not in ("head", "width")):
-            wrong = ValueError if isinstance(qk_norm, str) else TypeError
-            raise wrong(f'qk_norm: got {qk_norm!r}, wanted "head", "width" or None')
+        check_choice(qk_norm, "qk_norm", ("head", "width"))
         self.rotary = rotary
         self.qk_norm = qk_norm
         self.norm_eps = as_finite(norm_eps, "norm_eps", least=0)
         self.norm_offset = as_finite(norm_offset, "norm_offset")
 
 
-def as_projections(use_bias: Any) -> bool | str:
-    """The projections that have a bias: True for all four, False for none, else letters of qkvo."""
+def check_choice(given: Any, name: str, choices: tuple[str, str]) -> None:
+    """That it is one of two words, or None."""
+    if given is not None and (not isinstance(given, str) or given not in choices):
+        wrong = ValueError if isinstance(given, str) else TypeError
+        first, second = choices
+        raise wrong(f'{name}: got {given!r}, wanted "{first}", "{second}" or None')
+
+
+def as_projections(use_bias: Any, output_gate: OutputGate | None) -> bool | str:
+    """The projections that have a bias: True for all that there are, False for none, else letters
+    of them."""
     if not isinstance(use_bias, str):
         return as_bool(use_bias, "use_bias")
-    if set(use_bias) - set(PROJECTIONS) or len(set(use_bias)) < len(use_bias):
+    letters = PROJECTIONS + GATE * (output_gate is not None)
+    if set(use_bias) - set(letters) or len(set(use_bias)) < len(use_bias):
         raise ValueError(f"use_bias: got {use_bias!r}, wanted True, False, or letters of"
-                         f" {PROJECTIONS!r}, each once")
-    named = "".join(name for name in PROJECTIONS if name in use_bias)
-    return {PROJECTIONS: True, "": False}.get(named, named)
+                         f" {letters!r}, each once")
+    named = "".join(name for name in letters if name in use_bias)
+    return {letters: True, "": False}.get(named, named)
 
 
-def biased_projections(use_bias: bool | str) -> str:
-    return use_bias if isinstance(use_bias, str) else PROJECTIONS * use_bias
+def biased_projections(use_bias: bool | str, output_gate: OutputGate | None) -> str:
+    letters = PROJECTIONS + GATE * (output_gate is not None)
+    return use_bias if isinstance(use_bias, str) else letters * use_bias
 
 
 def as_scale(scale: Any) -> float | None:

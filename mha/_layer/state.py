@@ -50,10 +50,12 @@ class CallArguments(NamedTuple):
     W_k: Any
     W_v: Any
     W_o: Any
+    W_g: Any  # None without an output gate
     b_q: NDArray[Any] | None
     b_k: NDArray[Any] | None
     b_v: NDArray[Any] | None
     b_o: NDArray[Any] | None
+    b_g: NDArray[Any] | None
     num_heads: int
     num_kv_heads: int
 
@@ -63,7 +65,7 @@ class LayerState(NamedTuple):
 
     settings: LayerSettings
     parameters: Mapping[str, Any]  # arrays; a matrix that is quantised is a PackedWeight
-    packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_o as the core's fast path reads
+    packed: tuple[object, ...] | None  # of a frozen layer: W_q to W_g as the core's fast path reads
     call: CallArguments
     options: AttentionOptions  # of a call that gives none
     core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
@@ -72,7 +74,7 @@ class LayerState(NamedTuple):
 def new_state(settings: LayerSettings, parameters: Mapping[str, Any],
               packed: tuple[object, ...] | None = None) -> LayerState:
     """The only way to make one: `call` is what the others say."""
-    matrices = packed or tuple(parameters[name] for name in WEIGHTS)
+    matrices = packed or tuple(map(parameters.get, WEIGHTS))
     return LayerState(settings, parameters, packed,
                       call_arguments(settings, matrices, parameters),
                       layer_options.options_of_layer(settings, parameters),
@@ -143,7 +145,8 @@ def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],
 
 def plain_call(state: LayerState) -> CallArguments:
     """`state.call` with the matrices as arrays, which the gradients read too."""
-    matrices = tuple(numbers_of(state.parameters[name]) for name in WEIGHTS)
+    matrices = tuple(numbers_of(state.parameters[name]) if name in state.parameters else None
+                     for name in WEIGHTS)
     return call_arguments(state.settings, matrices, state.parameters)
 
 
@@ -185,8 +188,9 @@ def with_packed(settings: LayerSettings, parameters: dict[str, Any]) -> LayerSta
     """The state of a frozen layer, whose these arrays are from now on."""
     packed = []
     for name in WEIGHTS:
-        parameter = parameters[name]
-        packed.append(parameter._core_weight if isinstance(parameter, PackedWeight)
+        parameter = parameters.get(name)
+        packed.append(None if parameter is None
+                      else parameter._core_weight if isinstance(parameter, PackedWeight)
                       else _core.pack_weight(parameter))
     for parameter in parameters.values():
         if not isinstance(parameter, PackedWeight):
@@ -247,10 +251,11 @@ def with_dropout(state: LayerState, dropout: float) -> LayerState:
 def check_has(settings: LayerSettings, name: str) -> None:
     """That the layer was made with this parameter."""
     if name not in settings.shapes():
-        if name in BIASES:
+        if name in BIASES and (name != "b_g" or settings.output_gate is not None):
             raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
                              f" letters with {name[-1]!r}")
-        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r"}.get(name, "qk_norm=")
+        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r", "W_g": "output_gate=",
+                  "b_g": "output_gate="}.get(name, "qk_norm=")
         raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
                          f" {wanted}")
 
@@ -338,7 +343,8 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
         raise ValueError(f"heads: got {heads}, which leaves {heads_left.tolist()} heads"
                          " to the key heads, wanted equally many for each that stays")
     chosen = {"q": (kept, settings.head_dim), "k": (key_heads, settings.head_dim),
-              "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim)}
+              "v": (key_heads, settings.value_head_dim), "o": (kept, settings.value_head_dim),
+              "g": (kept, 1 if settings.output_gate == "head" else settings.value_head_dim)}
     parameters: dict[str, Any] = {}
     for name, parameter in state.parameters.items():
         if name in NORMS or name == "b_o":

@@ -28,7 +28,7 @@ from mha._functions.options import (
 )
 from mha._layer.layer import MultiHeadAttention as Layer
 from mha._layer.options import call_options
-from mha._layer.prepare_heads import by_head, heads_of
+from mha._layer.prepare_heads import by_head, gated, heads_of
 from mha.dask._attention import DaskOrArray, scaled_dot_product_attention
 from mha.dask._cuts import adopted, as_dask, is_dask, starts
 from mha.dask._graph import Key, Task, TaskRef
@@ -129,14 +129,15 @@ class MultiHeadAttention:
                                  f" has, {given[0][1].ndim}")
         if is_one:
             given = [(name, rows[None], was_dask) for name, rows, was_dask in given]
+        inputs = adopted(given)
         heads = [self._heads(which, rows, name, where) for which, name, rows, where in zip(
-            "qkv", ("query", "key", "value"), adopted(given),
+            "qkv", ("query", "key", "value"), inputs,
             (positions, key_positions, None), strict=True)]
         attended = scaled_dot_product_attention(
             *heads, return_weights=return_weights, return_lse=return_lse, split_every=split_every,
             **_of_scores(chosen._asdict(), is_one))
         output, *others = attended if isinstance(attended, tuple) else (attended,)
-        results = [self._projected(output), *others]
+        results = [self._projected(output, inputs[0]), *others]
         if is_one:
             results = [result[0] for result in results]
         return tuple(results) if others else results[0]
@@ -173,25 +174,30 @@ class MultiHeadAttention:
             written[chunk] = Task(chunk, project, TaskRef(self._name), which, name,
                                   TaskRef((rows.name, item, row, 0)), part[1].start, here)
         chunks = (rows.chunks[0], (heads_of(settings, which),), rows.chunks[1], (head_dim,))
-        return self._array(result, written, rows, chunks, computing_dtype(settings.dtype))
+        return self._array(result, written, [rows], chunks, computing_dtype(settings.dtype))
 
-    def _projected(self, attended: da.Array) -> da.Array:
-        """(batch, heads, len, d) merged, through the output projection: (batch, len, dim)."""
+    def _projected(self, attended: da.Array, query: da.Array) -> da.Array:
+        """(batch, heads, len, d) merged, gated by rows of query where the layer has a gate, through
+        the output projection: (batch, len, dim)."""
         settings = self._layer._state.settings
-        whole = attended.rechunk({1: -1})
+        sources = [attended.rechunk({1: -1})]
+        rows, _, length, _ = sources[0].chunks
+        if settings.output_gate is not None:
+            sources.append(query.rechunk((rows, length, -1)))
         written: dict[Key, Task] = {}
-        name = f"mha-projected-{tokenize(self._name, whole.name)}"
-        for item, row in np.ndindex(whole.numblocks[0], whole.numblocks[2]):
-            chunk = (name, item, row, 0)
-            written[chunk] = Task(chunk, merge_and_project, TaskRef(self._name),
-                                  TaskRef((whole.name, item, 0, row, 0)))
-        chunks = (whole.chunks[0], whole.chunks[2], (settings.output_dim,))
-        return self._array(name, written, whole, chunks, shown_dtype(settings.dtype))
+        name = f"mha-projected-{tokenize(self._name, *(source.name for source in sources))}"
+        for item, row in np.ndindex(len(rows), len(length)):
+            chunk, at = (name, item, row, 0), ((item, 0, row, 0), (item, row, 0))
+            written[chunk] = Task(chunk, merge_and_project, TaskRef(self._name), *(
+                TaskRef((source.name, *place))
+                for source, place in zip(sources, at, strict=False)))
+        chunks = (rows, length, (settings.output_dim,))
+        return self._array(name, written, sources, chunks, shown_dtype(settings.dtype))
 
-    def _array(self, name: str, written: dict[Key, Task], source: da.Array, chunks: Any,
+    def _array(self, name: str, written: dict[Key, Task], sources: list[da.Array], chunks: Any,
                dtype: Any) -> da.Array:
         """The tasks as an array; the layer itself is one node of the graph."""
-        below = HighLevelGraph.from_collections(name, MaterializedLayer(written), [source])
+        below = HighLevelGraph.from_collections(name, MaterializedLayer(written), sources)
         parameters = {self._name: DataNode(self._name, self._layer)}
         graph = HighLevelGraph(
             {**below.layers, self._name: MaterializedLayer(parameters)},
@@ -227,9 +233,11 @@ def project(layer: Layer, which: str, name: str, rows: Array, first_row: int,
         return by_head(state, which, _core.linear(rows, weight, bias), positions)
 
 
-def merge_and_project(layer: Layer, attended: Array) -> Array:
-    """Task: a chunk of rows of all heads to the layer's output."""
+def merge_and_project(layer: Layer, attended: Array, query: Array | None = None) -> Array:
+    """Task: a chunk of rows of all heads, and query's rows for the gate, to the layer's output."""
     state = layer._state
     with threads(share_of_cores()):
         merged = _core.merge_heads(attended)
+        if query is not None:
+            merged = gated(state, merged, as_computed(query, "query", state.settings.dtype))
         return returned(_core.linear(merged, state.call.W_o, state.call.b_o), state.settings.dtype)

@@ -63,6 +63,10 @@ OF_FRAMEWORKS = (
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 OF_META = {"q": "wq", "k": "wk", "v": "wv", "o": "wo"}
 PLAIN: Form = linears(NAMES, bias=None)
+# Each head's gate stands behind its query.
+GATED: Form = {**linears({letter: NAMES[letter] for letter in "kvo"}, bias=None),
+               "q_proj.weight": Stored(("W_q", "W_g"), ("heads 2 head_dim", "query_dim")),
+               "q_proj.bias": Stored(("b_q", "b_g"), ("heads 2 head_dim",), optional=True)}
 # The same in files of llama.cpp, under "blk.{layer}.", and what else is there.
 OF_GGUF = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 GGUF: Form = linears(OF_GGUF, bias=None)
@@ -99,6 +103,9 @@ OF_DECODERS = (
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma3_text",), full_every=6),
     Layout("olmo2", ({**PLAIN, **WIDTH_NORMS},), NORMED, needs=("rotary", "norm_eps"),
            constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("olmo2",)),
+    Layout("qwen3_next", ({**GATED, **HEAD_NORMS},), NORMED, needs=("rotary", "norm_eps"),
+           constants={"norm_offset": 1.0}, passed_over=BUFFERS,
+           model_types=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
     Layout("gpt_oss", ({**PLAIN, **SINKS},), ROTARY, needs=("rotary", "window"),
            passed_over=BUFFERS, model_types=("gpt_oss",), full_every=2),
 )

@@ -14,15 +14,17 @@ from mha.parameters import _config as config
 from mha.parameters._table import AXES, BESIDE, Form, Layout, Stored
 
 NAME = "names="  # of the layout, in errors
-LETTERS = ("q", "k", "v", "o", "qkv")
+LETTERS = ("q", "k", "v", "o", "qkv", "g")
 # How a program calls the weight and the bias of what it names; the last is an array's own name.
 ENDINGS = ((".weight", ".bias"), (".kernel", ".bias"), ("", ""))
 PARAMETERS = (*AXES, *NORMS)
 BUFFERS = ("mask", "*_mask", "tril")
 # One side of cross-attention may be of another width; any projection may have a bias.
 EQUAL = (("key_dim", "value_dim"), ("head_dim", "value_head_dim"))
-BIASED = tuple("".join(letters) for count in range(1, 5)
-               for letters in itertools.combinations("qkvo", count))
+BIASED = tuple("".join(letters) for count in range(1, 6)
+               for letters in itertools.combinations("qkvog", count))
+# The output gate's columns: one for each of the merged heads', or one a head.
+GATES = ("heads value_head_dim", "heads")
 
 
 # How programs call the four layers: q, W_query, to_k, v_proj, out_linear, c_proj, ...
@@ -52,9 +54,10 @@ def own_layout(names: Any, transposed: bool | None) -> Layout:
     checked = _checked(names)
     endings = ENDINGS if checked.keys() & set(LETTERS) else ENDINGS[-1:]
     ways = (False, True) if transposed is None else (as_bool(transposed, "transposed"),)
+    gates = GATES if checked.keys() & {"g", "W_g"} else GATES[:1]
     has_norms = bool(checked.keys() & set(NORMS))
-    return Layout(NAME, tuple(_form(checked, *ending, is_transposed)
-                              for ending in endings for is_transposed in ways),
+    return Layout(NAME, tuple(_form(checked, *ending, is_transposed, gate)
+                              for ending in endings for gate in gates for is_transposed in ways),
                   {"norm_eps": config.norm_eps} if has_norms else {},
                   needs=("norm_eps",) * has_norms, passed_over=BUFFERS, nested=True,
                   partial_biases=BIASED, equal=EQUAL)
@@ -78,7 +81,7 @@ def _checked(names: Any) -> Mapping[str, str]:
                              f" {printable(layer)!r}: the layer, whose weight and bias are read")
     held = [parameter for own in names for parameter in _holds(own, "W") if parameter in WEIGHTS]
     twice = sorted({parameter for parameter in held if held.count(parameter) > 1})
-    missing = sorted(set(WEIGHTS) - set(held))
+    missing = sorted({*WEIGHTS} - {"W_g", *held})
     if twice or missing or len(set(names.values())) < len(names):
         letters = ", ".join(parameter[-1] for parameter in missing)
         got = f"none for {letters}" if missing else f"two for {twice}" if twice else "a name twice"
@@ -91,11 +94,12 @@ def _holds(own: str, kind: str) -> tuple[str, ...]:
     return tuple(f"{kind}_{letter}" for letter in own) if own in LETTERS else (own,)
 
 
-def _form(names: Mapping[str, str], weight: str, bias: str, is_transposed: bool) -> Form:
+def _form(names: Mapping[str, str], weight: str, bias: str, is_transposed: bool,
+          gate: str) -> Form:
     form = {}
     for own, theirs in names.items():
         is_layer = own in LETTERS
-        axes = _axes(_holds(own, "W")[0] if own != "qkv" else own)
+        axes = _axes(_holds(own, "W")[0] if own != "qkv" else own, gate)
         own_axes = axes[::-1] if is_transposed else axes
         form[theirs + weight * is_layer] = Stored(_holds(own, "W"), own_axes)
         if is_layer and bias:
@@ -103,8 +107,10 @@ def _form(names: Mapping[str, str], weight: str, bias: str, is_transposed: bool)
     return form
 
 
-def _axes(own: str) -> tuple[str, ...]:
+def _axes(own: str, gate: str) -> tuple[str, ...]:
     """Of the array, as mha has it."""
     if own == "qkv":
         return "query_dim", BESIDE
+    if own in ("W_g", "b_g"):
+        return ("query_dim", gate)[own == "b_g":]
     return AXES.get(own, ("head_dim",))  # a norm of each head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import EllipsisType
@@ -301,7 +302,7 @@ def _why(name: str, form: Form, arrays: Mapping[str, Array], known: Mapping[str,
         atoms = axis.split()
         heads = next((known[atom] for atom in ("heads", "kv_heads") if atom in atoms
                       and atom in known), 0)
-        parts = 3 if FUSED in atoms else 1
+        parts = math.prod(FUSED[atom] for atom in atoms if atom in FUSED)
         if heads and length % (heads * parts):
             return f"; {heads} heads do not divide {length // parts}"
     return ""
@@ -363,11 +364,18 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
         "value_dim": sizes["value_dim"], "output_dim": sizes["output_dim"], "use_bias": letters,
         "sinks": "sinks" in parameters,
         "relative_bias": None if relative_bias is None else relative_bias.shape[1] // 2,
-        "qk_norm": ("head" if per_head else "width") if norms else None, "dtype": dtype, **options}
+        "qk_norm": ("head" if per_head else "width") if norms else None,
+        "output_gate": _kind_of_gate(parameters), "dtype": dtype, **options}
     may_keep = BITS if asked.dtype is None and dtype == np.float32 else ()
     return asked.make(settings, {
         name: array.unpack() if isinstance(array, QuantisedArray) and array.dtype not in may_keep
         else array for name, array in parameters.items()})
+
+
+def _kind_of_gate(parameters: Mapping[str, Any]) -> str | None:
+    if "W_g" not in parameters:
+        return None
+    return "element" if parameters["W_g"].shape[1] == parameters["W_o"].shape[0] else "head"
 
 
 def _parameters(stored: Stored, array: Any, context: Context) -> dict[str, Any]:

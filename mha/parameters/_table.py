@@ -24,17 +24,19 @@ AXES = {
     "W_k": ("key_dim", "kv_heads head_dim"), "b_k": ("kv_heads head_dim",),
     "W_v": ("value_dim", "kv_heads value_head_dim"), "b_v": ("kv_heads value_head_dim",),
     "W_o": ("heads value_head_dim", "output_dim"), "b_o": ("output_dim",),
+    "W_g": ("query_dim", "heads value_head_dim"), "b_g": ("heads value_head_dim",),
     "sinks": ("heads",),
 }
 EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
-FUSED = "3"  # the axis along which query, key and value stand beside each other
+# The axes along which parameters stand beside each other: query, key and value; query and gate.
+FUSED = {"3": 3, "2": 2}
 BESIDE = "3 heads head_dim"  # all heads of one before those of the next
 
 
 class Stored(NamedTuple):
     """One array of a state."""
 
-    holds: tuple[str, ...]  # the parameters in it: several, in the order of the axis "3"
+    holds: tuple[str, ...]  # the parameters in it: several, in the order of the fused axis
     axes: tuple[str, ...]   # of the array, each by the axes that are merged in it, outermost first
     optional: bool = False
     # For what is no matter of axes alone: from the state's array to the parameter, and back.
@@ -47,6 +49,11 @@ class Stored(NamedTuple):
     def atoms(self) -> list[str]:
         """Its axes before they are merged."""
         return " ".join(self.axes).split()
+
+    @property
+    def fused(self) -> str | None:
+        """The axis along which its parameters stand beside each other."""
+        return next((atom for atom in self.atoms if atom in FUSED), None)
 
 
 class Context(NamedTuple):
@@ -121,6 +128,8 @@ def whole_biases(layout: Layout, form: Form, there: set[str], wanted: str = "") 
 
 def axes_of(parameter: str, stored: Stored) -> tuple[str, ...]:
     """Of mha's array of the parameter."""
+    if parameter in ("W_g", "b_g") and "heads" in stored.axes:  # one number a head
+        return ("query_dim", "heads")[parameter == "b_g":]
     return AXES.get(parameter, stored.axes)
 
 
@@ -138,7 +147,7 @@ def solved(shapes: Iterable[tuple[Stored, tuple[int, ...]]], known: Sizes,
            equal: Pairs) -> dict[str, int]:
     """The sizes that follow from the arrays' shapes and what is known; that they all fit is
     another question."""
-    sizes = {FUSED: 3, **known}
+    sizes = {**FUSED, **known}
     arrays = list(shapes)
     before = -1
     while before < len(sizes):
@@ -166,7 +175,7 @@ def shape_of(axes: Iterable[str], sizes: Sizes) -> tuple[int, ...] | None:
 def spelled(axes: Iterable[str], sizes: Sizes) -> str:
     """As an error shows a shape: (heads 4 * head_dim 16, query_dim 64)."""
     return "(" + ", ".join(" * ".join(
-        atom if atom == FUSED else f"{atom} {sizes.get(atom, '?')}"
+        atom if atom in FUSED else f"{atom} {sizes.get(atom, '?')}"
         for atom in axis.split()) for axis in axes) + ")"
 
 
@@ -174,9 +183,9 @@ def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
     """The parameters in an array of a state, as mha shapes them: new arrays."""
     atoms = stored.atoms
     split = array.reshape([sizes[atom] for atom in atoms])
-    if FUSED in atoms:
-        parts = np.moveaxis(split, atoms.index(FUSED), 0)
-        atoms.remove(FUSED)
+    if stored.fused is not None:
+        parts = np.moveaxis(split, atoms.index(stored.fused), 0)
+        atoms.remove(stored.fused)
     else:
         parts = split[None]
     axes = axes_of(stored.holds[0], stored)
@@ -205,8 +214,8 @@ def matrices_of_blocks(stored: Stored, array: QuantisedArray,
 def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Array:
     """The array of a state that holds these parameters; the inverse of `taken_out`."""
     atoms = stored.atoms
-    fused_at = atoms.index(FUSED) if FUSED in atoms else None
-    rest = [atom for atom in atoms if atom != FUSED]
+    fused_at = None if stored.fused is None else atoms.index(stored.fused)
+    rest = [atom for atom in atoms if atom != stored.fused]
     own = " ".join(axes_of(stored.holds[0], stored)).split()
     order = [own.index(atom) for atom in rest]
     parts = [parameters[name].reshape([sizes[atom] for atom in own]).transpose(order)

@@ -11,6 +11,7 @@ from mha._functions.multi_head_attention import BIASES
 from mha.parameters._names import as_tree, layout_named, shown
 from mha.parameters._table import (
     AXES,
+    FUSED,
     Array,
     Form,
     Layout,
@@ -46,7 +47,7 @@ def state_of_layer(settings: Any, parameters: dict[str, Array], layout: str,
 
 def _sizes(settings: Any) -> dict[str, int]:
     names = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
-    return {"3": 3, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
+    return {**FUSED, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
             **{name: getattr(settings, name) for name in names}}
 
 
@@ -68,6 +69,9 @@ def _wrong_parameters(layout: Layout, form: Form, parameters: dict[str, Array],
             wanted = math.prod(sizes[atom] for atom in stored.atoms)
             if parameters[name].shape != (wanted,):
                 problems.append(f"{name} has shape {parameters[name].shape}, wanted ({wanted},)")
+    if "W_g" in held & parameters.keys() and parameters["W_g"].shape != shape_of(
+            AXES["W_g"], sizes):
+        problems.append("the layer has a gate a head, wanted one a column")
     return problems
 
 

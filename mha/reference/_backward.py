@@ -32,6 +32,7 @@ from mha.reference._forward import (
     linear,
     mask_scores,
     merge_heads,
+    output_gate,
     softmax,
     split_heads,
 )
@@ -210,6 +211,7 @@ def multi_head_attention_vjp(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        W_g: ArrayLike | None = None, b_g: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None, q_norm: ArrayLike | None = None,
         k_norm: ArrayLike | None = None, norm_eps: float = 1e-6, norm_offset: float = 0.0,
@@ -221,8 +223,8 @@ def multi_head_attention_vjp(
     if np.ndim(query) == 2:
         return _of_one_sequence(
             query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate, rotary=rotary,
-            q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset,
+            W_g=W_g, b_g=b_g, num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate,
+            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset,
             positions=positions, key_positions=key_positions, **options)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
@@ -239,12 +241,14 @@ def multi_head_attention_vjp(
         query_heads, key_heads, split_heads(projected_value, kv_heads), **options)
     gate = 1.0 if head_gate is None else np.asarray(head_gate).astype(
         attended.dtype)[:, None, None]
-    # 4. Merge heads. 5. Output projection.
-    output, pull_output = linear_vjp(merge_heads(attended * gate), W_o, b_o)
+    # 4. Merge heads, and the output gate. 5. Output projection.
+    merged, pull_gate = _gated_vjp(merge_heads(attended * gate), query, W_g, b_g)
+    output, pull_output = linear_vjp(merged, W_o, b_o)
 
     def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
         of_output = pull_output(grad_output)
-        grad_attended = split_heads(of_output["x"], num_heads)
+        grad_merged, of_gate = pull_gate(of_output["x"])
+        grad_attended = split_heads(grad_merged, num_heads)
         of_heads = pull_attention(grad_attended * gate, grad_lse)
         grad_query_heads, grad_q_norm = unprepare_query(of_heads["query"])
         grad_key_heads, grad_k_norm = unprepare_key(of_heads["key"])
@@ -255,9 +259,13 @@ def multi_head_attention_vjp(
                      "W_q": of_query["weight"], "W_k": of_key["weight"],
                      "W_v": of_value["weight"], "W_o": of_output["weight"]}
         for name, bias, pulled in (("b_q", b_q, of_query), ("b_k", b_k, of_key),
-                                   ("b_v", b_v, of_value), ("b_o", b_o, of_output)):
+                                   ("b_v", b_v, of_value), ("b_o", b_o, of_output),
+                                   ("b_g", b_g, of_gate)):
             if bias is not None:
                 gradients[name] = pulled["bias"]
+        if W_g is not None:
+            gradients["query"] = gradients["query"] + of_gate["x"]
+            gradients["W_g"] = of_gate["weight"]
         gradients |= {name: grad for name, grad in (("q_norm", grad_q_norm),
                                                     ("k_norm", grad_k_norm)) if grad is not None}
         if head_gate is not None:
@@ -269,6 +277,24 @@ def multi_head_attention_vjp(
         return gradients
 
     return output, pullback
+
+
+def _gated_vjp(merged: NDArray[Any], query: ArrayLike, W_g: ArrayLike | None,
+               b_g: ArrayLike | None) -> tuple[NDArray[Any], Callable[..., Any]]:
+    """merged (..., len, heads * d) times sigmoid(query @ W_g + b_g); the pullback gives the
+    gradients of merged and those of that projection."""
+    if W_g is None:
+        return merged, lambda grad_gated: (grad_gated, {})
+    logits, pull_logits = linear_vjp(query, W_g, b_g)
+    gates = (1 + np.tanh(logits / 2)) / 2
+    columns = merged.shape[-1] // max(gates.shape[-1], 1)  # that share a gate
+
+    def pullback(grad_gated: NDArray[Any]) -> tuple[NDArray[Any], Gradients]:
+        products = (grad_gated * merged).reshape(*gates.shape, columns)
+        return (grad_gated * np.repeat(gates, columns, axis=-1),
+                pull_logits(products.sum(axis=-1) * gates * (1 - gates)))
+
+    return output_gate(merged, logits), pullback
 
 
 def _of_one_sequence(query: ArrayLike, key: ArrayLike, value: ArrayLike, *weights: ArrayLike,

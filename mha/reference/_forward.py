@@ -31,6 +31,7 @@ def multi_head_attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: ArrayLike, W_k: ArrayLike,
         W_v: ArrayLike, W_o: ArrayLike, *, b_q: ArrayLike | None = None,
         b_k: ArrayLike | None = None, b_v: ArrayLike | None = None, b_o: ArrayLike | None = None,
+        W_g: ArrayLike | None = None, b_g: ArrayLike | None = None,
         num_heads: int, num_kv_heads: int | None = None, head_gate: ArrayLike | None = None,
         rotary: Rotary | None = None, q_norm: ArrayLike | None = None,
         k_norm: ArrayLike | None = None, norm_eps: float = 1e-6, norm_offset: float = 0.0,
@@ -46,10 +47,10 @@ def multi_head_attention(
     if np.ndim(query) == 2:  # one sequence: a batch of one, and back
         one = multi_head_attention(
             _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), W_q, W_k, W_v, W_o,
-            b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_gate=head_gate, rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
-            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
-            return_weights=return_weights, return_lse=return_lse,
+            b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, W_g=W_g, b_g=b_g, num_heads=num_heads,
+            num_kv_heads=num_kv_heads, head_gate=head_gate, rotary=rotary, q_norm=q_norm,
+            k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset, positions=positions,
+            key_positions=key_positions, return_weights=return_weights, return_lse=return_lse,
             **options | {"key_lengths": _batch_of_one(options.get("key_lengths"))})
         return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -74,6 +75,8 @@ def multi_head_attention(
 
     # 4. Merge heads: (..., heads, query_len, d) -> (..., query_len, heads * d).
     merged = merge_heads(attended)
+    if W_g is not None:
+        merged = output_gate(merged, linear(query, W_g, b_g))
 
     # 5. Output projection.
     output = linear(merged, W_o, b_o)
@@ -99,6 +102,13 @@ def merge_heads(x: ArrayLike) -> NDArray[Any]:
     by_token = np.swapaxes(np.asarray(x), -2, -3)
     return np.ascontiguousarray(by_token).reshape(
         *by_token.shape[:-2], by_token.shape[-2] * by_token.shape[-1])
+
+
+def output_gate(merged: NDArray[Any], logits: NDArray[Any]) -> NDArray[Any]:
+    """merged (..., len, heads * d) times sigmoid(logits), (..., len, heads * d) or (..., len,
+    heads): one for all columns of a head."""
+    gates = (1 + np.tanh(logits / 2)) / 2
+    return merged * np.repeat(gates, merged.shape[-1] // max(gates.shape[-1], 1), axis=-1)
 
 
 def scaled_dot_product_attention(

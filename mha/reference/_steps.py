@@ -28,6 +28,7 @@ from mha.reference._forward import (
     linear,
     mask_scores,
     merge_heads,
+    output_gate,
     scaled_dot_product_attention,
     split_heads,
     visible_pairs,
@@ -51,6 +52,8 @@ STEPS = {  # name: (the function of this module, the file of the C core)
     "attended": ("scaled_dot_product_attention",
                  "csrc/core/attention/scaled_dot_product_attention.c"),
     "merged": ("merge_heads", "csrc/core/heads/merge_heads.c"),
+    "gate_logits": ("linear", "csrc/core/projection/linear_projection.c"),
+    "gated": ("output_gate", "csrc/core/heads/output_gate.c"),
     "output": ("linear", "csrc/core/projection/linear_projection.c"),
 }
 
@@ -150,7 +153,11 @@ def _intermediates(layer: MultiHeadAttention, query: ArrayLike, key: ArrayLike, 
         attended = attended * np.asarray(head_gate).astype(layer.dtype)[:, None, None]
     found["attended"] = attended
     found["merged"] = merge_heads(attended)
-    found["output"] = linear(found["merged"], layer.W_o, layer.b_o)
+    last = found["merged"]
+    if layer.W_g is not None:
+        found["gate_logits"] = linear(found["query"], layer.W_g, layer.b_g)
+        last = found["gated"] = output_gate(last, found["gate_logits"])
+    found["output"] = linear(last, layer.W_o, layer.b_o)
     return found
 
 

@@ -1,4 +1,5 @@
-/* exp2, log and tanh against libm in higher precision, and Philox against published vectors. */
+/* exp2, log, tanh and sigmoid against libm in higher precision, and Philox against published
+ * vectors. */
 #include <float.h>
 #include <string.h>
 
@@ -104,6 +105,17 @@ static void test_functions(void) {
     CHECK(results[4] == 1);
 }
 
+/* sigmoid(x) and its slope at its ends and in the middle. */
+static void test_sigmoid(void) {
+    const float x[] = {0, INFINITY, -INFINITY, NAN, -1e30f, 1e30f, -80, 80};
+    float sigmoids[8], slopes[8];
+    mha_kernels_for(MHA_FLOAT32)->elementwise->sigmoid(x, sigmoids, slopes, 8);
+    CHECK(sigmoids[0] == 0.5f && sigmoids[1] == 1 && sigmoids[2] == 0 && isnan(sigmoids[3]));
+    CHECK(sigmoids[4] == 0 && sigmoids[5] == 1 && sigmoids[7] == 1);
+    CHECK(slopes[0] == 0.25f && slopes[1] == 0 && slopes[2] == 0 && isnan(slopes[3]));
+    CHECK(fabs(sigmoids[6] / exp(-80) - 1) < 1e-5 && fabs(slopes[7] / exp(-80) - 1) < 1e-5);
+}
+
 /* Known answers of Random123's philox4x32. */
 static void test_philox(void) {
     static const struct {
@@ -134,6 +146,7 @@ int main(void) {
     test_philox();
     on_every_instruction_set(test_exp2_float32);
     on_every_instruction_set(test_functions);
+    on_every_instruction_set(test_sigmoid);
     puts("test_math: passed");
     return 0;
 }

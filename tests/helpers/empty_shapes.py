@@ -11,8 +11,8 @@ from option_cases import fit_together, option_cases
 import mha
 
 RNG = np.random.default_rng(0)
-LEARNED = ("bias", "alibi", "relative_bias", "sinks", "b_q", "b_k", "b_v", "b_o", "head_gate",
-           "q_norm", "k_norm")
+LEARNED = ("bias", "alibi", "relative_bias", "sinks", "b_q", "b_k", "b_v", "b_o", "W_g", "b_g",
+           "head_gate", "q_norm", "k_norm")
 # Of one axis: whole blocks of keys and more, few queries of many keys, and ones.
 KEYS = 130
 
@@ -145,7 +145,10 @@ def calls_of_the_figure():
                 prepared |= {"rotary": mha.Rotary(2), "positions": np.arange(query_len)}
             of_heads = {"alibi": numbers(heads), "relative_bias": numbers(heads, 3),
                         "sinks": numbers(heads), "head_gate": numbers(heads)}
-            for options in ({}, biases, prepared, of_heads, {"bias": numbers(query_len, key_len)},
+            gates = [{"W_g": numbers(width, columns), "b_g": numbers(columns)}
+                     for columns in (heads, heads * value_head_dim)]
+            for options in ({}, biases, prepared, of_heads, *gates,
+                            {"bias": numbers(query_len, key_len)},
                             {"bias": numbers(batch, 1, 1, key_len), "causal": True}):
                 yield "multi_head_attention", arrays, {"num_heads": heads, **options}
 

@@ -41,6 +41,8 @@ LAYERS = {
     "pytorch": ({}, {"num_attention_heads": HEADS}),
     "qwen3": ({**GROUPED, "use_bias": False, "rotary": turned, "qk_norm": "head",
                "norm_eps": 1e-5}, OF_GROUPED),
+    "qwen3_next": ({**GROUPED, "use_bias": False, "rotary": turned, "qk_norm": "head",
+                    "norm_eps": 1e-5, "norm_offset": 1.0, "output_gate": "element"}, OF_GROUPED),
     "t5": ({"head_dim": 10, "use_bias": False, "scale": 1.0, "relative_bias": 20},
            {"num_heads": HEADS, "d_kv": 10, "is_decoder": False,
             "relative_attention_max_distance": 20}),

@@ -73,6 +73,11 @@ def calls():
         output, pullback = layer.vjp(x, causal=True, head_gate=[1, 0, 2, 1, 1, 1])
         yield tuple(gradient for gradient in pullback(output) if gradient is not None)
         yield layer.freeze()(x, causal=True)
+        for gate in ("element", "head"):
+            gated = mha.MultiHeadAttention(96, 6, output_gate=gate, dtype=dtype, rng=1)
+            yield gated(x, causal=True)
+            output, pullback = gated.vjp(x, causal=True, head_gate=[1, 0, 2, 1, 1, 1])
+            yield tuple(gradient for gradient in pullback(output) if gradient is not None)
 
 
 def digest():

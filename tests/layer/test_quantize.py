@@ -179,4 +179,4 @@ def test_memory(kind, share):
     layer = mha.MultiHeadAttention(1024, 16, use_bias=False).quantize(kind)
     held = layer._state.parameters.values()
     assert sum(packed.nbytes for packed in held) < share * 4 * layer.num_parameters
-    assert [packed._core_weight for packed in held] == [*layer._state.packed]
+    assert [packed._core_weight for packed in held] == [*layer._state.packed[:4]]

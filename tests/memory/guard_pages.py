@@ -317,6 +317,10 @@ def multi_head_attention(case):
             options[name] = case.place(case.numbers(array.shape[1]))
     if case.rng.random() < 0.3:
         options["head_gate"] = case.place(case.numbers(heads))
+    if case.rng.random() < 0.3:
+        gates = int(case.choose(heads, heads * value_head_dim))
+        options["W_g"] = case.place(case.numbers(query_dim, gates))
+        options["b_g"] = case.place(case.numbers(gates))
     head_dim = arrays[3].shape[1] // heads
     if head_dim > 1 and case.rng.random() < 0.4:
         options["rotary"] = mha.Rotary(head_dim // 2 * 2, layout=str(case.choose(

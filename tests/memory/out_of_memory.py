@@ -182,6 +182,10 @@ CASES = {
     "the figure's gradients": lambda: both(mha.multi_head_attention_vjp(
         x, x, x, *W, b_q=b[0], b_k=b[1], b_v=b[2], b_o=b[3], num_heads=4, bias=f2, head_gate=f1),
         None),
+    "the figure with an output gate": lambda: mha.multi_head_attention(
+        x, x, x, *W, W_g=W[0], b_g=b[0], num_heads=4),
+    "an output gate's gradients": lambda: both(mha.multi_head_attention_vjp(
+        x, x, x, *W, W_g=W[0], b_g=b[0], num_heads=4, head_gate=f1), None),
     "layer": lambda: layer(x, causal=True, return_lse=True),
     "layer in training": lambda: layer(x, key_lengths=[3, 9], training=True, rng=4,
                                        return_weights=True),

@@ -164,7 +164,7 @@ def calls_of_the_core():
     packed = _core.pack_weight(a.W)
     blocks = numbers_and_scales()
     inputs = [a.query, a.key, a.value]
-    weights = [a.W, a.W, a.W, a.W, a.b, None, a.b, None, 4, None, None]
+    weights = [a.W, a.W, a.W, a.W, a.W, a.b, None, a.b, None, a.b, 4, None, None]
     options = AttentionOptions()
     output, saved = _core.scaled_dot_product_attention(*inputs, options, save=True)
     additive, kept_additive = _core.additive_attention(*inputs, a.W_q, a.W_k, a.w_v, options,
@@ -175,6 +175,7 @@ def calls_of_the_core():
     turned, kept_turned = _core.rotary(a.query, record, None, save=True)
     to_prepare = [a.x, 4, record, np.arange(a.x.shape[1]), np.ones(3), 1e-6, 0.0]
     prepared, kept_prepared = _core.prepare_heads(*to_prepare, save=True)
+    gated, kept_gate = _core.output_gate(a.x, a.x, 4, save=True)
     rows = [np.ones((11, 4, 3), np.float32)] * 3
     starts = [np.array([0, 4, 11]), None]
     ragged, kept_ragged = _core.scaled_dot_product_attention_varlen(*rows, *starts, options,
@@ -198,6 +199,9 @@ def calls_of_the_core():
             cached_value=f(2, 4, 9, 3), append=lambda key, value: None),
         "multi_head_attention_backward": (
             _core.multi_head_attention_backward, [kept_layer, of_layer, None, {"query", "b_q"}]),
+        "output_gate": (_core.output_gate, [a.x, a.x, 4]),
+        "output_gate_backward": (_core.output_gate_backward,
+                                 [kept_gate, gated, None, {"merged", "logits"}]),
         "linear": (_core.linear, [a.x, packed, a.b]),
         "linear_backward": (_core.linear_backward, [kept_linear, linear, None, {"x", "weight"}]),
         "pack_weight": (_core.pack_weight, [a.W]),

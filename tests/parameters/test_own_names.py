@@ -88,6 +88,17 @@ def test_arrays_by_their_own_names_and_trees():
                                                              **options)
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("kind", ["element", "head"])
+def test_an_output_gate_of_either_kind(kind, transposed):
+    layer = layer_of(head_dim=10, output_gate=kind)
+    state = {**state_of(layer, transposed), "gate.bias": layer.b_g,
+             "gate.weight": layer.W_g.T if transposed else layer.W_g}
+    same(from_state(state, names={**NAMES, "g": "gate"}, num_heads=HEADS), layer)
+    own = {name: name for name in layer.parameters()}
+    same(from_state(layer.parameters(), names=own, num_heads=HEADS), layer)
+
+
 def test_layers_of_a_model_with_masks_that_it_stores():
     layers, state = [layer_of(), layer_of(use_bias=False)], {}
     for index, layer in enumerate(layers):
@@ -106,7 +117,8 @@ def test_layers_of_a_model_with_masks_that_it_stores():
 @pytest.mark.parametrize(("names", "kind", "message"), [
     ([], TypeError, "names: got list, wanted a mapping as {\"q\": \"W_query\""),
     ({"q": 3}, TypeError, "names: got 'q': 3, wanted names of ours with theirs"),
-    ({**NAMES, "query": "x"}, ValueError, "names: got 'query', wanted one of q, k, v, o, qkv, W_q"),
+    ({**NAMES, "query": "x"}, ValueError,
+     "names: got 'query', wanted one of q, k, v, o, qkv, g, W_q"),
     ({**NAMES, "w_q": "x"}, ValueError, "names: got 'w_q', wanted one of W_q"),
     ({"q": "a", "k": "b"}, ValueError, "names: got none for o, v, wanted one each for q"),
     ({**NAMES, "qkv": "x"}, ValueError, "names: got two for ['W_k', 'W_q', 'W_v']"),

@@ -101,6 +101,13 @@ def t5(layer):
     yield "relative_attention_bias.weight", table
 
 
+def qwen3_next(layer):
+    """Each head's gate behind its query."""
+    both = [weight.T.reshape(HEADS, 10, WIDTH) for weight in (layer.W_q, layer.W_g)]
+    yield "q_proj.weight", np.concatenate(both, axis=1).reshape(-1, WIDTH)
+    yield from (item for item in PROJECTIONS(layer) if item[0] != "q_proj.weight")
+
+
 PROJECTIONS = separate("q_proj", "k_proj", "v_proj", "o_proj")
 OF_BART = separate("q_proj", "k_proj", "v_proj", "out_proj")
 WANTED = {
@@ -109,7 +116,8 @@ WANTED = {
     "vit": separate("attention.query", "attention.key", "attention.value", "output.dense"),
     "llama_meta": separate("wq", "wk", "wv", "wo"),
     **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt_oss"), PROJECTIONS),
-    "bloom": of_heads, "gpt_neox": of_heads, "gpt2": gpt2, "mpt": mpt, "t5": t5,
+    "qwen3_next": qwen3_next, "bloom": of_heads, "gpt_neox": of_heads, "gpt2": gpt2, "mpt": mpt,
+    "t5": t5,
     "pytorch": pytorch, "onnx": onnx, "keras": kernels("/", "attention_output"),
     "flax": kernels(".", "out")}
 
@@ -372,6 +380,8 @@ def test_what_cannot_be_is_an_error_that_says_why(layout, names, config, message
     ("gpt2", {"num_kv_heads": 2}, "kv_heads is 2, wanted 4 as heads"),
     ("mpt", {"value_head_dim": 3}, "value_head_dim is 3, wanted 6 as head_dim"),
     ("llama", {"sinks": True}, "no place for sinks"),
+    ("llama", {"output_gate": "element", "use_bias": False}, "no place for W_g"),
+    ("qwen3_next", {"output_gate": "head"}, "the layer has a gate a head, wanted one a column"),
     ("gpt_oss", {}, "the layer has no sinks"),
     ("qwen3", {"qk_norm": "width"}, "q_norm has shape (24,), wanted (6,)"),
     ("gemma3", {"qk_norm": "head"}, "norm_offset is None, wanted 1.0"),

@@ -25,6 +25,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_t
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.vit.modeling_vit import ViTAttention
 from transformers.models.whisper.modeling_whisper import WhisperAttention
@@ -136,6 +137,11 @@ DECODERS = {  # layout, module, name in it, what its config has, of a case
         "use_sliding_window": case.bias, "sliding_window": 3, "max_window_layers": 2}),
     "qwen3": ("qwen3", modeling_qwen3, "Qwen3", lambda case: {
         "attention_bias": case.bias, "rms_norm_eps": 1e-3}),
+    "qwen3_next": ("qwen3_next", modeling_qwen3_next, "Qwen3Next", lambda case: {
+        "attention_bias": case.bias, "rms_norm_eps": 1e-3,
+        "layer_types": ["full_attention"] * LAYERS,
+        "rope_parameters": rope(case, "default") | {
+            "partial_rotary_factor": 1.0 if case.head_dim % 8 else 0.25}}),
     "gemma2": ("gemma2", modeling_gemma2, "Gemma2", lambda case: {
         "query_pre_attn_scalar": 7, "sliding_window": int(case.rng.integers(1, 9)),
         "attn_logit_softcapping": 2.0 if case.bias else None}),
@@ -198,7 +204,7 @@ def test_whole_decoder_of_bfloat16(model):
     for layer, of_torch in zip(layers, whole.layers, strict=True):
         assert layer.dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(
-            layer.W_q.astype(np.float32), of_torch.self_attn.q_proj.weight.detach().float().T)
+            layer.W_k.astype(np.float32), of_torch.self_attn.k_proj.weight.detach().float().T)
 
 
 # The others of the transformers package: each gives (layout, state, options, x, output, call).

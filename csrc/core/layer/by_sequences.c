@@ -23,12 +23,12 @@ typedef struct sequences_job {
 static bool saves_steps(const mha_saved_steps *saved) {
     return saved->projected_query != NULL || saved->projected_key != NULL ||
            saved->projected_value != NULL || saved->merged != NULL ||
-           saved->unprepared_query != NULL || saved->unprepared_key != NULL;
+           saved->unprepared_query != NULL || saved->unprepared_key != NULL || saved->gate != NULL;
 }
 
 static bool is_packed(const mha_multi_head_attention *l) {
     return l->W_q.format != NULL && l->W_k.format != NULL && l->W_v.format != NULL &&
-           l->W_o.format != NULL;
+           l->W_o.format != NULL && (l->W_g.out == 0 || l->W_g.format != NULL);
 }
 
 static double numbers_of(const mha_weight *weight) {
@@ -39,7 +39,7 @@ static double numbers_of(const mha_weight *weight) {
 static double operations_of(const mha_multi_head_attention *l, int64_t items) {
     const double queries = (double)items * (double)l->query_len;
     const double keys = (double)items * (double)l->key_len;
-    return queries * (numbers_of(&l->W_q) + numbers_of(&l->W_o)) +
+    return queries * (numbers_of(&l->W_q) + numbers_of(&l->W_o) + numbers_of(&l->W_g)) +
            keys * (numbers_of(&l->W_k) + numbers_of(&l->W_v)) +
            queries * (double)l->key_len * (double)(l->W_q.out + l->W_o.in);
 }

@@ -30,6 +30,7 @@ typedef struct preparation {
 typedef struct matrices {
     int64_t batch; /* sequences */
     matrix query, key, value, merged;
+    matrix gate, ungated; /* of the output gate: its logits, and what it multiplies */
     preparation of_query, of_key;
     mha_layer_tables tables;
 } matrices;
@@ -77,8 +78,15 @@ static mha_status plan_matrices(const mha_multi_head_attention *l, matrices *m) 
                            saved->projected_key, &m->key));
     MHA_TRY(plan_projected(l, m->batch, l->key_len, l->W_v.out, l->num_kv_heads,
                            saved->projected_value, &m->value));
-    return plan_matrix(l, m->batch, l->query_len, l->W_o.in, l->num_heads, saved->merged,
-                       &m->merged);
+    MHA_TRY(
+        plan_matrix(l, m->batch, l->query_len, l->W_o.in, l->num_heads, saved->merged, &m->merged));
+    if (!mha_has_output_gate(l)) {
+        return MHA_OK;
+    }
+    MHA_TRY(
+        plan_matrix(l, m->batch, l->query_len, l->W_g.out, l->num_heads, saved->gate, &m->gate));
+    return plan_matrix(l, m->batch, l->query_len, l->W_o.in, l->num_heads,
+                       l->head_gate == NULL ? saved->attended : NULL, &m->ungated);
 }
 
 void mha_see_heads(const mha_multi_head_attention *layer, void *rows, int64_t length, int64_t width,
@@ -104,7 +112,12 @@ static void see_heads(const mha_multi_head_attention *l, const matrix *m, mha_te
     heads->strides[l->batch_axes] = m->head_bytes;
 }
 
-/* Step 3, with its four tensors seen by head, and step 4, whose gates it applies. */
+/* Where heads are merged, before the output gate. */
+static const matrix *merged_of(const mha_multi_head_attention *l, const matrices *m) {
+    return mha_has_output_gate(l) ? &m->ungated : &m->merged;
+}
+
+/* Step 3, with its four tensors seen by head, and step 4, whose head_gate it applies. */
 static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
                            mha_attention *attention) {
     *attention = (mha_attention){
@@ -118,7 +131,7 @@ static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
         .options = l->options,
     };
     see_heads(l, &m->query, &attention->query);
-    see_heads(l, &m->merged, &attention->output);
+    see_heads(l, merged_of(l, m), &attention->output);
     if (l->cache.key.axes > 0) {
         attention->key = l->cache.key;
         attention->value = l->cache.value;
@@ -128,13 +141,28 @@ static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
     }
 }
 
-mha_head_gate mha_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
+mha_head_gate mha_head_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
     const mha_head_gate gate = {
         .dtype = layer->dtype,
         .gates = layer->head_gate,
         .rows = batch * layer->query_len,
         .num_heads = layer->num_heads,
         .columns = layer->W_o.in / layer->num_heads,
+    };
+    return gate;
+}
+
+mha_output_gate mha_output_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch,
+                                         const void *merged, const void *logits, void *gated) {
+    const mha_output_gate gate = {
+        .dtype = layer->dtype,
+        .rows = batch * layer->query_len,
+        .num_heads = layer->num_heads,
+        .columns = layer->W_o.in / layer->num_heads,
+        .by_head = layer->W_g.out != layer->W_o.in,
+        .merged = merged,
+        .logits = logits,
+        .gated = gated,
     };
     return gate;
 }
@@ -228,9 +256,9 @@ static mha_linear_projection input_projection(const mha_multi_head_attention *l,
     return projection;
 }
 
-/* Step 1: query, key and value projected, side by side. */
-static void input_projections(const mha_multi_head_attention *l, const matrices *m,
-                              mha_linear_projection projections[3]) {
+/* Step 1: query, key and value projected, side by side, and the output gate's logits. How many. */
+static int input_projections(const mha_multi_head_attention *l, const matrices *m,
+                             mha_linear_projection projections[4]) {
     projections[0] =
         input_projection(l, m->batch, l->query, l->query_storage, &l->W_q, l->b_q, &m->query);
     projections[1] =
@@ -239,6 +267,12 @@ static void input_projections(const mha_multi_head_attention *l, const matrices 
         input_projection(l, m->batch, l->value, l->value_storage, &l->W_v, l->b_v, &m->value);
     prepare_projection(&m->of_query, &projections[0]);
     prepare_projection(&m->of_key, &projections[1]);
+    if (!mha_has_output_gate(l)) {
+        return 3;
+    }
+    projections[3] =
+        input_projection(l, m->batch, l->query, l->query_storage, &l->W_g, l->b_g, &m->gate);
+    return 4;
 }
 
 /* Step 5. */
@@ -259,6 +293,18 @@ static mha_status append_to_cache(const mha_layer_cache *cache, mha_execution *e
     return cache->append(cache->context, execution) == 0 ? MHA_OK : MHA_CANCELLED;
 }
 
+/* Step 4: the gates, but for a head_gate that attention has applied: `attended` is NULL then. */
+static mha_status apply_gates(const mha_multi_head_attention *l, const matrices *m,
+                              const void *attended, mha_execution *execution) {
+    const mha_head_gate heads = mha_head_gate_of_layer(l, m->batch);
+    const mha_output_gate output =
+        mha_output_gate_of_layer(l, m->batch, m->ungated.data, m->gate.data, m->merged.data);
+    if (attended != NULL) {
+        MHA_TRY(mha_head_gate_forward(&heads, attended, merged_of(l, m)->data, execution));
+    }
+    return mha_has_output_gate(l) ? mha_output_gate_forward(&output, execution) : MHA_OK;
+}
+
 static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
     matrices m = {.batch = 0};
@@ -267,13 +313,17 @@ static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execu
     MHA_TRY(take_matrix(&m.key, workspace));
     MHA_TRY(take_matrix(&m.value, workspace));
     MHA_TRY(take_matrix(&m.merged, workspace));
+    if (mha_has_output_gate(layer)) {
+        MHA_TRY(take_matrix(&m.gate, workspace));
+        MHA_TRY(take_matrix(&m.ungated, workspace));
+    }
     MHA_TRY(begin_preparation(layer, &m, execution));
 
     /* 1. Linear projections: (batch, len, dim) -> (batch, len, heads * head_dim). Norms and rotary
      *    embeddings of queries and keys, inside their tasks where a head is whole panels. */
-    mha_linear_projection inputs[3];
-    input_projections(layer, &m, inputs);
-    MHA_TRY(mha_linear_projection_forward(inputs, 3, execution));
+    mha_linear_projection inputs[4];
+    const int num_inputs = input_projections(layer, &m, inputs);
+    MHA_TRY(mha_linear_projection_forward(inputs, num_inputs, execution));
     MHA_TRY(prepare(&m.of_query, execution));
     MHA_TRY(prepare(&m.of_key, execution));
     MHA_TRY(append_to_cache(&layer->cache, execution));
@@ -281,20 +331,16 @@ static mha_status run_all_steps(const mha_multi_head_attention *layer, mha_execu
     /* 2. Split heads: (batch, len, heads * head_dim) -> (batch, heads, len, head_dim), by strides.
      * 3. Scaled dot-product attention.
      * 4. Merge heads: each head's output goes straight to its columns of merged (batch, query_len,
-     *    heads * value_head_dim). */
+     *    heads * value_head_dim). Then the gates. */
     mha_attention attention;
     fill_attention(layer, &m, &attention);
-    const bool gates_apart = layer->saved.attended != layer->saved.merged;
+    const bool gates_apart = layer->head_gate != NULL && layer->saved.attended != NULL;
     if (gates_apart) {
         attention.output.data = layer->saved.attended;
         attention.head_gate = NULL;
     }
     MHA_TRY(mha_scaled_dot_product_attention_forward(&attention, execution));
-    if (gates_apart) {
-        const mha_head_gate gate = mha_gate_of_layer(layer, m.batch);
-        MHA_TRY(
-            mha_head_gate_forward(&gate, layer->saved.attended, layer->saved.merged, execution));
-    }
+    MHA_TRY(apply_gates(layer, &m, gates_apart ? layer->saved.attended : NULL, execution));
 
     /* 5. Output projection: (batch, query_len, output_dim). */
     const mha_linear_projection output = output_projection(layer, &m);

@@ -11,7 +11,8 @@
 #include "core/layer/multi_head_attention.h"
 #include "kernels/kernels.h"
 
-/* One of query, key and value: its projection and what is wanted of it. */
+/* One of query, key and value, or the query at the output gate: its projection and what is wanted
+ * of it. */
 typedef struct input {
     const void *x;
     mha_storage storage; /* of x */
@@ -28,20 +29,22 @@ typedef struct input {
 
 /* Inputs that were one and the same: the gradient of that is the sum of theirs, in this order. */
 typedef struct same_inputs {
-    input *members[3];
-    int count;
-    void *grad_x; /* the sum, or NULL where it is not wanted */
+    input *members[4];
+    int count; /* 0 where there is nothing to sum up */
+    void *grad_x;
 } same_inputs;
 
 typedef struct backward_call {
     const mha_multi_head_attention_gradients *gradients;
     const mha_multi_head_attention *layer;
     int64_t batch;
-    input query, key, value;
-    same_inputs same;
+    input query, key, value, gate;
+    same_inputs same[2]; /* as query, as key */
     mha_layer_tables tables;
-    bool needs_attention;              /* a gradient of something before step 5 is wanted */
-    void *grad_merged, *grad_attended; /* of the workspace; the same without gates */
+    bool needs_attention; /* a gradient of something before step 5 is wanted */
+    /* Of the workspace. The gradients are the same without gates; ungated, what the output gate
+     * multiplies, is what attention wrote without head_gate. */
+    void *grad_merged, *grad_ungated, *grad_attended, *ungated;
 } backward_call;
 
 static mha_status size_of(const backward_call *w, int64_t length, int64_t width, size_t *bytes) {
@@ -55,33 +58,40 @@ static bool is_wanted(const input *in) {
            in->grad_norm != NULL;
 }
 
-/* Which inputs were one: query, value and key, or value and key, or none. */
-static same_inputs same_of(const mha_multi_head_attention_gradients *g, backward_call *w) {
-    same_inputs same = {.grad_x = NULL};
-    if (g->key_is_query) {
-        same.members[same.count++] = &w->query;
-        same.grad_x = g->grad_query;
-    } else if (g->value_is_key) {
-        same.members[same.count++] = &w->key;
-        same.grad_x = g->grad_key;
+static void add_member(same_inputs *same, input *in) { same->members[same->count++] = in; }
+
+/* Which inputs were one: query with value, key and the gate's, as far as they were; else value and
+ * key. */
+static void find_same(const mha_multi_head_attention_gradients *g, backward_call *w) {
+    same_inputs *as_query = &w->same[0], *as_key = &w->same[1];
+    as_query->grad_x = g->grad_query;
+    as_key->grad_x = g->grad_key;
+    add_member(as_query, &w->query);
+    if (!g->key_is_query) {
+        add_member(as_key, &w->key);
     }
     if (g->value_is_key) {
-        same.members[same.count++] = &w->value;
+        add_member(g->key_is_query ? as_query : as_key, &w->value);
     }
     if (g->key_is_query) {
-        same.members[same.count++] = &w->key;
+        add_member(as_query, &w->key);
     }
-    if (same.grad_x == NULL) {
-        same.count = 0;
+    if (mha_has_output_gate(g->layer)) {
+        add_member(as_query, &w->gate);
     }
-    return same;
+    for (int i = 0; i < 2; i++) {
+        if (w->same[i].count < 2 || w->same[i].grad_x == NULL) {
+            w->same[i].count = 0;
+        }
+    }
 }
 
 /* Each of them gets a piece of the workspace for its own gradient: tasks that add into what they
  * read could not run twice, as they may in the child of a signal handler that forks. */
-static mha_status take_same(backward_call *w, mha_workspace *workspace) {
-    for (int i = 0; i < w->same.count; i++) {
-        input *in = w->same.members[i];
+static mha_status take_same(const backward_call *w, const same_inputs *same,
+                            mha_workspace *workspace) {
+    for (int i = 0; i < same->count; i++) {
+        input *in = same->members[i];
         size_t bytes;
         MHA_TRY(size_of(w, in->length, in->weight->in, &bytes));
         MHA_TRY(mha_workspace_take(workspace, bytes, &in->grad_x));
@@ -140,15 +150,23 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, backward_cal
                   .grad_bias = g->grad_b_v,
                   .length = l->key_len,
                   .num_heads = l->num_kv_heads},
+        .gate = {.x = l->query,
+                 .storage = l->query_storage,
+                 .weight = &l->W_g,
+                 .grad_weight = g->grad_W_g,
+                 .grad_bias = g->grad_b_g,
+                 .length = l->query_len,
+                 .num_heads = l->num_heads},
     };
     MHA_TRY(mha_count_elements(l->batch_shape, l->batch_axes, &w->batch));
     plan_preparation(w, &l->q_norm, &w->tables.query, l->saved.unprepared_query, &w->query);
     plan_preparation(w, &l->k_norm, &w->tables.key, l->saved.unprepared_key, &w->key);
-    w->same = same_of(g, w);
-    w->needs_attention = w->same.count > 0 || is_wanted(&w->query) || is_wanted(&w->key) ||
-                         is_wanted(&w->value) || g->grad_head_gate != NULL ||
-                         g->grad_bias.data != NULL || g->grad_alibi.data != NULL ||
-                         g->grad_relative_bias.data != NULL || g->grad_sinks.data != NULL;
+    find_same(g, w);
+    w->needs_attention = w->same[0].count > 0 || w->same[1].count > 0 || is_wanted(&w->query) ||
+                         is_wanted(&w->key) || is_wanted(&w->value) || is_wanted(&w->gate) ||
+                         g->grad_head_gate != NULL || g->grad_bias.data != NULL ||
+                         g->grad_alibi.data != NULL || g->grad_relative_bias.data != NULL ||
+                         g->grad_sinks.data != NULL;
     return MHA_OK;
 }
 
@@ -240,13 +258,32 @@ static void fill_attention_gradients(const backward_call *w, const mha_attention
     see_input_heads(w, &w->value, w->value.grad_prepared, &gradients->grad_value);
 }
 
-/* Step 4 backwards: the gates, where there are any. */
-static mha_status gate_back(const backward_call *w, mha_execution *execution) {
+/* Step 4 backwards: the output gate, where there is one. */
+static mha_status output_gate_back(const backward_call *w, mha_execution *execution) {
     const mha_multi_head_attention *l = w->layer;
-    const mha_head_gate gate = mha_gate_of_layer(l, w->batch);
+    if (!mha_has_output_gate(l)) {
+        return MHA_OK;
+    }
+    const mha_head_gate heads = mha_head_gate_of_layer(l, w->batch);
+    const mha_output_gate_gradients to = {
+        .forward = mha_output_gate_of_layer(l, w->batch, w->ungated, l->saved.gate, NULL),
+        .grad_gated = w->grad_merged,
+        .grad_merged = w->grad_ungated,
+        .grad_logits = w->gate.grad_projected,
+    };
+    if (l->head_gate != NULL) {
+        MHA_TRY(mha_head_gate_forward(&heads, l->saved.attended, w->ungated, execution));
+    }
+    return mha_output_gate_backward(&to, execution);
+}
+
+/* Before that: the gates of heads, where there are any. */
+static mha_status head_gate_back(const backward_call *w, mha_execution *execution) {
+    const mha_multi_head_attention *l = w->layer;
+    const mha_head_gate gate = mha_head_gate_of_layer(l, w->batch);
     const mha_head_gate_gradients to = {
         .attended = l->saved.attended,
-        .grad_gated = w->grad_merged,
+        .grad_gated = w->grad_ungated,
         .grad_attended = l->head_gate == NULL ? NULL : w->grad_attended,
         .grad_gates = w->gradients->grad_head_gate,
     };
@@ -259,7 +296,7 @@ typedef struct sum_job {
     mha_row_tasks rows;
     int64_t width;
     int count;
-    const void *from[3];
+    const void *from[4];
     void *to;
 } sum_job;
 
@@ -280,18 +317,22 @@ static void add_rows(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-static mha_status add_same(const backward_call *w, mha_execution *execution) {
-    const input *first = w->same.members[0];
+static mha_status add_same(const backward_call *w, const same_inputs *same,
+                           mha_execution *execution) {
+    if (same->count == 0) {
+        return MHA_OK;
+    }
+    const input *first = same->members[0];
     const int64_t width = first->weight->in;
     sum_job job = {
         .dtype = w->layer->dtype,
         .rows = mha_divide_rows(w->batch * first->length, width, 1, execution->num_threads),
         .width = width,
-        .count = w->same.count,
-        .to = w->same.grad_x,
+        .count = same->count,
+        .to = same->grad_x,
     };
-    for (int i = 0; i < w->same.count; i++) {
-        job.from[i] = w->same.members[i]->grad_x;
+    for (int i = 0; i < same->count; i++) {
+        job.from[i] = same->members[i]->grad_x;
     }
     return mha_run_row_tasks(execution, &job.rows, add_rows, &job);
 }
@@ -324,19 +365,28 @@ static mha_status project_back(const backward_call *w, const input *in, mha_exec
 /* Where gradients between the steps will lie. */
 static mha_status take_gradients(backward_call *w, mha_workspace *workspace) {
     const mha_multi_head_attention *l = w->layer;
-    input *const inputs[] = {&w->query, &w->key, &w->value};
+    input *const inputs[] = {&w->query, &w->key, &w->value, &w->gate};
     size_t bytes;
     if (!w->needs_attention) {
         return MHA_OK;
     }
     MHA_TRY(size_of(w, l->query_len, l->W_o.in, &bytes));
     MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_merged));
-    w->grad_attended = w->grad_merged;
+    w->grad_ungated = w->grad_merged;
+    w->ungated = l->saved.attended;
+    if (mha_has_output_gate(l)) {
+        MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_ungated));
+    }
+    w->grad_attended = w->grad_ungated;
     if (l->head_gate != NULL) {
         MHA_TRY(mha_workspace_take(workspace, bytes, &w->grad_attended));
     }
-    MHA_TRY(take_same(w, workspace));
-    for (int i = 0; i < 3; i++) {
+    if (l->head_gate != NULL && mha_has_output_gate(l)) {
+        MHA_TRY(mha_workspace_take(workspace, bytes, &w->ungated));
+    }
+    MHA_TRY(take_same(w, &w->same[0], workspace));
+    MHA_TRY(take_same(w, &w->same[1], workspace));
+    for (int i = 0; i < 4; i++) {
         if (is_wanted(inputs[i])) {
             MHA_TRY(size_of(w, inputs[i]->length, inputs[i]->weight->out, &bytes));
             MHA_TRY(mha_workspace_take(workspace, bytes, &inputs[i]->grad_projected));
@@ -367,8 +417,9 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     }
 
     /* 4. Merge heads: grad merged -> (batch, heads, query_len, value_head_dim), by strides. Gates:
-     *    grad head_gate, and grad attended. */
-    MHA_TRY(gate_back(&w, execution));
+     *    grad logits of the output gate, grad head_gate, and grad attended. */
+    MHA_TRY(output_gate_back(&w, execution));
+    MHA_TRY(head_gate_back(&w, execution));
 
     /* 3. Scaled dot-product attention.
      * 2. Split heads: gradients of heads go straight to their columns of the projections'. */
@@ -384,7 +435,9 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     MHA_TRY(project_back(&w, &w.query, execution));
     MHA_TRY(project_back(&w, &w.key, execution));
     MHA_TRY(project_back(&w, &w.value, execution));
-    return w.same.count > 0 ? add_same(&w, execution) : MHA_OK;
+    MHA_TRY(project_back(&w, &w.gate, execution));
+    MHA_TRY(add_same(&w, &w.same[0], execution));
+    return add_same(&w, &w.same[1], execution);
 }
 
 MHA_DEFINE_RUN(mha_multi_head_attention_backward, mha_multi_head_attention_gradients, run_steps)

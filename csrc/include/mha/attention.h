@@ -257,13 +257,38 @@ mha_status mha_head_preparation_backward_workspace(const mha_head_preparation_gr
 mha_status mha_head_preparation_backward(const mha_head_preparation_gradients *gradients,
                                          mha_execution *execution) MHA_MUST_CHECK;
 
+/* The output gate as a step alone: gated = merged * sigmoid(logits). All are contiguous rows:
+ * (rows, num_heads * columns), but for logits by head, (rows, num_heads). `gated` is none of the
+ * others. */
+typedef struct mha_output_gate {
+    mha_dtype dtype;
+    int64_t rows, num_heads, columns;
+    bool by_head;
+    const void *merged, *logits;
+    void *gated;
+} mha_output_gate;
+
+mha_status mha_output_gate_forward(const mha_output_gate *gate,
+                                   mha_execution *execution) MHA_MUST_CHECK;
+
+/* The backward pass: `forward` without `gated`. The gradients lie as what they are of; NULL where
+ * not wanted. */
+typedef struct mha_output_gate_gradients {
+    mha_output_gate forward;
+    const void *grad_gated;
+    void *grad_merged, *grad_logits;
+} mha_output_gate_gradients;
+
+mha_status mha_output_gate_backward(const mha_output_gate_gradients *gradients,
+                                    mha_execution *execution) MHA_MUST_CHECK;
+
 /* The intermediate results, C-contiguous (batch..., len, heads * d), saved for the gradients; NULL
  * for none. The projected ones are as attention reads them; with a norm, the unprepared ones are as
- * they were before it, else NULL. `attended` and `merged` are before and after head_gate, the same
- * array without. */
+ * they were before it, else NULL. `attended` and `merged` are before and after the gates, the same
+ * array without; `gate` is what the output gate takes the sigmoid of. */
 typedef struct mha_saved_steps {
     void *projected_query, *projected_key, *projected_value, *attended, *merged;
-    void *unprepared_query, *unprepared_key;
+    void *unprepared_query, *unprepared_key, *gate;
 } mha_saved_steps;
 
 /* A layer's call with a cache: attention reads key (batch..., kv_heads, cached_len, head_dim) and
@@ -290,6 +315,10 @@ typedef struct mha_multi_head_attention {
     mha_weight W_q, W_k, W_v, W_o;
     const void *b_q, *b_k, *b_v, *b_o; /* real, one for each column, or NULL */
     const void *head_gate;
+    /* The output gate, sigmoid(query W_g + b_g) times the merged heads: as many columns as W_o has
+     * rows, or one a head. No gate where W_g has no columns. */
+    mha_weight W_g;
+    const void *b_g;
     /* Between projection and attention: norms, then the rotation by positions, int64 (batch...,
      * query_len) and (batch..., key_len), strides 0 where repeated; NULL: 0, 1, ... */
     mha_head_norm q_norm, k_norm;
@@ -317,8 +346,8 @@ typedef struct mha_multi_head_attention_gradients {
     const mha_multi_head_attention *layer;
     const void *grad_output, *grad_lse;
     void *grad_query, *grad_key, *grad_value;
-    void *grad_W_q, *grad_W_k, *grad_W_v, *grad_W_o;
-    void *grad_b_q, *grad_b_k, *grad_b_v, *grad_b_o;
+    void *grad_W_q, *grad_W_k, *grad_W_v, *grad_W_o, *grad_W_g;
+    void *grad_b_q, *grad_b_k, *grad_b_v, *grad_b_o, *grad_b_g;
     void *grad_q_norm, *grad_k_norm; /* as the norms' weights */
     void *grad_head_gate;            /* (num_heads,) */
     mha_tensor grad_bias;

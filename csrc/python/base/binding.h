@@ -47,6 +47,8 @@ MHA_PY_FUNCTION(multi_head_attention_backward);
 MHA_PY_FUNCTION(merge_attention);
 MHA_PY_FUNCTION(prepare_heads);
 MHA_PY_FUNCTION(prepare_heads_backward);
+MHA_PY_FUNCTION(output_gate);
+MHA_PY_FUNCTION(output_gate_backward);
 MHA_PY_FUNCTION(rotary);
 MHA_PY_FUNCTION(rotary_backward);
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);

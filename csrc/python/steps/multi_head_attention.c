@@ -11,10 +11,12 @@
     X(W_k, AS_REAL)                                                                                \
     X(W_v, AS_REAL)                                                                                \
     X(W_o, AS_REAL)                                                                                \
+    X(W_g, AS_REAL)                                                                                \
     X(b_q, AS_REAL)                                                                                \
     X(b_k, AS_REAL)                                                                                \
     X(b_v, AS_REAL)                                                                                \
     X(b_o, AS_REAL)                                                                                \
+    X(b_g, AS_REAL)                                                                                \
     X(num_heads, AS_INT)                                                                           \
     X(num_kv_heads, AS_INT)                                                                        \
     X(head_gate, AS_REAL)
@@ -47,6 +49,7 @@ static void clear(void *given) {
                                       &call->b_k,
                                       &call->b_v,
                                       &call->b_o,
+                                      &call->b_g,
                                       &call->head_gate,
                                       &call->projected_query,
                                       &call->projected_key,
@@ -54,8 +57,10 @@ static void clear(void *given) {
                                       &call->attended,
                                       &call->merged,
                                       &call->unprepared_query,
-                                      &call->unprepared_key};
-    converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o};
+                                      &call->unprepared_key,
+                                      &call->gate};
+    converted_weight *const weights[] = {&call->W_q, &call->W_k, &call->W_v, &call->W_o,
+                                         &call->W_g};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         Py_CLEAR(*arrays[i]);
     }
@@ -177,6 +182,29 @@ static int check_widths_of_layer(PyObject *const *arguments, const layer_call *c
                : 0;
 }
 
+/* The output gate: W_g has a column for each of the merged heads' columns, or for each head. */
+static int convert_gate(PyObject *const *arguments, layer_call *call) {
+    if (arguments[ARG_W_g] == Py_None) {
+        if (arguments[ARG_b_g] != Py_None) {
+            PyErr_SetString(PyExc_ValueError, "b_g: got one without W_g, wanted W_g= too");
+            return -1;
+        }
+        return 0;
+    }
+    if (mha_convert_weight(arguments[ARG_W_g], call->dtype, width_of(call->query),
+                           "the last axis of query", "W_g", &call->W_g) < 0) {
+        return -1;
+    }
+    if (call->W_g.out != call->W_o.in && call->W_g.out != call->num_heads) {
+        PyErr_Format(PyExc_ValueError,
+                     "W_g: got %lld columns, wanted num_heads * value_head_dim (%lld), or num_heads"
+                     " (%lld)",
+                     (long long)call->W_g.out, (long long)call->W_o.in, (long long)call->num_heads);
+        return -1;
+    }
+    return 0;
+}
+
 static int convert_weights(PyObject *const *arguments, layer_call *call) {
     const char *kv_name = arguments[ARG_num_kv_heads] == Py_None ? "num_heads" : "num_kv_heads";
     const mha_dtype dtype = call->dtype;
@@ -211,7 +239,9 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
         return -1;
     }
     return mha_convert_weight(arguments[ARG_W_o], dtype, merged, "num_heads * value_head_dim",
-                              "W_o", &call->W_o);
+                              "W_o", &call->W_o) < 0
+               ? -1
+               : convert_gate(arguments, call);
 }
 
 /* The biases and head_gate, and the types that they were given in. */
@@ -220,11 +250,10 @@ static int convert_vectors(PyObject *const *arguments, layer_call *call) {
         int argument;
         int64_t length;
         PyArrayObject **to;
-    } vectors[] = {{ARG_b_q, call->W_q.out, &call->b_q},
-                   {ARG_b_k, call->W_k.out, &call->b_k},
-                   {ARG_b_v, call->W_v.out, &call->b_v},
-                   {ARG_b_o, call->W_o.out, &call->b_o},
-                   {ARG_head_gate, call->num_heads, &call->head_gate}};
+    } vectors[] = {
+        {ARG_b_q, call->W_q.out, &call->b_q}, {ARG_b_k, call->W_k.out, &call->b_k},
+        {ARG_b_v, call->W_v.out, &call->b_v}, {ARG_b_o, call->W_o.out, &call->b_o},
+        {ARG_b_g, call->W_g.out, &call->b_g}, {ARG_head_gate, call->num_heads, &call->head_gate}};
     for (int i = 0; i < NUM_VECTORS; i++) {
         PyObject *given = arguments[vectors[i].argument];
         PyArrayObject **to = vectors[i].to;
@@ -281,50 +310,6 @@ static int normalise_score_axes(PyObject **object, const char *name, bool of_lay
     return 0;
 }
 
-/* (batch..., length, width), uninitialised. */
-static PyArrayObject *new_rows(const layer_call *call, int64_t length, int64_t width, int typenum,
-                               const char *name) {
-    npy_intp shape[NPY_MAXDIMS];
-    const int axes = call->scores.batch_axes;
-    memcpy(shape, call->scores.batch, (size_t)axes * sizeof *shape);
-    shape[axes] = (npy_intp)length;
-    shape[axes + 1] = (npy_intp)width;
-    return mha_new_array(axes + 2, shape, typenum, name);
-}
-
-/* An array that a step writes, (batch..., length, width), into *step. 0, or -1 with the exception.
- */
-static int new_step(const layer_call *call, PyArrayObject **step, int64_t length, int64_t width,
-                    const char *name) {
-    *step = new_rows(call, length, width, mha_typenum(call->dtype), name);
-    return *step == NULL ? -1 : 0;
-}
-
-/* What the backward pass needs of the forward pass. Without gates the merged heads are what
- * attention wrote: one array for both. */
-static int new_saved_steps(layer_call *call) {
-    const int64_t query_len = call->scores.query_len, key_len = call->scores.key_len;
-    const bool has_gate = call->head_gate != NULL;
-    const bool norms_query = call->preparation.q_norm != NULL;
-    const bool norms_key = call->preparation.k_norm != NULL;
-    if (new_step(call, &call->projected_query, query_len, call->W_q.out, "projected query") < 0 ||
-        new_step(call, &call->projected_key, key_len, call->W_k.out, "projected key") < 0 ||
-        new_step(call, &call->projected_value, key_len, call->W_v.out, "projected value") < 0 ||
-        new_step(call, &call->attended, query_len, call->W_o.in, "attended values") < 0 ||
-        (has_gate && new_step(call, &call->merged, query_len, call->W_o.in, "merged heads") < 0) ||
-        (norms_query && new_step(call, &call->unprepared_query, query_len, call->W_q.out,
-                                 "unprepared query") < 0) ||
-        (norms_key &&
-         new_step(call, &call->unprepared_key, key_len, call->W_k.out, "unprepared key") < 0)) {
-        return -1;
-    }
-    if (!has_gate) {
-        call->merged = (PyArrayObject *)Py_NewRef((PyObject *)call->attended);
-    }
-    call->results.statistics = mha_new_statistics(call->dtype, &call->scores);
-    return call->results.statistics == NULL ? -1 : 0;
-}
-
 /* The projected keys and values that join the cache, and the scores' length, that of the cache. */
 static int convert_cache(PyObject *const *arguments, layer_call *call) {
     const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
@@ -345,9 +330,9 @@ static int convert_cache(PyObject *const *arguments, layer_call *call) {
     if (cache->append == NULL) {
         return 0;
     }
-    return new_step(call, &call->projected_key, key_len, call->W_k.out, "projected key") < 0 ||
-                   new_step(call, &call->projected_value, key_len, call->W_v.out,
-                            "projected value") < 0 ||
+    return mha_new_step(call, &call->projected_key, key_len, call->W_k.out, "projected key") < 0 ||
+                   mha_new_step(call, &call->projected_value, key_len, call->W_v.out,
+                                "projected value") < 0 ||
                    mha_see_appended(call->projected_key, call->projected_value, call->num_kv_heads,
                                     cache) < 0
                ? -1
@@ -357,7 +342,8 @@ static int convert_cache(PyObject *const *arguments, layer_call *call) {
 static int refuse_packed(const layer_call *call) {
     return mha_refuse_packed(&call->W_q, "W_q") < 0 || mha_refuse_packed(&call->W_k, "W_k") < 0 ||
                    mha_refuse_packed(&call->W_v, "W_v") < 0 ||
-                   mha_refuse_packed(&call->W_o, "W_o") < 0
+                   mha_refuse_packed(&call->W_o, "W_o") < 0 ||
+                   (call->W_g.owner != NULL && mha_refuse_packed(&call->W_g, "W_g") < 0)
                ? -1
                : 0;
 }
@@ -408,14 +394,14 @@ static int convert(void *given, PyObject **arguments) {
     }
     call->bias_has_batch_of_one = arguments[OPTIONS + OPTION_bias] != given_bias;
     results->output =
-        new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
+        mha_new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
     if (results->output == NULL ||
         mha_new_extras(arguments[ARG_return_weights], arguments[ARG_return_lse], call->dtype,
                        &call->scores, &results->weights, &results->lse) < 0) {
         return -1;
     }
     call->keeps = arguments[ARG_save] == Py_True;
-    return call->keeps && (refuse_packed(call) < 0 || new_saved_steps(call) < 0) ? -1 : 0;
+    return call->keeps && (refuse_packed(call) < 0 || mha_new_saved_steps(call) < 0) ? -1 : 0;
 }
 
 bool mha_fill_layer(void *given) {
@@ -444,6 +430,7 @@ bool mha_fill_layer(void *given) {
         .b_k = mha_data_or_null(call->b_k),
         .b_v = mha_data_or_null(call->b_v),
         .b_o = mha_data_or_null(call->b_o),
+        .b_g = mha_data_or_null(call->b_g),
         .head_gate = mha_data_or_null(call->head_gate),
         .options = mha_fill_options(&call->options, &call->scores),
         .output = mha_data_or_null(results->output),
@@ -457,9 +444,13 @@ bool mha_fill_layer(void *given) {
                   .attended = mha_data_or_null(call->attended),
                   .merged = mha_data_or_null(call->merged),
                   .unprepared_query = mha_data_or_null(call->unprepared_query),
-                  .unprepared_key = mha_data_or_null(call->unprepared_key)},
+                  .unprepared_key = mha_data_or_null(call->unprepared_key),
+                  .gate = mha_data_or_null(call->gate)},
         .cache = mha_fill_cache(&call->cache),
     };
+    if (call->W_g.owner != NULL) {
+        call->layer.W_g = mha_fill_weight(&call->W_g);
+    }
     mha_fill_preparation(&call->preparation, &call->scores, &call->layer);
     for (int axis = 0; axis < call->scores.batch_axes; axis++) {
         call->layer.batch_shape[axis] = call->scores.batch[axis];

@@ -11,10 +11,12 @@
     X(W_k)                                                                                         \
     X(W_v)                                                                                         \
     X(W_o)                                                                                         \
+    X(W_g)                                                                                         \
     X(b_q)                                                                                         \
     X(b_k)                                                                                         \
     X(b_v)                                                                                         \
     X(b_o)                                                                                         \
+    X(b_g)                                                                                         \
     X(q_norm)                                                                                      \
     X(k_norm)                                                                                      \
     X(head_gate)                                                                                   \
@@ -63,10 +65,12 @@ static int convert(void *given, PyObject **arguments) {
         [GRAD_W_k] = (PyArrayObject *)saved->W_k.owner,
         [GRAD_W_v] = (PyArrayObject *)saved->W_v.owner,
         [GRAD_W_o] = (PyArrayObject *)saved->W_o.owner,
+        [GRAD_W_g] = (PyArrayObject *)saved->W_g.owner,
         [GRAD_b_q] = saved->b_q,
         [GRAD_b_k] = saved->b_k,
         [GRAD_b_v] = saved->b_v,
         [GRAD_b_o] = saved->b_o,
+        [GRAD_b_g] = saved->b_g,
         [GRAD_q_norm] = saved->preparation.q_norm,
         [GRAD_k_norm] = saved->preparation.k_norm,
         [GRAD_head_gate] = saved->head_gate,
@@ -80,8 +84,9 @@ static int convert(void *given, PyObject **arguments) {
                           mha_new_contiguous_like, &call->back) < 0) {
         return -1;
     }
-    static const enum gradient sources[] = {GRAD_b_q, GRAD_b_k, GRAD_b_v, GRAD_b_o, GRAD_head_gate};
-    for (int i = 0; i < 5; i++) {
+    static const enum gradient sources[NUM_VECTORS] = {GRAD_b_q, GRAD_b_k, GRAD_b_v,
+                                                       GRAD_b_o, GRAD_b_g, GRAD_head_gate};
+    for (int i = 0; i < NUM_VECTORS; i++) {
         mha_round_gradient(&call->back, sources[i], saved->typenums[i]);
     }
     mha_clear_unwritten(&saved->scores, call->back.gradients + GRAD_bias,
@@ -111,10 +116,12 @@ static bool fill_pointers(void *given) {
         .grad_W_k = data_of(call, GRAD_W_k),
         .grad_W_v = data_of(call, GRAD_W_v),
         .grad_W_o = data_of(call, GRAD_W_o),
+        .grad_W_g = data_of(call, GRAD_W_g),
         .grad_b_q = data_of(call, GRAD_b_q),
         .grad_b_k = data_of(call, GRAD_b_k),
         .grad_b_v = data_of(call, GRAD_b_v),
         .grad_b_o = data_of(call, GRAD_b_o),
+        .grad_b_g = data_of(call, GRAD_b_g),
         .grad_q_norm = data_of(call, GRAD_q_norm),
         .grad_k_norm = data_of(call, GRAD_k_norm),
         .grad_head_gate = data_of(call, GRAD_head_gate),

@@ -189,7 +189,8 @@ def widened(stored: Array) -> Array:
 
 def _in_blocks(array: Array) -> Array:
     """Numbers (..., 32 n) as blocks (..., n)."""
-    numbers = converted(widened(array), np.float32)
+    with np.errstate(all="ignore"):  # what float32 cannot hold spoils its block
+        numbers = converted(widened(array), np.float32)
     blocks = np.empty((*array.shape[:-1], array.shape[-1] // OF_BLOCK), Q8_0)
     _core.round_numbers(numbers, blocks)
     return blocks

@@ -91,6 +91,10 @@ class PackedWeight:
         """Of one that is quantised: its numbers and scales."""
         return Blocks(str(self._dtype), *_core.unpack_blocks(self._core_weight))
 
+    def __array__(self, *arguments: object, **keywords: object) -> Never:
+        raise TypeError("PackedWeight: got one where an array is wanted: unpack() makes an array of"
+                        " it")
+
     def __repr__(self) -> str:
         return f"PackedWeight(shape={self.shape}, dtype={self.dtype})"
 

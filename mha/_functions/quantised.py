@@ -44,6 +44,7 @@ def checked_blocks(kind: Any, numbers: Any, scales: Any) -> Blocks:
     return Blocks(kind, numbers, scales)
 
 
+@np.errstate(all="ignore")  # numbers near 0 become 0, and what is too large is an error below
 def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
     """A matrix (in, out) in blocks: the numbers that the gguf package gives."""
     if array.ndim != 2:
@@ -64,8 +65,7 @@ def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
             raise ValueError(f"{name}: got numbers that are not finite, wanted finite ones, for"
                              f" {kind}")
         found, scale = quantise(part.reshape(len(part) // ROWS, ROWS, columns))
-        with np.errstate(over="ignore"):
-            scales[first:first + step] = scale
+        scales[first:first + step] = scale
         numbers[first * ROWS:(first + step) * ROWS] = found.reshape(part.shape)
     if not np.isfinite(scales).all():
         raise ValueError(f"{name}: got numbers whose scale is beyond float16, wanted smaller ones"
@@ -75,8 +75,7 @@ def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
 
 def _inverse(scale: Array) -> Array:
     """1 / scale; 0 where that is infinite: all numbers are then 0 times a scale of 0."""
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = 1 / scale
+    inverse = 1 / scale
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 

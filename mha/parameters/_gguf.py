@@ -82,6 +82,6 @@ class Gguf(PlainFile):
         key = PERMUTED[kind] if f"llama.{PERMUTED[kind]}" in self.metadata else HEADS
         heads = self.metadata.count(key)
         rows = array.shape[0] if array.shape else 0
-        if rows % (2 * heads):
+        if not array.shape or rows % (2 * heads):
             raise wrong(self._path, f"{name} of {rows} rows for {heads} heads")
         return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).ravel()

@@ -14,6 +14,7 @@ from mha.parameters._regular_files import wrong
 
 ARCHITECTURE = "general.architecture"
 LONGEST_SHOWN = 40  # of a text in an error
+LARGEST_COUNT = 2**31 - 1  # of heads, columns, positions
 # Architectures by the names of llama.cpp -> the model_type of configs.
 MODELS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
           "gemma3": "gemma3_text"}
@@ -101,16 +102,18 @@ class Metadata(Mapping[str, Any]):
     def count(self, key: str) -> int:
         """A whole number of at least 1, by its key without the architecture."""
         value = self._raw(key)
-        if type(value) is not int or value < 1:
-            raise self._wrong(self._full(key), "a whole number of at least 1")
+        if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
+            raise self._wrong(self._full(key), f"a whole number from 1 to {LARGEST_COUNT}")
         return value
 
     def _number(self, key: str) -> float:
-        """A number above 0, of a float32 the one that the config.json had, with fewest digits."""
+        """A number above 0: of a float32 the one that the config.json had, with fewest digits."""
         value = self._raw(key)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._wrong(self._full(key), "a finite number above 0")
-        return float(str(np.float32(value))) if isinstance(value, float) else value
+        with np.errstate(all="ignore"):
+            narrow = np.float32(value)
+        return float(str(narrow)) if isinstance(value, float) and float(narrow) == value else value
 
     def _full(self, key: str) -> str:
         return f"{self.architecture}.{key}"

@@ -166,7 +166,16 @@ def test_many_threads_use_it_at_once():
      TypeError, "bias: got a packed weight, wanted an array"),
     (lambda: mha.scaled_dot_product_attention(*[mha.pack(np.ones((3, 4)))] * 3), TypeError,
      "query: got a packed weight"),
-], ids=range(10))
+    (lambda: np.asarray(mha.pack(np.ones((3, 4)))), TypeError, r"unpack\(\) makes an array of it"),
+    (lambda: mha.split_heads(mha.pack(np.ones((3, 4))), 2), TypeError, r"x: got .*unpack\(\)"),
+    (lambda: mha.reference.linear(np.ones((2, 3)), mha.pack(np.ones((3, 4)))), TypeError,
+     r"PackedWeight: got one where an array is wanted: unpack\(\)"),
+    (lambda: mha.multi_head_attention_vjp(*[np.ones((2, 3))] * 3, *[mha.pack(np.eye(3))] * 4,
+                                          num_heads=1),
+     TypeError, r"W_q: got a packed weight, wanted an array: unpack\(\) makes one of it"),
+    (lambda: mha.linear(np.ones((2, 3)), np.ones(1).__array_struct__), TypeError,
+     "weight: got a capsule, wanted an array"),
+], ids=range(15))
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -117,6 +117,22 @@ def test_bad_weights(weight, error, message, kind):
         mha.pack(weight, dtype=kind)
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("size", [1e-300, 1e-40, 1e-9, 1, 1e30, 1e300])
+def test_numbers_of_any_size_raise_no_warning(kind, size):
+    """Those near 0 become 0; larger ones than the blocks can hold are one error."""
+    rows = np.full((1, 1, 3, 32), size)
+    with np.errstate(all="raise"):
+        if size > 1e9:
+            with pytest.raises(ValueError, match="not finite|beyond float16"):
+                mha.pack(rows[0, 0].T, dtype=kind)
+        else:
+            assert abs(mha.pack(rows[0, 0].T, dtype=kind).unpack()).max() <= size * 1.01
+        cache = mha.KVCache(1, 1, 32, dtype="q8_0")
+        cache.append(rows, rows)
+        assert size > 1e9 or abs(cache.key).max() <= size * 1.01
+
+
 def test_float64_is_refused():
     packed = mha.pack(np.ones((32, 4), np.float32), dtype="q8_0")
     with pytest.raises(TypeError, match="weight: got a quantised weight, wanted x in float32 or a"):

@@ -92,6 +92,14 @@ def test_every_type_of_value(tmp_path):
     assert {key: metadata[key] for key in wanted} == wanted
 
 
+def test_numbers_of_float64_stay_as_they_are(tmp_path):
+    """Those of float32 become what a config.json had."""
+    file = mha.parameters.open(written(tmp_path / "model.gguf", "llama", LAYER))
+    for number, wanted in ((1e300, 1e300), (0.1, 0.1), (float(np.float32(0.1)), 0.1)):
+        file.metadata._values["llama.rope.freq_base"] = number
+        assert file.metadata.config()["rope_theta"] == wanted
+
+
 def test_a_file_that_changed_since(tmp_path):
     path = with_vocabulary(tmp_path / "model.gguf", ["a", "b"])
     file = mha.parameters.open(path)
@@ -172,6 +180,7 @@ def config_of(path):
 
 WRONG = [
     ("llama", {"attention__head_count": 0}, "attention.head_count: got 0, wanted a whole number"),
+    ("llama", {"attention__head_count": 2**31}, "attention.head_count: got 2147483648, wanted"),
     ("llama", {"attention__head_count": 4.0}, r"attention.head_count: got 4\.0, wanted a whole"),
     ("llama", {"attention__head_count": True}, "attention.head_count: got True, wanted a whole"),
     ("llama", {"attention__head_count": [4, 4]}, "attention.head_count: got an array, wanted a"),

@@ -5,8 +5,6 @@
 #include "python/base/system.h"
 #include "python/call/call.h"
 
-static const char CAPSULE_NAME[] = "mha.packed_weight";
-
 /* What a capsule holds; freed with it. */
 typedef struct packed_weight {
     mha_dtype dtype;
@@ -24,7 +22,7 @@ static void free_packed(PyObject *capsule) {
 
 /* NULL where the object is another one. */
 static const packed_weight *packed_in(PyObject *object) {
-    return mha_own_capsule(object, CAPSULE_NAME, free_packed);
+    return mha_own_capsule(object, MHA_PACKED_WEIGHT, free_packed);
 }
 
 PyObject *mha_packed_capsule(PyObject *object) {
@@ -70,7 +68,7 @@ static PyObject *new_packed(mha_dtype dtype, int typenum, const mha_weight *weig
     if (mha_call_run(NULL, pack, &packing, num_threads) < 0) {
         goto cleanup;
     }
-    capsule = PyCapsule_New(packed, CAPSULE_NAME, free_packed);
+    capsule = PyCapsule_New(packed, MHA_PACKED_WEIGHT, free_packed);
 cleanup:
     if (capsule == NULL) {
         mha_system_free(packed->panels);
@@ -354,7 +352,8 @@ mha_weight mha_fill_weight(const converted_weight *converted) {
 
 int mha_refuse_packed(const converted_weight *weight, const char *name) {
     if (PyCapsule_CheckExact(weight->owner)) {
-        PyErr_Format(PyExc_TypeError, "%s: got a packed weight, wanted an array", name);
+        PyErr_Format(PyExc_TypeError,
+                     "%s: got a packed weight, wanted an array: unpack() makes one of it", name);
         return -1;
     }
     return 0;

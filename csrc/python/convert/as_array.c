@@ -208,7 +208,9 @@ PyArrayObject *mha_as_any_array(PyObject *object, const char *name) {
 
 PyArrayObject *mha_as_array(PyObject *object, const char *name) {
     if (PyCapsule_CheckExact(object)) {
-        PyErr_Format(PyExc_TypeError, "%s: got a packed weight, wanted an array", name);
+        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an array", name,
+                     PyCapsule_IsValid(object, MHA_PACKED_WEIGHT) ? "a packed weight"
+                                                                  : "a capsule");
         return NULL;
     }
     PyArrayObject *array = mha_as_any_array(object, name);

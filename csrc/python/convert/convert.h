@@ -36,6 +36,9 @@ int mha_bfloat16_from_dlpack(PyObject *object, const char *name, PyArrayObject *
  * and a view would keep the old address. */
 int mha_make_private(PyObject **array);
 
+/* The name of a packed weight's capsules. */
+#define MHA_PACKED_WEIGHT "mha.packed_weight"
+
 /* What a capsule of this module holds: by its name, and by the function that clears it away, since
  * anybody can make a capsule of that name. NULL, without an exception, for other objects. */
 void *mha_own_capsule(PyObject *object, const char *name, PyCapsule_Destructor clear);

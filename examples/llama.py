@@ -138,7 +138,9 @@ class Llama:
             x += attended if behind is None else self._norm(attended, behind)
             fed = self._feed_forward(self._norm(x, before_feed), layer)
             x += fed if behind_feed is None else self._norm(fed, behind_feed)
-        return mha.linear(self._norm(x[wanted], self.last_norm), self.to_logits)
+        logits = mha.linear(self._norm(x[wanted], self.last_norm), self.to_logits)
+        cap = self.config.get("final_logit_softcapping")
+        return logits if cap is None else cap * np.tanh(logits / cap)
 
     def _norm(self, x, weight):
         """x / sqrt(mean(x^2) + eps) * weight, a row at a time."""

@@ -65,7 +65,10 @@ class ModelFiles:
         kind = self.config.get("model_type", None if not self.is_gguf
                                else self.arrays.metadata.get("general.architecture"))
         if kind not in MODELS:
-            raise ValueError(f"got a model of type {kind!r}, wanted one of {', '.join(MODELS)}")
+            raise ValueError(
+                "got arrays without a config, wanted a folder with the model's config.json, too"
+                if kind is None and not self.is_gguf else
+                f"got a model of type {kind!r}, wanted one of {', '.join(MODELS)}")
         if self.config.get("mlp_bias"):
             raise ValueError("mlp_bias: got a feed-forward network with biases, wanted none")
         for name in ("num_hidden_layers", "rms_norm_eps"):

@@ -174,8 +174,7 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
     """
     if unknown:
         raise unknown_keyword(pack, unknown)
-    stored = (None if dtype is None else dtype if isinstance(dtype, str) and dtype in BITS
-              else stored_dtype(dtype))
+    stored = None if dtype is None else _packed_dtype(dtype)
     if isinstance(weight, PackedWeight):
         if stored is None or stored == weight._dtype:
             return weight
@@ -192,14 +191,28 @@ def pack(weight: ArrayLike | PackedWeight, *, dtype: DTypeLike | None = None,
                          else in_type(array, stored))
 
 
+def _packed_dtype(dtype: DTypeLike) -> np.dtype[Any] | str:
+    if isinstance(dtype, str) and dtype in BITS:
+        return dtype
+    try:
+        return stored_dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f'{error}; or "q8_0" or "q4_0"') from None
+
+
 def packed_weight(weight: NDArray[Any] | Blocks) -> PackedWeight:
     """Of numbers that are checked."""
     return _fill(object.__new__(PackedWeight), weight)
 
 
 def numbers_of(weight: NDArray[Any] | PackedWeight) -> NDArray[Any]:
-    """The array itself, or a new one of what is packed."""
-    return weight.unpack() if isinstance(weight, PackedWeight) else weight
+    """The array itself, or a new one of what is packed: read-only, since writing into it would
+    change nothing else."""
+    if not isinstance(weight, PackedWeight):
+        return weight
+    numbers = weight.unpack()
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _fill(packed: PackedWeight, weight: NDArray[Any] | Blocks) -> PackedWeight:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha._base.atomic import Step
-from mha._base.dtypes import Q8_0, rounded
+from mha._base.dtypes import Q8_0, rounded, shown_dtype
 from mha._base.pieces import FEW, PIECE, copied, copy_into, pieces
 
 Array = NDArray[Any]
@@ -58,7 +58,8 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], asked: str | None = None
         return np.zeros(shape, dtype)
     except (ValueError, OverflowError, MemoryError):
         asked = asked or f"capacity: got {shape[2]} positions,"
-        raise MemoryError(f"{asked} {dtype} of shape {shape}, wanted what fits in memory") from None
+        raise MemoryError(f"{asked} {shown_dtype(dtype)} of shape {shape}, wanted what fits in"
+                          " memory") from None
 
 
 def changed_meanwhile() -> RuntimeError:

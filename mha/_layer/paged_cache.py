@@ -178,7 +178,8 @@ class PagedCache:
     def fork(self, id: int) -> int:
         """A sequence that begins as this one; its id.
 
-        All pages are shared: one is copied when either of the two writes into it.
+        They share the pages that hold its positions: one is copied when either of the two writes
+        into it, which takes a page more than `reserve` knew before.
 
         Raises
         ------
@@ -188,7 +189,9 @@ class PagedCache:
         >>> pool.fork(pool.new())
         1
         """
-        return self._add(self._sequence(self._state, id))
+        sequence = self._sequence(self._state, id)
+        held = -(-max(sequence.lengths) // self.page_len) - sequence.first
+        return self._add(sequence._replace(pages=sequence.pages[:max(held, 0)]))
 
     @checks_keywords
     def free(self, id: int) -> None:
@@ -260,7 +263,7 @@ class PagedCache:
     def reserve(self, ids: Collection[int], counts: ArrayLike) -> None:
         """Make sure that the next counts[i] positions of sequence ids[i] fit, in all layers.
 
-        counts are ints (sequences,), or one for all.
+        counts are ints (sequences,), or one for all. A page that the sequence shares is copied.
 
         Raises
         ------
@@ -282,7 +285,7 @@ class PagedCache:
             raise ValueError(f"counts: got {more.tolist()}, wanted none below 0")
         begins = [min(before.sequences[id].lengths) for id in known]
         before, after = self._grow(before, known, begins, more.tolist())
-        self._publish(after, before)
+        self._publish(after, before)  # with all that `truncate` may go back to, if there is room
 
     def __getitem__(self, layer: int) -> PagedLayer:
         """What a layer's call takes as cache=: its keys and values of all sequences.
@@ -342,8 +345,7 @@ class PagedCache:
     def _grow(self, before: PoolState, ids: list[int], begins: list[int],
               counts: list[int]) -> tuple[PoolState, PoolState]:
         """The state, and it with room for positions begins[i] to begins[i] + counts[i] of sequence
-        ids[i], without pages that no next row sees. Those are still whole where the call fails:
-        they are written into only where there are no others, and are given back before."""
+        ids[i]. Where there is none, pages that no next row sees are given back before."""
         growth = Growth(ids, begins, counts, self.page_len)
         try:
             state, copies = with_room(before, growth)
@@ -355,7 +357,7 @@ class PagedCache:
         for old, new in copies:  # nobody reads the new ones yet
             for array in (self._key, self._value):
                 array[:, new] = array[:, old]
-        return before, without_unneeded(state, ids, self._window, self.page_len)
+        return before, state
 
 
 class Rows(NamedTuple):
@@ -405,6 +407,7 @@ class PagedLayer:
                              " sequence of starts")
         begins = [before.sequences[id].lengths[self._index] for id in known]
         before, state = pool._grow(before, known, begins, counts.tolist())
+        state = without_unneeded(state, known, pool.window, pool.page_len)
         sequences = [state.sequences[id] for id in known]
         tables = tables_of(sequences)
         first_pages = np.array([sequence.first for sequence in sequences], np.int64)

@@ -71,9 +71,10 @@ def with_room(state: PoolState, growth: Growth) -> tuple[PoolState, list[tuple[i
             continue
         left = len(state.free) - needed
         if left < 0:
+            shares = ", beside copies of pages that sequences share" * bool(shared or copies)
             raise MemoryError(f"pages: got {sum(growth.counts)} positions more, wanted so many that"
-                              f" {free} free pages of {growth.page_len} hold them: free(id) gives"
-                              " those of a sequence back")
+                              f" {free} free pages of {growth.page_len} hold them{shares}: free(id)"
+                              " gives those of a sequence back")
         taken = state.free[left:]
         state = state._replace(free=state.free[:left])
         for i, page in zip(shared, taken):

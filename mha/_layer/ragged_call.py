@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha._base.arguments import as_array, as_int_array
-from mha._base.dtypes import as_computed, is_half, returned, rounded, shown
+from mha._base.dtypes import as_computed, computing_dtype, is_half, returned, rounded, shown
 from mha._base.pieces import contiguous
 from mha._functions.dropout import drawn
 from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
@@ -75,18 +75,31 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
         raise ValueError("sequences: got none, wanted the ids of the sequences of starts")
     gate = None if head_gate is None else as_array(head_gate, "head_gate")
     _, rows, begins = _checked(state, x, starts, others)
-    undrawn = drawn(checked_options(options, cache)).options
+    undrawn = drawn(checked_options(options, cache)).options._replace(causal=True)
+    _check_options(state, cache, undrawn, gate)
     new = cache.rows(sequences, begins)
     steps = _projected(state, state.call, rows, begins, positions=new.positions)
     query, key, value = (step.heads for step in steps)
     cache.write(new, key, value)
     results = _core.scaled_dot_product_attention_varlen(
         query, cache.key, cache.value, begins, new.key_starts,
-        undrawn._replace(causal=True, query_offset=new.query_offset),
+        undrawn._replace(query_offset=new.query_offset),
         return_lse=return_lse, head_gate=gate, page_tables=new.tables)
     output = _output(state, results, rows)
     cache.publish(new)
     return output
+
+
+def _check_options(state: LayerState, cache: PagedLayer, options: AttentionOptions,
+                   gate: Array | None) -> None:
+    """Raises what attention would, before pages that no next row sees are given back for it."""
+    if cache.window is not None:
+        none = np.zeros(1, np.int64)
+        query = np.zeros((0, state.settings.num_heads, state.settings.head_dim),
+                         computing_dtype(state.settings.dtype))
+        _core.scaled_dot_product_attention_varlen(
+            query, cache.key, cache.value, none, none, options, head_gate=gate,
+            page_tables=np.zeros((0, 0), np.int64))
 
 
 def _output(state: LayerState, results: Any, rows: Array) -> Any:

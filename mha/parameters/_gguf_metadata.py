@@ -33,6 +33,7 @@ COUNTS = {
 NUMBERS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
 }
 # What a model cannot do without, beside its heads and their width.

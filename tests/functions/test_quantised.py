@@ -124,7 +124,7 @@ def test_numbers_of_any_size_raise_no_warning(kind, size):
     rows = np.full((1, 1, 3, 32), size)
     with np.errstate(all="raise"):
         if size > 1e9:
-            with pytest.raises(ValueError, match="not finite|beyond float16"):
+            with pytest.raises(ValueError, match=r"not finite|beyond float16"):
                 mha.pack(rows[0, 0].T, dtype=kind)
         else:
             assert abs(mha.pack(rows[0, 0].T, dtype=kind).unpack()).max() <= size * 1.01

@@ -311,3 +311,55 @@ def test_bad_pools_and_ids():
     for way in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="PagedCache: got a copy or pickle"):
             way(pool)
+
+
+def test_forks_leave_what_is_reserved_but_not_written():
+    """They share the pages that hold positions, and no others."""
+    [layer] = layers = new_layers("plain", 1)
+    pool = new_pool(layers, pages=5)
+    first = pool.new()
+    layer(rows(10), starts=[0, 10], cache=pool[0], sequences=[first])
+    pool.reserve([first], 3 * 128 - 10)
+    assert pool.pages_free == 2
+    fork = pool.fork(first)
+    pool.free(fork)
+    for begin in range(0, 3 * 128 - 10, 64):
+        count = min(64, 3 * 128 - 10 - begin)
+        layer(rows(count), starts=[0, count], cache=pool[0], sequences=[first])
+    assert pool.pages_free == 2
+
+
+def test_shared_pages_are_named_where_there_is_no_room_for_copies():
+    [layer] = layers = new_layers("plain", 1)
+    pool = new_pool(layers, pages=2)
+    first = pool.new()
+    layer(rows(10), starts=[0, 10], cache=pool[0], sequences=[first])
+    fork = pool.fork(first)
+    with pytest.raises(MemoryError, match="beside copies of pages that sequences share"):
+        layer(rows(2), starts=[0, 1, 2], cache=pool[0], sequences=[first, fork])
+    assert pool.lengths([first, fork]).tolist() == [10, 10]
+    for id in (first, fork):
+        layer(rows(1), starts=[0, 1], cache=pool[0], sequences=[id])
+
+
+def test_a_wrong_option_gives_no_pages_back():
+    [layer] = layers = new_layers("plain", 1)
+    pool = new_pool(layers, pages=2, window=4)
+    first = pool.new()
+    layer(rows(200), starts=[0, 200], cache=pool[0], sequences=[first])
+    for options in ({"alibi": [1.0]}, {"head_gate": [1.0]}, {"sinks": np.ones(3)}):
+        with pytest.raises(ValueError):
+            layer(rows(60), starts=[0, 60], cache=pool[0], sequences=[first], **options)
+        assert pool.pages_free == 0
+    pool.truncate(first, 100)
+    assert pool.lengths([first]).tolist() == [100]
+
+
+def test_reserving_keeps_the_way_back():
+    [layer] = layers = new_layers("plain", 1)
+    pool = new_pool(layers, pages=4, window=4)
+    first = pool.new()
+    layer(rows(129), starts=[0, 129], cache=pool[0], sequences=[first])
+    layer(rows(5), starts=[0, 5], cache=pool[0], sequences=[first])
+    pool.reserve([first], 1)
+    pool.truncate(first, 129)

@@ -180,3 +180,12 @@ def test_memory(kind, share):
     held = layer._state.parameters.values()
     assert sum(packed.nbytes for packed in held) < share * 4 * layer.num_parameters
     assert [packed._core_weight for packed in held] == [*layer._state.packed[:4]]
+
+
+def test_what_it_shows_is_read_only():
+    """Writing into a copy of the dequantised numbers would change nothing."""
+    layer = new_layer().quantize("q8_0")
+    for shown in (layer.W_q, *layer.parameters().values()):
+        with pytest.raises(ValueError, match="read-only"):
+            shown[0] = 9
+    assert layer.unfreeze().W_q.flags.writeable

@@ -14,6 +14,7 @@ X = np.random.default_rng(0).normal(size=(2, 5, 8))
 HEADS = X.reshape(2, 5, 2, 4)
 CACHES = np.cos(X[0, :, :2]), np.sin(X[0, :, :2])
 POSITIONS = np.arange(10).reshape(2, 5) % 5
+WEIGHTS = np.random.default_rng(1).normal(size=(8, 24))
 
 
 def keras_layer(cls=keras.MultiHeadAttention, sizes=(2, 4), **options):
@@ -52,6 +53,11 @@ FLAGGED = [
     ("unidirectional", lambda **flag: microsoft.multi_head_attention(
         X, X, X, num_heads=2, **flag).output),
     ("return_qk", lambda **flag: microsoft.multi_head_attention(X, X, X, num_heads=2, **flag).qk),
+    ("unidirectional", lambda **flag: microsoft.attention(
+        X, WEIGHTS, num_heads=2, **flag).output),
+    ("do_rotary", lambda **flag: microsoft.attention(X, WEIGHTS, num_heads=2, **flag).output),
+    ("output_qk", lambda **flag: microsoft.decoder_masked_multi_head_attention(
+        *[X[:, :1]] * 3, num_heads=2, **flag).qk),
     ("interleaved", lambda **flag: onnx.rotary_embedding(
         HEADS.swapaxes(1, 2), *CACHES, POSITIONS, **flag)),
     ("interleaved", lambda **flag: microsoft.rotary_embedding(

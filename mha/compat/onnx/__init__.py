@@ -2,9 +2,12 @@
 
     attention(Q, K, V, ...)                   Attention of ai.onnx, opsets 23 to 25
     rotary_embedding(X, cos_cache, ...)       RotaryEmbedding of ai.onnx, opset 23 on
+    microsoft.attention(...)                  Attention of com.microsoft
     microsoft.multi_head_attention(...)       MultiHeadAttention of com.microsoft
+    microsoft.decoder_masked_multi_head_attention(...)
+                                              DecoderMaskedMultiHeadAttention of com.microsoft
     microsoft.rotary_embedding(...)           RotaryEmbedding of com.microsoft
-    new_ops()                                 all four for onnx.reference.ReferenceEvaluator
+    new_ops()                                 all of them for onnx.reference.ReferenceEvaluator
 
 Inputs are arguments in the operator's order, attributes are keywords, optional inputs may be None,
 and flags may be bools. Only `new_ops` imports onnx.

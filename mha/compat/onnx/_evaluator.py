@@ -7,16 +7,17 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from mha.compat.onnx import microsoft
 from mha.compat.onnx._standard import attention, rotary_embedding
-from mha.compat.onnx.microsoft import multi_head_attention
-from mha.compat.onnx.microsoft import rotary_embedding as microsoft_rotary_embedding
 
 MICROSOFT = "com.microsoft"
 OPERATORS: list[tuple[str, str, Callable[..., Any]]] = [
     ("", "Attention", attention),
     ("", "RotaryEmbedding", rotary_embedding),
-    (MICROSOFT, "MultiHeadAttention", multi_head_attention),
-    (MICROSOFT, "RotaryEmbedding", microsoft_rotary_embedding),
+    (MICROSOFT, "Attention", microsoft.attention),
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention", microsoft.decoder_masked_multi_head_attention),
+    (MICROSOFT, "MultiHeadAttention", microsoft.multi_head_attention),
+    (MICROSOFT, "RotaryEmbedding", microsoft.rotary_embedding),
 ]
 
 
@@ -28,8 +29,8 @@ def new_ops() -> list[type]:
 
     Returns
     -------
-    Four classes: Attention and RotaryEmbedding of ai.onnx, MultiHeadAttention and RotaryEmbedding
-    of com.microsoft, which onnx alone has no implementation of.
+    A class for each operator: Attention and RotaryEmbedding of ai.onnx, and those of com.microsoft,
+    which onnx alone has no implementation of.
 
     Raises
     ------

@@ -80,6 +80,21 @@ def by_head(array: NDArray[Any], name: str, num_heads: int | None) -> NDArray[An
     return array
 
 
+def with_bias(heads: list[NDArray[Any]], bias: Any, count: int) -> list[NDArray[Any]]:
+    """Query, key and value (batch, num_heads, len, size), the first `count` of them with their part
+    of the bias (hidden + hidden + v_hidden,), or None, added."""
+    if bias is None:
+        return heads
+    bias = as_array(bias, "bias")
+    widths = [array.shape[1] * array.shape[3] for array in heads]
+    if bias.shape != (sum(widths),):
+        raise ValueError(f"bias: got shape {bias.shape}, wanted ({sum(widths)},)")
+    parts = np.split(bias, np.cumsum(widths)[:-1])
+    added = [array + part.reshape(array.shape[1], 1, -1)
+             for array, part in zip(heads[:count], parts)]
+    return added + heads[count:]
+
+
 def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
             position_ids: NDArray[Any] | None, *, num_heads: int | None, dims: int,
             interleaved: Any) -> NDArray[Any]:
@@ -87,10 +102,7 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
     position_ids (batch, len), or by caches (batch, len, dims / 2)."""
     heads = by_head(x, "num_heads", num_heads)
     batch, _, length, head_size = heads.shape
-    dims = dims or head_size
-    if dims % 2 or not 0 < dims <= head_size:
-        raise ValueError(f"rotary_embedding_dim: got {dims}, wanted an even number of at most the"
-                         f" head_size {head_size}")
+    dims = checked_rotary_dims(dims, head_size)
     rows = (batch, length) if position_ids is None else cos_cache.shape[:1]
     for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
         if cache.shape != (*rows, dims // 2):
@@ -101,6 +113,15 @@ def rotated(x: NDArray[Any], cos_cache: NDArray[Any], sin_cache: NDArray[Any],
     layout: Layout = "interleaved" if as_flag(interleaved, "interleaved") else "half"
     rotated = rotated_by_tables(heads, cos_cache, sin_cache, layout)
     return rotated if x.ndim == 4 else merge_heads(rotated)
+
+
+def checked_rotary_dims(dims: int, head_size: int) -> int:
+    """How many columns of a head rotate: all for 0."""
+    dims = dims or head_size
+    if dims % 2 or not 0 < dims <= head_size:
+        raise ValueError(f"rotary_embedding_dim: got {dims}, wanted an even number of at most the"
+                         f" head_size {head_size}")
+    return dims
 
 
 def _checked_positions(position_ids: NDArray[Any], shape: tuple[int, int],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,10 +22,12 @@ from mha.compat.onnx._heads import (
     joined,
     rotated,
 )
+from mha.compat.onnx._outputs import public_in
 
 PRECISIONS = {1: "FLOAT", 10: "FLOAT16", 11: "DOUBLE", 16: "BFLOAT16"}  # of onnx.TensorProto
 
 
+@public_in("mha.compat.onnx")
 class AttentionOutputs(NamedTuple):
     """What `attention` returns, by the names of the operator's outputs."""
 
@@ -34,9 +36,6 @@ class AttentionOutputs(NamedTuple):
     present_value: NDArray[Any]
     qk_matmul_output: NDArray[Any] | None
 
-
-AttentionOutputs.__annotations__ = get_type_hints(AttentionOutputs)
-AttentionOutputs.__module__ = "mha.compat.onnx"  # where users import it from, and so do pickles
 
 def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | None = None,
               past_key: ArrayLike | None = None, past_value: ArrayLike | None = None,
@@ -156,6 +155,7 @@ def _mask_or_bias(mask: NDArray[Any], scores_shape: tuple[int, ...]) -> Attentio
 
 
 def _in_precision(precision: int | None, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    """The arrays in float64 where the precision is that; float32 is the least anyway."""
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"softmax_precision: got {precision}, wanted one of {PRECISIONS}")
     if precision is None or PRECISIONS[precision] != "DOUBLE":

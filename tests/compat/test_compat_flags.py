@@ -36,6 +36,11 @@ def sown(**options):
     return nnx.pop(layer)
 
 
+def grouped(**options):
+    return microsoft.group_query_attention(X, X, X, None, None, [4, 4], 5, *CACHES, num_heads=2,
+                                           kv_num_heads=2, **options)
+
+
 # The name of a flag, and a call that takes it.
 FLAGGED = [
     ("use_causal_mask", lambda **flag: keras_layer()(X, X, **flag)),
@@ -58,6 +63,9 @@ FLAGGED = [
     ("do_rotary", lambda **flag: microsoft.attention(X, WEIGHTS, num_heads=2, **flag).output),
     ("output_qk", lambda **flag: microsoft.decoder_masked_multi_head_attention(
         *[X[:, :1]] * 3, num_heads=2, **flag).qk),
+    ("causal", lambda **flag: grouped(**flag).output),
+    ("do_rotary", lambda **flag: grouped(**flag).output),
+    ("rotary_interleaved", lambda **flag: grouped(do_rotary=1, **flag).output),
     ("interleaved", lambda **flag: onnx.rotary_embedding(
         HEADS.swapaxes(1, 2), *CACHES, POSITIONS, **flag)),
     ("interleaved", lambda **flag: microsoft.rotary_embedding(

@@ -18,7 +18,7 @@ PICKLED = {
     "a Rotary": lambda: mha.Rotary(4, frequencies=[1.0, 0.1]),
     "PyTorch's layer": lambda: mha.compat.pytorch.MultiheadAttention(8, 2),
     "Keras's layer": lambda: mha.compat.keras.MultiHeadAttention(2, 4),
-    "ONNX Runtime's outputs": lambda: mha.compat.onnx.microsoft.MultiHeadAttentionOutputs(
+    "ONNX Runtime's outputs": lambda: mha.compat.onnx.microsoft.GroupQueryAttentionOutputs(
         1, 2, 3, None),
     "ONNX's outputs": lambda: mha.compat.onnx.AttentionOutputs(1, 2, 3, None),
 }

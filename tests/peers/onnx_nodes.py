@@ -27,6 +27,7 @@ FUNCTIONS = {("", "Attention"): compat.attention, ("", "RotaryEmbedding"): compa
              (MICROSOFT, "Attention"): microsoft.attention,
              (MICROSOFT, "DecoderMaskedMultiHeadAttention"):
                  microsoft.decoder_masked_multi_head_attention,
+             (MICROSOFT, "GroupQueryAttention"): microsoft.group_query_attention,
              (MICROSOFT, "MultiHeadAttention"): microsoft.multi_head_attention,
              (MICROSOFT, "RotaryEmbedding"): microsoft.rotary_embedding}
 

@@ -4,6 +4,7 @@
     rotary_embedding(X, cos_cache, ...)       RotaryEmbedding of ai.onnx, opset 23 on
     microsoft.attention(...)                  Attention of com.microsoft
     microsoft.multi_head_attention(...)       MultiHeadAttention of com.microsoft
+    microsoft.group_query_attention(...)      GroupQueryAttention of com.microsoft
     microsoft.decoder_masked_multi_head_attention(...)
                                               DecoderMaskedMultiHeadAttention of com.microsoft
     microsoft.rotary_embedding(...)           RotaryEmbedding of com.microsoft

@@ -16,6 +16,7 @@ OPERATORS: list[tuple[str, str, Callable[..., Any]]] = [
     ("", "RotaryEmbedding", rotary_embedding),
     (MICROSOFT, "Attention", microsoft.attention),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention", microsoft.decoder_masked_multi_head_attention),
+    (MICROSOFT, "GroupQueryAttention", microsoft.group_query_attention),
     (MICROSOFT, "MultiHeadAttention", microsoft.multi_head_attention),
     (MICROSOFT, "RotaryEmbedding", microsoft.rotary_embedding),
 ]

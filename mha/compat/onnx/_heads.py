@@ -36,6 +36,7 @@ def _scores(query: NDArray[Any], key: NDArray[Any], stage: int,
 
     visibility: dict[str, Any] = dict(options)
     scale, softcap = visibility.pop("scale"), visibility.pop("softcap")
+    visibility.pop("sinks", None)  # which weights alone know of
     key = np.repeat(key, query.shape[1] // max(key.shape[1], 1), axis=1)
     scores = dot_product_scores(halves_as_float32(query), halves_as_float32(key), scale=scale,
                                 softcap=None if stage == RAW else softcap)

@@ -5,6 +5,10 @@ from mha.compat.onnx.microsoft._decoder_masked_multi_head_attention import (
     DecoderMaskedMultiHeadAttentionOutputs,
     decoder_masked_multi_head_attention,
 )
+from mha.compat.onnx.microsoft._group_query_attention import (
+    GroupQueryAttentionOutputs,
+    group_query_attention,
+)
 from mha.compat.onnx.microsoft._multi_head_attention import (
     MultiHeadAttentionOutputs,
     multi_head_attention,
@@ -14,9 +18,11 @@ from mha.compat.onnx.microsoft._rotary_embedding import rotary_embedding
 __all__ = [
     "AttentionOutputs",
     "DecoderMaskedMultiHeadAttentionOutputs",
+    "GroupQueryAttentionOutputs",
     "MultiHeadAttentionOutputs",
     "attention",
     "decoder_masked_multi_head_attention",
+    "group_query_attention",
     "multi_head_attention",
     "rotary_embedding",
 ]

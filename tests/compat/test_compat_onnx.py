@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha.compat import onnx as compat
-from mha.compat.onnx import attention, microsoft, rotary_embedding
+from mha.compat.onnx import attention, flex_attention, microsoft, rotary_embedding, tensor_scatter
 
 CAPPED = 2 * np.tanh(0.5)
 
@@ -169,6 +169,79 @@ X = np.ones((2, 3, 4, 8), np.float32)
 def test_attention_refuses(options, error, words):
     with pytest.raises(error, match=words):
         attention(**{"Q": X, "K": X, "V": X} | options)
+
+
+# FlexAttention
+
+
+def flexed(values, **options):
+    """Outputs of two queries of zeros."""
+    return flex_attention(column(0, 0), column(*[1] * len(values)), column(*values),
+                          **options).ravel()
+
+
+@pytest.mark.parametrize(("options", "wanted"), [
+    ({}, (3, 3)),
+    ({"score_mod": lambda scores: scores + np.log([2, 1, 1])}, (2.5, 2.5)),
+    ({"score_mod": lambda scores: np.where(np.tri(2, 3), scores, -np.inf)}, (1, 1.5)),
+    ({"score_mod": lambda scores: np.where([[0], [1]], scores, -np.inf)}, (0, 3)),  # none seen
+    ({"prob_mod": lambda weights: weights * [[0.5], [2]]}, (1.5, 6)),
+    ({"score_mod": lambda scores: np.where([0, 1, 1], scores, -np.inf),
+      "prob_mod": lambda weights: np.where([1, 1, 0], weights, 0)}, (1, 1)),
+])
+def test_flex_attention(options, wanted):
+    assert flexed([1, 2, 6], **options) == means(*wanted)
+
+
+def test_scores_that_functions_are_given():
+    found = {}
+
+    def shown(name, array):
+        found[name] = array
+        return array
+
+    query, key = np.float32([1, 2]).reshape(1, 2, 1, 1), np.float32([3, 5]).reshape(1, 1, 2, 1)
+    flex_attention(query, key, key, scale=0.5, score_mod=lambda array: shown("scores", array),
+                   prob_mod=lambda array: shown("weights", array))
+    assert found["scores"].tolist() == [[[[1.5, 2.5]], [[3, 5]]]]
+    assert found["weights"].dtype == np.float32
+    np.testing.assert_allclose(found["weights"].sum(-1), 1, rtol=1e-6)
+    flex_attention(query, key, key, softmax_precision=11,
+                   prob_mod=lambda array: shown("double", array))
+    assert found["double"].dtype == np.float64
+    flexed([1], score_mod=lambda array: shown("of doubles", array))
+    assert found["of doubles"].dtype == np.float64
+
+
+def test_flex_attention_alone_is_attention():
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, heads, 5, 8)).astype(np.float32)
+                         for heads in (6, 3, 3))
+    right = attention(query, key, value).Y
+    np.testing.assert_array_equal(flex_attention(query, key, value), right)
+    for name in ("score_mod", "prob_mod"):
+        got = flex_attention(query, key, value, **{name: lambda array: array})
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
+    hidden = value.copy()
+    hidden[:, :, 3:] = np.nan
+    got = flex_attention(query, key, hidden,
+                         score_mod=lambda array: np.where(np.arange(5) < 3, array, -np.inf))
+    np.testing.assert_allclose(got, attention(query, key[:, :, :3], value[:, :, :3]).Y, rtol=1e-5,
+                               atol=1e-6)
+
+
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"Q": X[0]}, ValueError, "Q, K, V: got shapes"),
+    ({"K": X[..., :2], "score_mod": abs}, ValueError, "Q, K, V: got shapes"),
+    ({"V": X[:, :, :1], "score_mod": abs}, ValueError, "Q, K, V: got shapes"),
+    ({"V": X.astype(int)}, TypeError, "V: got an array of int64"),
+    ({"score_mod": lambda scores: scores[..., :1]}, ValueError, "score_mod: got shape"),
+    ({"prob_mod": lambda weights: weights > 0}, TypeError, "prob_mod: got an array of bool"),
+    ({"softmax_precision": 2}, ValueError, "softmax_precision: got 2"),
+])
+def test_flex_attention_refuses(options, error, words):
+    with pytest.raises(error, match=words):
+        flex_attention(**{"Q": X, "K": X, "V": X} | options)
 
 
 # MultiHeadAttention
@@ -336,6 +409,51 @@ def test_rotary_embedding_of_com_microsoft_refuses():
         call(HEAD[0, 0])
 
 
+# TensorScatter
+
+
+@pytest.mark.parametrize(("options", "wanted"), [
+    ({}, [[7, 8, 0, 0], [9, 7, 0, 0]]),
+    ({"write_indices": [1, 2]}, [[0, 7, 8, 0], [0, 0, 9, 7]]),
+    ({"write_indices": [3, 6], "mode": "circular"}, [[8, 0, 0, 7], [0, 0, 9, 7]]),
+])
+def test_tensor_scatter(options, wanted):
+    cache = np.zeros((2, 4), int)
+    for shape, axis in (((2, 4), -1), ((2, 4), 1), ((2, 4, 1), -2), ((2, 1, 4), 2)):
+        at = cache.reshape(shape)
+        update = np.reshape([[7, 8], [9, 7]], [2 if size == 4 else size for size in shape])
+        got = tensor_scatter(at, update, axis=axis, **options)
+        assert got.reshape(2, 4).tolist() == wanted and got.shape == shape
+    assert not cache.any()
+
+
+def test_a_scattered_cache_is_attended_to_by_lengths():
+    rng = np.random.default_rng(0)
+    key, value = rng.normal(size=(2, 2, 1, 5, 4))
+    query = rng.normal(size=(2, 3, 1, 4))
+    caches = [tensor_scatter(np.full((2, 1, 9, 4), np.nan), new) for new in (key, value)]
+    got = attention(query, *caches, None, None, None, [5, 5]).Y
+    np.testing.assert_array_equal(got, attention(query, key, value).Y)
+
+
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"update": np.zeros((2, 3, 1), np.float32)}, TypeError, "update: got an array of float32"),
+    ({"update": np.zeros((2, 5, 1))}, ValueError, "update: got shape"),
+    ({"update": np.zeros((1, 2, 1))}, ValueError, "update: got shape"),
+    ({"axis": 0}, ValueError, "axis: got 0"),
+    ({"axis": 3}, ValueError, "axis: got 3"),
+    ({"axis": -3}, ValueError, "axis: got -3"),
+    ({"mode": "round"}, ValueError, "mode: got 'round'"),
+    ({"write_indices": [0, 3]}, ValueError, r"write_indices: got \[0, 3\], wanted 0 to 2"),
+    ({"write_indices": [0, -1]}, ValueError, "write_indices: got"),
+    ({"write_indices": [0, 0, 0]}, ValueError, "write_indices: got shape"),
+])
+def test_tensor_scatter_refuses(options, error, words):
+    with pytest.raises(error, match=words):
+        tensor_scatter(**{"past_cache": np.zeros((2, 4, 1)), "update": np.zeros((2, 2, 1))}
+                       | options)
+
+
 # The module
 
 
@@ -355,5 +473,5 @@ def test_new_ops_without_onnx(monkeypatch):
 def test_help_shows_annotations_as_they_are_written():
     functions = [getattr(microsoft, name) for name in microsoft.__all__ if name.islower()]
     assert len(functions) == 5
-    for function in (attention, rotary_embedding, *functions):
+    for function in (attention, rotary_embedding, flex_attention, tensor_scatter, *functions):
         assert "_SupportsArray" not in pydoc.plain(pydoc.render_doc(function))

@@ -23,7 +23,10 @@ TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(np.float64): 1e-13}
 HALF_ULP = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}  # relative
 SMALLEST = {np.dtype(np.float16): 2.0**-25, BFLOAT16: 2.0**-134}  # halves of the least number
 MICROSOFT = "com.microsoft"
+PREVIEW = "ai.onnx.preview"
 FUNCTIONS = {("", "Attention"): compat.attention, ("", "RotaryEmbedding"): compat.rotary_embedding,
+             ("", "TensorScatter"): compat.tensor_scatter,
+             (PREVIEW, "FlexAttention"): compat.flex_attention,
              (MICROSOFT, "Attention"): microsoft.attention,
              (MICROSOFT, "DecoderMaskedMultiHeadAttention"):
                  microsoft.decoder_masked_multi_head_attention,
@@ -45,6 +48,8 @@ def model_of(domain, operator, inputs, outputs, attributes, opset):
                                        array.shape) for name, array in given.items()],
         [helper.make_tensor_value_info(name, element, None) for name in outputs if name])
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    if domain == PREVIEW:  # which ONNX Runtime does not know
+        opsets.append(helper.make_opsetid(PREVIEW, 1))
     return helper.make_model(graph, opset_imports=opsets, ir_version=10), given
 
 

@@ -10,7 +10,9 @@ from onnx import helper
 from onnx.backend.test.case.node import (  # noqa: F401
     _NodeTestCases,
     attention,
+    flexattention,
     rotaryembedding,
+    tensorscatter,
 )
 from onnx.backend.test.runner import Runner
 from onnx.inliner import inline_local_functions
@@ -29,14 +31,15 @@ from onnx_nodes import (
 
 from mha.compat import onnx as compat
 
-# The cases of Attention and RotaryEmbedding that onnx ships, as Python modules. Those whose name
-# has "_expanded" hold the operators that the two are made of, none of which is ours.
+# The cases of Attention, FlexAttention, RotaryEmbedding and TensorScatter that onnx ships, as
+# Python modules. Those whose name has "_expanded" hold the operators that these are made of, none
+# of which is ours.
 
 
 def test_every_case_that_onnx_ships():
     """All of them, compared as onnx compares them."""
     cases = [case for case in _NodeTestCases if "_expanded" not in case.name]
-    assert len(cases) >= 101
+    assert len(cases) >= 115
     versions = set()
     for case in cases:
         evaluator = ReferenceEvaluator(case.model, new_ops=compat.new_ops())
@@ -45,7 +48,7 @@ def test_every_case_that_onnx_ships():
         for inputs, outputs in case.data_sets:
             got = evaluator.run(None, dict(zip(names, inputs, strict=True)))
             Runner.assert_similar_outputs(outputs, got, case.rtol, case.atol, case.name)
-    assert versions == {23, 24, 25}
+    assert versions == {23, 24, 25, 26}
 
 
 # Attention of ai.onnx
@@ -199,6 +202,34 @@ def test_rotary_embedding_is_onnx_runtimes(seed):
     assert_same(ours, theirs, inputs[0].dtype)
 
 
+# TensorScatter
+
+
+def scatter_case(seed):
+    """Inputs and attributes of one node."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype([np.float32, np.float16, np.int64, np.float64][seed % 4])
+    shape = rng.integers(1, 6, int(rng.integers(2, 5)))
+    axis = int(rng.integers(1, len(shape)))
+    length, spare = (int(n) for n in rng.integers([1, 0], [6, 6]))
+    mode = ["linear", "circular"][int(rng.random() < 0.5)]
+    arrays = []
+    for shape[axis] in (length + spare, length):
+        arrays.append((9 * rng.normal(size=shape)).astype(dtype))
+    last = spare if mode == "linear" else 40
+    indices = rng.integers(0, last + 1, shape[0]) if rng.random() < 0.8 else None
+    attributes = {"mode": mode, "axis": axis - len(shape) * int(rng.random() < 0.5)}
+    return [*arrays, indices], {name: value for name, value in attributes.items()
+                                if value not in (-2, "linear")}  # the defaults
+
+
+@pytest.mark.parametrize("seed", range(COUNT_OF_NODES))
+def test_tensor_scatter_is_onnx_runtimes(seed):
+    inputs, attributes = scatter_case(seed)
+    node = "", "TensorScatter", inputs, ["present_cache"], attributes, 24
+    assert by_ours(*node)[0].tobytes() == by_runtime(*node)[0].tobytes()
+
+
 def test_cases_cover_every_feature():
     """A generator that stopped making a kind of case would let every comparison pass."""
     nodes = [attention_case(seed) for seed in range(200)]
@@ -217,6 +248,10 @@ def test_cases_cover_every_feature():
         assert sum(name in given for given in attributes) > 25, name
     modes = [given.get("qk_matmul_output_mode") for given in attributes]
     assert min(modes.count(mode) for mode in range(4)) > 10
+    scattered = [scatter_case(seed) for seed in range(200)]
+    assert sum(inputs[2] is not None for inputs, _ in scattered) > 100
+    for name in ("mode", "axis"):
+        assert 50 < sum(name in given for _, given in scattered) < 190, name
     turns = [rotary_case(seed) for seed in range(200)]
     for domain in ("", MICROSOFT):
         of_domain = [(inputs, given) for found, inputs, given in turns if found == domain]

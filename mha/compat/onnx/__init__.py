@@ -2,6 +2,8 @@
 
     attention(Q, K, V, ...)                   Attention of ai.onnx, opsets 23 to 25
     rotary_embedding(X, cos_cache, ...)       RotaryEmbedding of ai.onnx, opset 23 on
+    tensor_scatter(past_cache, update, ...)   TensorScatter of ai.onnx, opset 24
+    flex_attention(Q, K, V, ...)              FlexAttention of ai.onnx.preview, version 1
     microsoft.attention(...)                  Attention of com.microsoft
     microsoft.multi_head_attention(...)       MultiHeadAttention of com.microsoft
     microsoft.group_query_attention(...)      GroupQueryAttention of com.microsoft
@@ -20,6 +22,8 @@ output; errors are ValueError and TypeError.
 
 from mha.compat.onnx import microsoft
 from mha.compat.onnx._evaluator import new_ops
-from mha.compat.onnx._standard import AttentionOutputs, attention, rotary_embedding
+from mha.compat.onnx._preview import flex_attention
+from mha.compat.onnx._standard import AttentionOutputs, attention, rotary_embedding, tensor_scatter
 
-__all__ = ["AttentionOutputs", "attention", "microsoft", "new_ops", "rotary_embedding"]
+__all__ = ["AttentionOutputs", "attention", "flex_attention", "microsoft", "new_ops",
+           "rotary_embedding", "tensor_scatter"]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mha._base.arguments import as_array, check_kind
 from mha._base.dtypes import halves_as_float32, widened
+from mha._base.pieces import converted
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.options import AttentionKeywords
 from mha._functions.rotary import Layout
@@ -16,6 +17,7 @@ from mha._functions.scaled_dot_product_attention import scaled_dot_product_atten
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.rotary_tables import rotated_by_tables
 
+PRECISIONS = {1: "FLOAT", 10: "FLOAT16", 11: "DOUBLE", 16: "BFLOAT16"}  # of onnx.TensorProto
 RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
 
 
@@ -50,6 +52,15 @@ def floats(*named: tuple[str, Any]) -> list[NDArray[Any]]:
         arrays.append(as_array(given, name))
         check_kind(widened(arrays[-1]), name, "f", "floats")
     return arrays
+
+
+def in_precision(precision: int | None, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    """The arrays in float64 where the precision is that; float32 is the least anyway."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"softmax_precision: got {precision}, wanted one of {PRECISIONS}")
+    if precision is None or PRECISIONS[precision] != "DOUBLE":
+        return list(arrays)
+    return [converted(widened(array), np.float64) for array in arrays]
 
 
 def joined(past: Any, name: str, new: NDArray[Any]) -> NDArray[Any]:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import as_array, as_lengths, check_kind, checked_lengths
+from mha._base.arguments import as_array, as_int, as_lengths, check_kind, checked_lengths
 from mha._base.dtypes import in_type, widened
-from mha._base.pieces import converted
+from mha._base.pieces import converted, copied
 from mha._functions.heads import merge_heads
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.broadcast import check_over_scores
@@ -19,12 +19,11 @@ from mha.compat.onnx._heads import (
     by_head,
     check_pair,
     floats,
+    in_precision,
     joined,
     rotated,
 )
 from mha.compat.onnx._outputs import public_in
-
-PRECISIONS = {1: "FLOAT", 10: "FLOAT16", 11: "DOUBLE", 16: "BFLOAT16"}  # of onnx.TensorProto
 
 
 @public_in("mha.compat.onnx")
@@ -124,7 +123,7 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
             lengths, batch, key.shape[2], "nonpad_kv_seqlen")}
 
     stage = qk_matmul_output_mode if as_flag(return_qk, "return_qk") else None
-    query, key, value = _in_precision(softmax_precision, query, present_key, present_value)
+    query, key, value = in_precision(softmax_precision, query, present_key, present_value)
     output, scores = attend(query, key, value, stage, options)
     if merged:
         output = merge_heads(output)
@@ -152,15 +151,6 @@ def _mask_or_bias(mask: NDArray[Any], scores_shape: tuple[int, ...]) -> Attentio
                       constant_values=False if is_bool else -np.inf)
     check_over_scores(mask, "attn_mask", scores_shape)
     return {"mask": mask} if is_bool else {"bias": mask}
-
-
-def _in_precision(precision: int | None, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
-    """The arrays in float64 where the precision is that; float32 is the least anyway."""
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"softmax_precision: got {precision}, wanted one of {PRECISIONS}")
-    if precision is None or PRECISIONS[precision] != "DOUBLE":
-        return list(arrays)
-    return [converted(widened(array), np.float64) for array in arrays]
 
 
 def rotary_embedding(X: ArrayLike, cos_cache: ArrayLike, sin_cache: ArrayLike,
@@ -199,3 +189,61 @@ def rotary_embedding(X: ArrayLike, cos_cache: ArrayLike, sin_cache: ArrayLike,
     positions = None if position_ids is None else as_array(position_ids, "position_ids")
     return rotated(x, cosine, sine, positions, num_heads=num_heads, dims=rotary_embedding_dim,
                    interleaved=interleaved)
+
+
+def tensor_scatter(past_cache: ArrayLike, update: ArrayLike, write_indices: ArrayLike | None = None,
+                   *, axis: int = -2, mode: str = "linear") -> NDArray[Any]:
+    """TensorScatter of ai.onnx, opset 24: a cache with new rows, which `attention` takes with
+    nonpad_kv_seqlen.
+
+    Parameters
+    ----------
+    past_cache : array (batch, ..., max_len, ...)
+        Stays as it is.
+    update : array of the same type and shape, but for len in place of max_len
+    write_indices : ints (batch,), by default 0
+        Which row of the cache the first row of the update becomes.
+    axis : int
+        The axis of the rows, any but 0.
+    mode : "linear" or "circular"
+        Whether rows behind the last one are an error, or begin at 0 again.
+
+    Returns
+    -------
+    array present_cache, shaped as past_cache.
+
+    Raises
+    ------
+    ValueError: shapes, an axis or rows that do not fit, another mode. TypeError: arrays of unlike
+    types.
+
+    Source: the ONNX standard, operator TensorScatter.
+
+    >>> cache, key = np.zeros((2, 8, 100, 64)), np.ones((2, 8, 1, 64))
+    >>> tensor_scatter(cache, key, [7, 9])[:, 0, 9, 0]
+    array([0., 1.])
+    """
+    cache, new = as_array(past_cache, "past_cache"), as_array(update, "update")
+    if new.dtype != cache.dtype:
+        raise TypeError(f"update: got an array of {new.dtype}, wanted {cache.dtype} as past_cache")
+    if mode not in ("linear", "circular"):
+        raise ValueError(f"mode: got {mode!r}, wanted 'linear' or 'circular'")
+    at = as_int(axis, "axis") + (cache.ndim if axis < 0 else 0)
+    if not 0 < at < cache.ndim:
+        raise ValueError(f"axis: got {axis} with a past_cache of shape {cache.shape}, wanted one of"
+                         " its axes but the first")
+    batch, max_len = cache.shape[0], cache.shape[at]
+    wanted = (*cache.shape[:at], "len", *cache.shape[at + 1:])
+    if new.ndim != cache.ndim or (*new.shape[:at], "len", *new.shape[at + 1:]) != wanted or (
+            new.shape[at] > max_len):
+        raise ValueError(f"update: got shape {new.shape}, wanted {wanted} with len of at most"
+                         f" {max_len}")
+    starts = as_lengths(0 if write_indices is None else write_indices, batch, "write_indices")
+    room = max_len - new.shape[at]
+    if mode == "linear" and ((starts < 0) | (starts > room)).any():
+        raise ValueError(f"write_indices: got {starts.tolist()}, wanted 0 to {room}, so that"
+                         f" {new.shape[at]} rows fit in {max_len}")
+    rows = (starts[:, None] + np.arange(new.shape[at])) % max(max_len, 1)
+    present = copied(cache, order="C")
+    np.moveaxis(present, at, 1)[np.arange(batch)[:, None], rows] = np.moveaxis(new, at, 1)
+    return present

@@ -2,7 +2,8 @@
 
 Row i of sequence b stands at position lengths[b] + i, with the cache's lengths before the call. One
 call of the core does all of it; between projection and attention it calls back to append. The cache
-changes by one assignment, after everything else has succeeded.
+changes by one assignment, after everything else has succeeded. With append=False the n rows are the
+last n positions that the cache has, and nothing is appended.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from mha._functions.options import (
     DEFAULTS,
     AttentionOptions,
     Window,
+    as_sides,
     check_score_axes,
     is_block_mask,
 )
@@ -53,16 +55,17 @@ OF_POSITIONS = ("causal", "window", "alibi", "relative_bias")
 
 
 def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache: Any,
-         lengths: Maybe, padding: str, positions: Maybe, key_positions: Maybe, training: Any,
-         options: AttentionOptions, head_gate: Maybe, return_weights: bool,
+         append: Any, lengths: Maybe, padding: str, positions: Maybe, key_positions: Maybe,
+         training: Any, options: AttentionOptions, head_gate: Maybe, return_weights: bool,
          return_lse: bool) -> Any:
-    """A layer's call where cache, lengths or padding is given: query (batch, n, query_dim), or
-    (n, query_dim), in; the output, and weights and lse where asked for, out."""
+    """A layer's call where cache, append, lengths or padding is given: query (batch, n,
+    query_dim), or (n, query_dim), in; the output, and weights and lse where asked for, out."""
+    appends = as_bool(append, "append")
     if not isinstance(padding, str):
         raise TypeError(f'padding: got {type(padding).__name__}, wanted "right" or "left"')
     if padding not in ("right", "left"):
         raise ValueError(f'padding: got {padding!r}, wanted "right" or "left"')
-    cache = _checked_cache(state.settings, cache, lengths)
+    cache = _checked_cache(state.settings, cache, lengths, appends)
     if key is not None or value is not None:
         raise ValueError(f"{'value' if key is None else 'key'}: got one with a cache, wanted none:"
                          " the rows of query are the next positions")
@@ -72,14 +75,15 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
     check_not_training(training)
     head_gate = None if head_gate is None else as_array(head_gate, "head_gate")
     undrawn = drawn(checked_options(options, cache)).options  # without training nothing is drawn
-    return _call(state, query, cache, lengths, padding == "left", positions, undrawn, head_gate,
-                 return_weights, return_lse)
+    return _call(state, query, cache, appends, lengths, padding == "left", positions, undrawn,
+                 head_gate, return_weights, return_lse)
 
 
-def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, left: bool,
-          positions: Maybe, options: AttentionOptions, head_gate: Maybe, return_weights: bool,
-          return_lse: bool) -> Any:
+def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, lengths: Maybe,
+          left: bool, positions: Maybe, options: AttentionOptions, head_gate: Maybe,
+          return_weights: bool, return_lse: bool) -> Any:
     settings, is_memory = state.settings, isinstance(cache, Memory)
+    appends = appends and not is_memory
     given = as_array(query, "query")
     check_rows(given.shape, "query", settings.query_dim)
     x = given if given.ndim == 3 else given[None]
@@ -94,12 +98,14 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
     if positions is not None:
         positions = as_positions(positions, "positions", batch, n)
     before = cache._state  # behind all conversions of arguments, which may run any code
-    first = _first_positions(before, counts, n, left, is_memory)
+    if not appends and not is_memory:
+        _check_held(before, n, counts, options.window)
+    first = _first_positions(before, counts, n, left, appends, is_memory)
     if positions is None and settings.rotary is not None:
         positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
-    core = state.core if positions is None else core_at(state, positions, None, not is_memory)
+    core = state.core if positions is None else core_at(state, positions, None, appends)
     keys, values = x, x
-    if is_memory:  # no rows: its keys and values are there
+    if not appends:  # no rows: keys and values are there
         keys, values = (np.empty((batch, 0, width), x.dtype)
                         for width in (settings.key_dim, settings.value_dim))
 
@@ -119,6 +125,8 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, lengths: Maybe, l
             results = [result[0] for result in results]
         return tuple(results) if len(results) > 1 else results[0]
 
+    if not appends:
+        return cache._read(before, attend)
     return cache._extend(before, n, counts, left, attend)
 
 
@@ -208,14 +216,34 @@ def _real_rows(counts: Array, n: int, left: bool) -> Array:
 
 
 def _first_positions(before: CacheState, counts: Array | None, n: int, left: bool,
-                     is_memory: bool) -> int | Array:
+                     appends: bool, is_memory: bool) -> int | Array:
     """Where row 0 stands: an int where it does so in all sequences, else ints (batch,). In front
     of rows padded left that is before the first real one."""
-    if counts is not None and left:
-        return (0 if is_memory else before.lengths) + counts - n
+    padding = 0 if counts is None or not left else n - counts
     if is_memory:
-        return 0
-    return before.shortest if before.shortest == before.longest else before.lengths
+        return 0 - padding
+    lengths = before.shortest if before.shortest == before.longest else before.lengths
+    if not appends:  # the rows are the last positions
+        lengths = lengths - (n if counts is None else counts)
+    return lengths - padding
+
+
+def _check_held(before: CacheState, n: int, counts: Array | None, window: Any) -> None:
+    """A ValueError where the last n positions, or counts (batch,) of them, are not there, or where
+    they may see what has been dropped."""
+    rows = np.full(before.lengths.size, n) if counts is None else counts
+    if (rows > before.lengths).any():
+        raise ValueError(f"query: got {rows.tolist()} rows with append=False, wanted at most those"
+                         f" that the cache has, {before.lengths.tolist()}")
+    left, _ = as_sides(window)
+    if before.start == 0 or left is None or not rows.any():
+        return
+    needed = int((before.lengths - rows)[rows > 0].min()) - left
+    if needed < before.start:
+        raise ValueError(f"query: got {rows.tolist()} rows with append=False, wanted fewer: the"
+                         f" first one's window begins at {needed}, and what stood before"
+                         f" {before.start} is dropped. A cache keeps what the rows of its last call"
+                         " see")
 
 
 def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> tuple[Array, Array]:
@@ -226,10 +254,12 @@ def _rows(array: ArrayLike, name: str, width: int, settings: LayerSettings) -> t
     return given, rows if rows.ndim == 3 else rows[None]
 
 
-def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe) -> KVCache:
+def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe,
+                   appends: bool) -> KVCache:
     """The cache, if it fits the layer."""
     if cache is None:
         raise ValueError(
+            "append: got False without a cache, wanted cache= too" if not appends else
             'padding: got one without a cache, wanted cache= too' if lengths is None else
             "lengths: got some without a cache, wanted cache= too, or key_lengths=, how many keys"
             " of each sequence are real")
@@ -237,8 +267,12 @@ def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe) -> KVCac
         instead = "; a layer of a pool takes starts=" * isinstance(cache, PagedLayer)
         raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache(){instead}")
     check_cache_fits(settings, cache, "cache")
+    is_memory = isinstance(cache, Memory)
+    if is_memory and not appends:
+        raise ValueError("append: got False with a memory, wanted none: nothing is ever appended"
+                         " to it, and its rows have no order that a query could stand in")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
-    if not isinstance(cache, Memory) and len(set(widths)) > 1:
+    if appends and not is_memory and len(set(widths)) > 1:
         raise ValueError(f"cache: got a new_cache() for query_dim, key_dim and value_dim {widths},"
                          " wanted equal ones, or what new_memory() gives")
     return cache

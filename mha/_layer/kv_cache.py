@@ -338,6 +338,12 @@ class KVCache:
             raise
         return result
 
+    def _read(self, before: CacheState, use: Callable[[CacheState, Append], T]) -> T:
+        """use(before, append): nothing is appended."""
+        result = use(before, _append_nothing)
+        self._check_unchanged(before)
+        return result
+
     def _extended(self, before: CacheState, n: int, counts: Array | None) -> CacheState:
         """The state with n positions more, or counts (batch,) of them, that nobody has written."""
         state = self._without_unneeded(before)
@@ -457,15 +463,8 @@ class Memory(KVCache):
 
     def _fill(self, key: Array, value: Array, counts: Array | None) -> None:
         """Its positions, once; as those that `KVCache.append` takes."""
-        super()._extend(self._state, key.shape[2], counts, False,
-                        lambda after, append: append(key, value))
-
-    def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
-                use: Callable[[CacheState, Append], T]) -> T:
-        """use(before, append): nothing is appended."""
-        result = use(before, _append_nothing)
-        self._check_unchanged(before)
-        return result
+        self._extend(self._state, key.shape[2], counts, False,
+                     lambda after, append: append(key, value))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KVCache._new_memory, (), self.__getstate__()

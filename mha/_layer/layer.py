@@ -216,8 +216,8 @@ class MultiHeadAttention(OwnNames):
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
-                 padding: Padding = ..., return_weights: Literal[False] = ...,
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., append: bool = ...,
+                 lengths: Maybe = ..., padding: Padding = ..., return_weights: Literal[False] = ...,
                  return_lse: Literal[False] = ..., starts: Maybe = ...,
                  sequences: Collection[int] | None = ...,
                  **options: Unpack[LayerKeywords]) -> Array: ...
@@ -225,22 +225,23 @@ class MultiHeadAttention(OwnNames):
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: Literal[True], return_lse: Literal[True],
+                 cache: _layer.KVCache | None = ..., append: bool = ..., lengths: Maybe = ...,
+                 padding: Padding = ..., return_weights: Literal[True], return_lse: Literal[True],
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | None = ..., lengths: Maybe = ..., padding: Padding = ...,
-                 return_weights: Literal[True], return_lse: Literal[False] = ...,
+                 cache: _layer.KVCache | None = ..., append: bool = ..., lengths: Maybe = ...,
+                 padding: Padding = ..., return_weights: Literal[True],
+                 return_lse: Literal[False] = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
-                 padding: Padding = ..., return_weights: Literal[False] = ...,
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., append: bool = ...,
+                 lengths: Maybe = ..., padding: Padding = ..., return_weights: Literal[False] = ...,
                  return_lse: Literal[True], starts: Maybe = ...,
                  sequences: Collection[int] | None = ...,
                  **options: Unpack[LayerKeywords]) -> tuple[Array, Array]: ...
@@ -248,9 +249,10 @@ class MultiHeadAttention(OwnNames):
     def __call__(self, query: ArrayLike, key: Maybe = ..., value: Maybe = ..., *,
                  training: bool = ..., rng: RandomSource = ..., head_gate: Maybe = ...,
                  positions: Maybe = ..., key_positions: Maybe = ...,
-                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., lengths: Maybe = ...,
-                 padding: Padding = ..., return_weights: bool = ..., return_lse: bool = ...,
-                 starts: Maybe = ..., sequences: Collection[int] | None = ...,
+                 cache: _layer.KVCache | _layer.PagedLayer | None = ..., append: bool = ...,
+                 lengths: Maybe = ..., padding: Padding = ..., return_weights: bool = ...,
+                 return_lse: bool = ..., starts: Maybe = ...,
+                 sequences: Collection[int] | None = ...,
                  **options: Unpack[LayerKeywords]) -> Any: ...
     @takes_options(LAYER, before="training")
     def __call__(
@@ -258,7 +260,7 @@ class MultiHeadAttention(OwnNames):
             *more: Never, training: bool = False, rng: RandomSource = None,
             head_gate: ArrayLike | None = None,
             positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
-            cache: _layer.KVCache | _layer.PagedLayer | None = None,
+            cache: _layer.KVCache | _layer.PagedLayer | None = None, append: bool = True,
             lengths: ArrayLike | None = None, padding: Padding = "right",
             starts: ArrayLike | None = None, sequences: Collection[int] | None = None,
             return_weights: bool = False, return_lse: bool = False,
@@ -285,6 +287,10 @@ class MultiHeadAttention(OwnNames):
             appended, attention is causal and goes over all positions so far. Mask and bias have a
             column for each of them. A cache's window is the default of the call's. Of
             `new_memory`: attention over the memory, not causal.
+        append : bool
+            False: the rows of query are the last positions that a cache has already, in which they
+            may see what stands there and before; nothing is projected by W_k and W_v nor appended.
+            So a layer attends to the keys and values of another one.
         lengths : ints (batch,), optional
             With a cache, how many rows of each sequence are real; the others give zeros and are
             not stored.
@@ -329,19 +335,20 @@ class MultiHeadAttention(OwnNames):
 
                 return ragged_call.call(
                     state, query, starts, chosen, head_gate, return_lse, key=key, value=value,
-                    cache=cache, sequences=sequences, training=training, lengths=lengths,
-                    padding=None if plain_padding else padding, positions=positions,
-                    key_positions=key_positions, return_weights=return_weights)
+                    cache=cache, append=append, sequences=sequences, training=training,
+                    lengths=lengths, padding=None if plain_padding else padding,
+                    positions=positions, key_positions=key_positions, return_weights=return_weights)
             if sequences is not None:
                 raise ValueError("sequences: got some without starts, wanted starts= too")
-            if cache is not None or lengths is not None or not plain_padding:
+            if (cache is not None or append is not True or lengths is not None
+                    or not plain_padding):
                 from mha._layer import cached_call
 
                 return cached_call.call(
-                    state, query, key, value, cache=cache, lengths=lengths, padding=padding,
-                    positions=positions, key_positions=key_positions, training=training,
-                    options=chosen, head_gate=head_gate, return_weights=return_weights,
-                    return_lse=return_lse)
+                    state, query, key, value, cache=cache, append=append, lengths=lengths,
+                    padding=padding, positions=positions, key_positions=key_positions,
+                    training=training, options=chosen, head_gate=head_gate,
+                    return_weights=return_weights, return_lse=return_lse)
             keys = query if key is None else key
             values = keys if value is None else value
             with drawn(chosen) as drawn_options:

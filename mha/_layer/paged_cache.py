@@ -24,6 +24,7 @@ from mha._base.dtypes import (
     shown_dtype,
 )
 from mha._base.keywords import checks_keywords
+from mha._functions.options import as_sides
 from mha._layer.cache_state import BLOCK, changed_meanwhile, first_needed, zeros
 from mha._layer.pool_state import (
     Growth,
@@ -399,25 +400,54 @@ class PagedLayer:
 
     def rows(self, ids: Collection[int], starts: Array) -> Rows:
         """Room for rows starts[s] to starts[s + 1] of sequence ids[s]."""
-        pool, before = self.pool, self.pool._state
-        known = pool._checked_ids(before, ids, "sequences")
-        counts = np.diff(starts)
-        if len(known) != counts.size:
-            raise ValueError(f"sequences: got {len(known)} ids, wanted {counts.size}, one for each"
-                             " sequence of starts")
+        before = self.pool._state
+        known, counts = self._checked(before, ids, starts)
         begins = [before.sequences[id].lengths[self._index] for id in known]
-        before, state = pool._grow(before, known, begins, counts.tolist())
-        state = without_unneeded(state, known, pool.window, pool.page_len)
+        before, state = self.pool._grow(before, known, begins, counts.tolist())
+        state = without_unneeded(state, known, self.pool.window, self.pool.page_len)
         sequences = [state.sequences[id] for id in known]
-        tables = tables_of(sequences)
-        first_pages = np.array([sequence.first for sequence in sequences], np.int64)
-        first, page_len = np.array(begins, np.int64), pool.page_len
-        of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
-        positions = np.arange(starts[-1]) - starts[of] + first[of]
-        pages = tables[of, positions // page_len - first_pages[of]]
         after = state._replace(sequences=state.sequences | {
             id: self._grown(sequence, int(count))
             for id, sequence, count in zip(known, sequences, counts, strict=True)})
+        return self._rows_of(after, before, sequences, np.array(begins, np.int64), starts)
+
+    def last_rows(self, ids: Collection[int], starts: Array, window: Any) -> Rows:
+        """Rows starts[s] to starts[s + 1] are the last ones that sequence ids[s] has."""
+        state = self.pool._state
+        known, counts = self._checked(state, ids, starts)
+        sequences = [state.sequences[id] for id in known]
+        left, _ = as_sides(window)
+        begins = []
+        for sequence, count in zip(sequences, counts.tolist(), strict=True):
+            length = sequence.lengths[self._index]
+            if count > length:
+                raise ValueError(f"query: got {count} rows of a sequence with append=False, wanted"
+                                 f" at most those that it has, {length}")
+            begins.append(length - count)
+            start = sequence.first * self.pool.page_len
+            if count and left is not None and max(0, begins[-1] - left) < start:
+                raise ValueError(f"query: got {count} rows of a sequence with append=False, wanted"
+                                 f" fewer: what stood before {start} went back to the pool, and a"
+                                 " window of the first one needs it")
+        return self._rows_of(state, state, sequences, np.array(begins, np.int64), starts)
+
+    def _checked(self, state: PoolState, ids: Collection[int],
+                 starts: Array) -> tuple[list[int], Array]:
+        """The ids, and how many rows each has."""
+        known, counts = self.pool._checked_ids(state, ids, "sequences"), np.diff(starts)
+        if len(known) != counts.size:
+            raise ValueError(f"sequences: got {len(known)} ids, wanted {counts.size}, one for each"
+                             " sequence of starts")
+        return known, counts
+
+    def _rows_of(self, after: PoolState, before: PoolState, sequences: list[Pages], first: Array,
+                 starts: Array) -> Rows:
+        """Rows of these sequences, the first of each at the position first[s]."""
+        tables, counts, page_len = tables_of(sequences), np.diff(starts), self.pool.page_len
+        first_pages = np.array([sequence.first for sequence in sequences], np.int64)
+        of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
+        positions = np.arange(starts[-1]) - starts[of] + first[of]
+        pages = tables[of, positions // page_len - first_pages[of]]
         query_offset = first - first_pages * page_len
         return Rows(after, before, positions, tables, query_offset,
                     np.concatenate([[0], np.cumsum(query_offset + counts)]),

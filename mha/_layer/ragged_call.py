@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_int_array
+from mha._base.arguments import as_array, as_bool, as_int_array
 from mha._base.dtypes import as_computed, computing_dtype, is_half, returned, rounded, shown
 from mha._base.pieces import contiguous
 from mha._functions.dropout import drawn
@@ -43,16 +43,19 @@ SHARED = ("alibi", "relative_bias", "sinks")
 
 
 def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
-         head_gate: Maybe, return_lse: bool, cache: Any = None, sequences: Any = None,
-         training: Any = False, **others: Any) -> Any:
+         head_gate: Maybe, return_lse: bool, cache: Any = None, append: Any = True,
+         sequences: Any = None, training: Any = False, **others: Any) -> Any:
     """The output (total_len, output_dim), and lse (heads, total_len) where asked for. cache is a
     layer of a PagedCache, and sequences are ids of it. `others` are given though they do not go
     with starts."""
     if cache is None and sequences is not None:
         raise ValueError("sequences: got some without a cache, wanted cache=pool[layer] too")
+    appends = as_bool(append, "append")
     if cache is not None:
-        return _paged_call(state, x, starts, options, head_gate, return_lse, cache, sequences,
-                           training, others)
+        return _paged_call(state, x, starts, options, head_gate, return_lse, cache, appends,
+                           sequences, training, others)
+    if not appends:
+        raise ValueError("append: got False without a cache, wanted cache=pool[layer] too")
     _, rows, begins = _checked(state, x, starts, others)
     query, key, value = (step.heads for step in _projected(state, state.call, rows, begins))
     with drawn(options) as drawn_options:
@@ -63,9 +66,10 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
 
 
 def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
-                head_gate: Maybe, return_lse: bool, cache: Any, sequences: Any, training: Any,
-                others: dict[str, Any]) -> Any:
-    """Appends the rows to their sequences, and attends to all positions so far."""
+                head_gate: Maybe, return_lse: bool, cache: Any, appends: bool, sequences: Any,
+                training: Any, others: dict[str, Any]) -> Any:
+    """Appends the rows to their sequences, or takes them for the last ones that these have, and
+    attends to all positions so far."""
     if not isinstance(cache, PagedLayer):
         raise TypeError(f"cache: got {type(cache).__name__} with starts, wanted a layer of a"
                         " mha.PagedCache, pool[i]; other caches take lengths=")
@@ -77,10 +81,14 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
     _, rows, begins = _checked(state, x, starts, others)
     undrawn = drawn(checked_options(options, cache)).options._replace(causal=True)
     _check_options(state, cache, undrawn, gate)
-    new = cache.rows(sequences, begins)
-    steps = _projected(state, state.call, rows, begins, positions=new.positions)
-    query, key, value = (step.heads for step in steps)
-    cache.write(new, key, value)
+    if appends:
+        new = cache.rows(sequences, begins)
+        steps = _projected(state, state.call, rows, begins, positions=new.positions)
+        query, key, value = (step.heads for step in steps)
+        cache.write(new, key, value)
+    else:
+        new = cache.last_rows(sequences, begins, undrawn.window)
+        query = _projected_to(state, state.call, "q", rows, new.positions).heads
     results = _core.scaled_dot_product_attention_varlen(
         query, cache.key, cache.value, begins, new.key_starts,
         undrawn._replace(query_offset=new.query_offset),
@@ -176,17 +184,18 @@ def _projected(state: LayerState, arguments: CallArguments, rows: Array, starts:
     """Of query, key and value; by default positions begin with 0 in each sequence."""
     if positions is None and state.settings.rotary is not None:
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
-    steps = []
-    for which, W, b in (("q", arguments.W_q, arguments.b_q), ("k", arguments.W_k, arguments.b_k),
-                        ("v", arguments.W_v, arguments.b_v)):
-        result = _core.linear(rows, W, b, save=save)
-        projected, linear = result if save else (result, None)
-        merged, preparation = prepared(state, which, projected[None], positions, save=save)
-        heads = heads_of(state.settings, which)
-        width = merged.shape[2] // heads
-        steps.append(Projected(which, merged.reshape(len(rows), heads, width), linear,
-                               preparation))
-    return steps
+    return [_projected_to(state, arguments, which, rows, positions, save) for which in "qkv"]
+
+
+def _projected_to(state: LayerState, arguments: CallArguments, which: str, rows: Array,
+                  positions: Array | None, save: bool = False) -> Projected:
+    W, b = getattr(arguments, f"W_{which}"), getattr(arguments, f"b_{which}")
+    result = _core.linear(rows, W, b, save=save)
+    projected, linear = result if save else (result, None)
+    merged, preparation = prepared(state, which, projected[None], positions, save=save)
+    heads = heads_of(state.settings, which)
+    width = merged.shape[2] // heads
+    return Projected(which, merged.reshape(len(rows), heads, width), linear, preparation)
 
 
 def _projected_backward(step: Projected, grad_heads: Gradient, wanted: set[str],

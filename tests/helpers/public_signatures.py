@@ -58,7 +58,7 @@ SIGNATURES = {
         output_gate=None, dtype=<class 'numpy.float32'>, rng=None""",
     "MultiHeadAttention.__call__": """self, query, key=None, value=None, *, <layer>,
         training=False, rng=None, head_gate=None, positions=None, key_positions=None, cache=None,
-        lengths=None, padding='right', starts=None, sequences=None,
+        append=True, lengths=None, padding='right', starts=None, sequences=None,
         return_weights=False, return_lse=False""",
     "MultiHeadAttention.vjp": """self, query, key=None, value=None, *, <layer>,
         training=False, rng=None, head_gate=None, positions=None, key_positions=None, starts=None,

@@ -93,6 +93,25 @@ def as_lengths(lengths: ArrayLike, batch: int, name: str = "lengths") -> NDArray
     return np.full(batch, array)
 
 
+def as_branches(indices: ArrayLike, lengths: ArrayLike | None,
+                there: NDArray[Any]) -> list[NDArray[Any]]:
+    """Of indices (batch, k) the first lengths[b] of each sequence, or all; different ints in
+    [0, there[b])."""
+    given = as_int_array(indices, "indices")
+    if given.ndim != 2 or len(given) != len(there):
+        raise ValueError(f"indices: got shape {given.shape}, wanted ({len(there)}, k)")
+    counts = checked_lengths(lengths, len(there), given.shape[1])
+    branches = [*given] if counts is None else [
+        row[:count] for row, count in zip(given, counts, strict=True)]
+    for branch, most in zip(branches, there.tolist(), strict=True):
+        if (branch < 0).any() or (branch >= most).any():
+            raise ValueError(f"indices: got {branch.tolist()}, wanted ints in [0, {most}), which"
+                             " the sequence has from start on")
+        if len({*branch.tolist()}) < len(branch):
+            raise ValueError(f"indices: got {branch.tolist()}, wanted each position once")
+    return branches
+
+
 def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> NDArray[Any]:
     """Positions (n,) or (batch, n) as integers."""
     given = as_exact_int_array(positions, name)

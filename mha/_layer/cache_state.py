@@ -158,6 +158,20 @@ def _apart(numbers: Array, array: Array) -> Array:
     return copied(numbers) if np.may_share_memory(numbers, array) else numbers
 
 
+def moves(state: CacheState, begins: Array, chosen: list[Array]) -> list[Step]:
+    """What puts the rows begins[b] + chosen[b] of each sequence behind begins[b], in that order.
+    They are copied now: steps of one sequence may go over rows of another place."""
+    steps: list[Step] = []
+    for sequence, (begin, branch) in enumerate(zip(begins.tolist(), chosen, strict=True)):
+        stay = int((branch == np.arange(len(branch))).cumprod().sum())  # where they are already
+        column = state.first + begin - state.start
+        to = sequence, slice(None), slice(column + stay, column + len(branch))
+        for array in (state.key, state.value) if stay < len(branch) else ():
+            rows = array[sequence].take(column + branch[stay:], axis=1)
+            steps.append((operator.setitem, array, to, rows))
+    return steps
+
+
 def clearing(state: CacheState, after: CacheState) -> list[Step]:
     """Zeros behind the rows of after, up to those of state: views up to longer sequences' ends
     would show them. None where after has other arrays."""

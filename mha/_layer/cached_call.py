@@ -41,7 +41,8 @@ from mha._functions.options import (
     is_block_mask,
 )
 from mha._layer.cache_state import CacheState
-from mha._layer.kv_cache import Append, KVCache, Memory
+from mha._layer.kv_cache import Append, KVCache
+from mha._layer.memory import Memory
 from mha._layer.paged_cache import PagedCache, PagedLayer
 from mha._layer.prepare_heads import by_head
 from mha._layer.settings import LayerSettings, as_window
@@ -97,6 +98,7 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
     real = None if counts is None else _real_rows(counts, n, left)
     if positions is not None:
         positions = as_positions(positions, "positions", batch, n)
+        _check_slot_order(positions, real, options)
     before = cache._state  # behind all conversions of arguments, which may run any code
     if not appends and not is_memory:
         _check_held(before, n, counts, options.window)
@@ -226,6 +228,22 @@ def _first_positions(before: CacheState, counts: Array | None, n: int, left: boo
     if not appends:  # the rows are the last positions
         lengths = lengths - (n if counts is None else counts)
     return lengths - padding
+
+
+def _check_slot_order(positions: Array, real: Array | None, options: AttentionOptions) -> None:
+    """A ValueError where real rows do not stand one behind the other, as those of a tree, and an
+    option takes them for what does."""
+    name = next((name for name in ("window", "alibi", "relative_bias")
+                 if _is_in_force(name, getattr(options, name))), None)
+    if name is None:
+        return
+    follows = np.diff(positions, axis=-1) == 1
+    if real is not None:
+        follows = follows | ~(real[:, 1:] & real[:, :-1])
+    if not follows.all():
+        raise ValueError(f"positions: got ones that do not rise by 1 from row to row with {name},"
+                         " wanted such, or none of it: it counts the rows of the cache, whatever"
+                         " their positions")
 
 
 def _check_held(before: CacheState, n: int, counts: Array | None, window: Any) -> None:

@@ -9,7 +9,7 @@ one raises: before each write it looks whether the value is still the one that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import setitem
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.arguments import (
     as_array,
+    as_branches,
     as_int_array,
     as_lengths,
     as_size,
@@ -40,15 +41,16 @@ from mha._base.keywords import (
     names_its_keywords,
     unknown_keyword,
 )
-from mha._base.pieces import converted
+from mha._layer.cache_pickle import from_pickle, to_pickle
+from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
-    BLOCK,
     CacheState,
     changed_meanwhile,
     clearing,
     first_needed,
     least_length,
     most_columns,
+    moves,
     read_only,
     resized,
     writes,
@@ -262,15 +264,54 @@ class KVCache:
         if (new < 0).any() or (new > before.lengths).any():
             raise ValueError(f"lengths: got {new.tolist()}, wanted lengths from 0 to those that are"
                              f" there, {before.lengths.tolist()}")
-        shortest, longest = int(new.min()), int(new.max())
-        if before.start > first_needed(shortest, self._window):
-            least = least_length(before, self._window)
-            raise ValueError(f"lengths: got {new.tolist()}, wanted at least {least}: what stood"
-                             f" before {before.start} is dropped, and a window of {self._window}"
-                             " needs it. A cache goes back over its last call; to go back farther"
-                             " keep a copy.copy() of it from before")
-        after = before._replace(lengths=read_only(new), shortest=shortest, longest=longest)
-        self._publish_and_clear(after, before)
+        self._publish_and_clear(self._shortened(before, new, f"lengths: got {new.tolist()}"),
+                                before)
+
+    @checks_keywords
+    def keep(self, start: ArrayLike, indices: ArrayLike, lengths: ArrayLike | None = None) -> None:
+        """Keep some of the positions from `start` on, and forget the others.
+
+        So a tree of tokens that were guessed becomes the branch that was right.
+
+        Parameters
+        ----------
+        start : ints (batch,), or one for all
+            Where the tree begins. What stands before stays.
+        indices : ints (batch, k)
+            Row i of sequence b at start[b] + indices[b, i] becomes the one at start[b] + i.
+        lengths : ints (batch,), or one for all, by default k
+            How many of the k count, the first ones; the others may be anything.
+
+        Afterwards the cache is as if these rows had been appended one behind the other. For that
+        the call with the whole tree takes its mask and its positions (docs/decoding.md).
+
+        Raises
+        ------
+        ValueError: shapes that do not fit, positions that are not there or named twice, and, with a
+        window, a start in front of what it has dropped. TypeError: no ints. The cache is as it was
+        then.
+
+        Source: Miao et al. 2024, "SpecInfer", section 4.
+
+        >>> cache = mha.KVCache(1, 8, 64)
+        >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
+        >>> cache.keep(2, [[0, 2]])
+        >>> cache.lengths
+        array([4])
+        """
+        before = self._state
+        begins = as_lengths(start, before.lengths.size, "start")
+        if (begins < 0).any() or (begins > before.lengths).any():
+            raise ValueError(f"start: got {begins.tolist()}, wanted positions from 0 to the lengths"
+                             f" that are there, {before.lengths.tolist()}")
+        chosen = as_branches(indices, lengths, before.lengths - begins)
+        if (begins < before.start).any():
+            raise ValueError(f"start: got {begins.tolist()}, wanted at least {before.start}: what"
+                             " stood before is dropped")
+        new = begins + np.array([len(branch) for branch in chosen])
+        after = self._shortened(before, new, f"start: got {begins.tolist()}, with indices lengths"
+                                             f" of {new.tolist()}")
+        self._publish_and_clear(after, before, moves(before, begins, chosen))
 
     @checks_keywords
     def select(self, indices: ArrayLike) -> None:
@@ -322,7 +363,7 @@ class KVCache:
         append(key, value) writes them there: (batch, kv_heads, n, head_dim). counts (batch,): of
         sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n.
         """
-        after = self._extended(before, n, counts)
+        after = extended(before, self._window, n, counts)
 
         def append(key: Array, value: Array) -> None:
             for array, where, numbers in writes(before, after, key, value, counts, left):
@@ -344,18 +385,6 @@ class KVCache:
         self._check_unchanged(before)
         return result
 
-    def _extended(self, before: CacheState, n: int, counts: Array | None) -> CacheState:
-        """The state with n positions more, or counts (batch,) of them, that nobody has written."""
-        state = self._without_unneeded(before)
-        lengths = read_only(state.lengths + (n if counts is None else counts))
-        if counts is None:
-            shortest, longest = state.shortest + n, state.longest + n
-        else:
-            shortest, longest = int(lengths.min()), int(lengths.max())
-        state = self._with_room(state, longest, longest - shortest + n)
-        return CacheState(state.key, state.value, lengths, shortest, longest, state.start,
-                          state.first)
-
     def _publish(self, after: CacheState, before: CacheState) -> None:
         """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
         if not (self._state is before and assign(self, "_state", after) is None):
@@ -366,9 +395,23 @@ class KVCache:
         if self._state is not before:
             raise changed_meanwhile()
 
-    def _publish_and_clear(self, after: CacheState, before: CacheState) -> None:
-        """The same, with zeros behind the rows of the state after, in one go."""
-        if not self._cleared(before, (assign, self, "_state", after), *clearing(before, after)):
+    def _shortened(self, before: CacheState, lengths: Array, given: str) -> CacheState:
+        """The state with these lengths, none above those before; a ValueError about what was given
+        where dropped positions would be needed."""
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if before.start > first_needed(shortest, self._window):
+            least = least_length(before, self._window)
+            raise ValueError(f"{given}, wanted at least {least}: what stood before {before.start}"
+                             f" is dropped, and a window of {self._window} needs it. A cache goes"
+                             " back over its last call; to go back farther keep a copy.copy() of"
+                             " it from before")
+        return before._replace(lengths=read_only(lengths), shortest=shortest, longest=longest)
+
+    def _publish_and_clear(self, after: CacheState, before: CacheState,
+                           moving: Sequence[Step] = ()) -> None:
+        """The same, with rows that move and zeros behind those of the state after, in one go."""
+        if not self._cleared(before, (assign, self, "_state", after), *moving,
+                             *clearing(before, after)):
             raise changed_meanwhile()
 
     def _cleared(self, before: CacheState, *steps: Step) -> bool:
@@ -383,29 +426,11 @@ class KVCache:
             if self._cleared(now, *clearing(after, now)):
                 return
 
-    def _with_room(self, state: CacheState, longest: int, ragged: int) -> CacheState:
-        """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
-        this call appends, which a window's cache may hold beyond its own."""
-        columns, needed = state.key.shape[2], longest - state.start
-        fits = state.first + needed <= columns
-        if self._window is None:
-            return state if fits else resized(state, None, max(needed, 2 * columns))
-        most = most_columns(self._window)
-        if fits and columns <= most + ragged:
-            return state
-        return resized(state, None, max(needed, min(2 * columns, most)))
-
-    def _without_unneeded(self, state: CacheState) -> CacheState:
-        """Without the blocks that no sequence's next row needs."""
-        if self._window is None:
-            return state
-        needed = first_needed(state.shortest, self._window) // BLOCK * BLOCK
-        dropped = max(0, needed - state.start)
-        return state._replace(start=state.start + dropped, first=state.first + dropped)
-
     @classmethod
-    def _new_memory(cls) -> Memory:
+    def _new_memory(cls) -> KVCache:
         """What pickle fills with a memory's state."""
+        from mha._layer.memory import Memory
+
         return Memory.__new__(Memory)
 
     def __copy__(self) -> Self:
@@ -420,15 +445,14 @@ class KVCache:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._state
-        key, value = resized(state, None, state.longest - state.start).held()
+        pickled = to_pickle(state, self._window)
         self._check_unchanged(state)
-        return {"key": key, "value": value, "lengths": state.lengths.copy(),
-                "start": state.start, "capacity": state.key.shape[2], "window": self._window}
+        return pickled
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Of what `__getstate__` gave; all else is a ValueError."""
         try:
-            state, window = _unpickled(**pickled)
+            state, window = from_pickle(KVCache, **pickled)
         except MemoryError:
             raise
         except Exception as error:  # whatever strange objects raise
@@ -449,46 +473,5 @@ class KVCache:
                 f" lengths={self.lengths.tolist()})")
 
 
-class Memory(KVCache):
-    """An encoder's keys and values: `MultiHeadAttention.new_memory` fills it, once."""
-
-    __module__ = "mha"
-    __slots__ = ()
-
-    @names_its_keywords
-    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
-               **unknown: Never) -> None:
-        """Raises a ValueError: a memory is filled already."""
-        raise ValueError("cache: got an append to a memory, wanted a new_cache()")
-
-    def _fill(self, key: Array, value: Array, counts: Array | None) -> None:
-        """Its positions, once; as those that `KVCache.append` takes."""
-        self._extend(self._state, key.shape[2], counts, False,
-                     lambda after, append: append(key, value))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return KVCache._new_memory, (), self.__getstate__()
-
-
 def _append_nothing(key: Array, value: Array) -> None:
     pass
-
-
-def _unpickled(key: Array, value: Array, lengths: Array, start: int, capacity: int,
-               window: int | None) -> tuple[CacheState, int | None]:
-    """The state of these, which must fit together, and the window."""
-    batch, heads, held, head_dim = key.shape
-    of_block = numbers_of_element(key.dtype)
-    empty = KVCache(batch, heads, head_dim * of_block, value.shape[3] * of_block, dtype=key.dtype,
-                    window=window)
-    stored = empty._state.key.dtype
-    known = as_lengths(lengths, batch)
-    shortest, longest = int(known.min()), int(known.max())
-    if value.shape[:3] != key.shape[:3] or value.dtype != key.dtype or shortest < 0:
-        raise ValueError("wanted a value for each key")
-    start, columns = as_size(start, "start", least=0), as_size(capacity, "capacity", least=held)
-    if start % BLOCK or start > first_needed(shortest, window) or longest - start != held:
-        raise ValueError("wanted lengths of the positions that are held")
-    whole = CacheState(converted(key, stored), converted(value, stored), read_only(known),
-                       shortest, longest, start, 0)
-    return resized(whole, None, columns), empty.window

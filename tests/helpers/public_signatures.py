@@ -85,6 +85,7 @@ SIGNATURES = {
         dtype=<class 'numpy.float32'>, window=None""",
     "KVCache.append": "self, key, value, lengths=None",
     "KVCache.truncate": "self, lengths",
+    "KVCache.keep": "self, start, indices, lengths=None",
     "KVCache.select": "self, indices",
     "KVCache.reset": "self",
     "PagedCache": """pages, kv_heads, head_dim, value_head_dim=None, *, layers=1, page_len=128,

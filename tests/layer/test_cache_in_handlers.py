@@ -14,7 +14,8 @@ from mha._layer import cache_state
 
 LAYER = mha.MultiHeadAttention(4, 2, num_kv_heads=1, rng=0).freeze()
 X = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
-FILES = {"mha._layer.kv_cache", "mha._layer.cache_state", "mha._layer.cached_call",
+FILES = {"mha._layer.kv_cache", "mha._layer.cache_state", "mha._layer.cache_room",
+         "mha._layer.cache_pickle", "mha._layer.cached_call",
          "mha._base.pieces", "mha._base.atomic"}
 
 
@@ -31,13 +32,15 @@ CALLS = {
     "call with padding": lambda cache: LAYER(X[:, 2:4], cache=cache, lengths=[1, 2, 0],
                                              padding="left").tobytes(),
     "truncate": lambda cache: cache.truncate([3, 0, 1]),
+    "keep": lambda cache: cache.keep([3, 0, 2], [[1, 2], [1, 0], [0, 0]], [2, 2, 1]),
     "select": lambda cache: cache.select([2, 0, 0]),
     "reset": lambda cache: cache.reset(),
     "copy": lambda cache: seen(copy.copy(cache)),
     "pickle": lambda cache: seen(pickle.loads(pickle.dumps(cache))),
+    "call that only reads": lambda cache: LAYER(X[:, :2], cache=cache, append=False).tobytes(),
     "read": lambda cache: real(cache),
 }
-READING = ("copy", "pickle", "read")
+READING = ("copy", "pickle", "call that only reads", "read")
 
 
 def seen(cache):

@@ -245,6 +245,7 @@ CALLS = {
     "KVCache": (mha.KVCache, [1, 2, 4]),
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),
+    "KVCache.keep": (mha.KVCache(2, 1, 8).keep, [0, [[], []]]),
     "KVCache.select": (mha.KVCache(2, 1, 8).select, [[0]]),
     "PagedCache": (mha.PagedCache, [1, 2, 4]),
     "PagedCache.fork": (mha.PagedCache(2, 1, 8).fork, [0]),

@@ -71,6 +71,9 @@ typedef struct mha_scores {
     const void *bias;                 /* of bias_first_query and key 0, or NULL */
     int64_t bias_first_query, bias_query_stride, bias_key_stride;
     int64_t query_offset;      /* the position of query 0 among the keys */
+    int64_t keep_first;        /* 0, or: keys from it on are hidden from query i in front of ... */
+    int64_t window_left;       /* ... i + query_offset - window_left, */
+    int64_t dropped;           /* and those before it are so much farther away than they stand */
     const void *alibi;         /* the head's number, or NULL */
     const void *relative_bias; /* (2 * farthest + 1,), the head's row, or NULL */
     int64_t farthest;          /* the distance that its ends serve, and all beyond */
@@ -80,9 +83,10 @@ typedef struct mha_scores {
     double gate; /* multiplies the output */
 } mha_scores;
 
-/* Whether a mask or bias may hide whole blocks of keys. */
+/* Whether mask, bias or what the window leaves behind may hide whole blocks of keys. */
 static inline bool mha_may_hide_blocks(const mha_scores *scores) {
-    return scores->mask != NULL || scores->block_mask != NULL || scores->bias != NULL;
+    return scores->mask != NULL || scores->block_mask != NULL || scores->bias != NULL ||
+           scores->keep_first > 0;
 }
 
 /* Query i of a block sees keys begin[i] <= j < end[i] that mask and bias leave visible. */

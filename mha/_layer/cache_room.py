@@ -10,44 +10,42 @@ from numpy.typing import NDArray
 from mha._layer.cache_state import (
     BLOCK,
     CacheState,
+    CacheWindow,
     first_needed,
     most_columns,
+    moved,
     read_only,
-    resized,
 )
 
 Array = NDArray[Any]
 
 
-def extended(before: CacheState, window: int | None, n: int, counts: Array | None) -> CacheState:
+def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | None) -> CacheState:
     """The state with n positions more, or counts (batch,) of them, that nobody has written."""
-    state = _without_unneeded(before, window)
-    lengths = read_only(state.lengths + (n if counts is None else counts))
+    lengths = read_only(before.lengths + (n if counts is None else counts))
     if counts is None:
-        shortest, longest = state.shortest + n, state.longest + n
+        shortest, longest = before.shortest + n, before.longest + n
     else:
         shortest, longest = int(lengths.min()), int(lengths.max())
-    state = _with_room(state, window, longest, longest - shortest + n)
+    state = _with_room(before, window, longest, longest - shortest + n)
     return state._replace(lengths=lengths, shortest=shortest, longest=longest)
 
 
-def _without_unneeded(state: CacheState, window: int | None) -> CacheState:
-    """Without the blocks that no sequence's next row needs."""
-    if window is None:
+def _with_room(before: CacheState, window: CacheWindow, longest: int, ragged: int) -> CacheState:
+    """In arrays that hold positions up to longest, without blocks that no sequence's next row
+    needs. ragged: the spread of the lengths, and what this call appends, which a window's cache may
+    hold beyond its own."""
+    columns, most = before.key.shape[2], most_columns(window)
+    needed = first_needed(before.shortest, window.size) // BLOCK * BLOCK
+    start = max(before.start, needed)
+    # Kept ones stand right before the others: where they are to move, all do, to new arrays.
+    state = before if window.keep_first else before._replace(
+        start=start, first=before.first + start - before.start)
+    fits = state.first + longest - state.start <= columns
+    if fits and (most is None or columns <= most + ragged):
         return state
-    needed = first_needed(state.shortest, window) // BLOCK * BLOCK
-    dropped = max(0, needed - state.start)
-    return state._replace(start=state.start + dropped, first=state.first + dropped)
-
-
-def _with_room(state: CacheState, window: int | None, longest: int, ragged: int) -> CacheState:
-    """In arrays that hold positions up to longest; ragged: the spread of the lengths, and what
-    this call appends, which a window's cache may hold beyond its own."""
-    columns, needed = state.key.shape[2], longest - state.start
-    fits = state.first + needed <= columns
-    if window is None:
-        return state if fits else resized(state, None, max(needed, 2 * columns))
-    most = most_columns(window)
-    if fits and columns <= most + ragged:
-        return state
-    return resized(state, None, max(needed, min(2 * columns, most)))
+    kept = window.first_columns if start > window.first_columns else 0
+    start = start if kept or not window.keep_first else 0
+    least = kept + longest - start
+    wanted = 2 * columns if most is None else min(2 * columns, most)
+    return moved(state, None, max(least, wanted), start, kept)

@@ -20,8 +20,21 @@ Array = NDArray[Any]
 BLOCK = 128
 
 
+class CacheWindow(NamedTuple):
+    """Which positions a cache keeps once others follow."""
+
+    size: int | None     # what a query needs, its own position among them; None: all
+    keep_first: int = 0  # and so many from 0 on
+
+    @property
+    def first_columns(self) -> int:
+        """Columns of the blocks in which the first ones stand."""
+        return -(-self.keep_first // BLOCK) * BLOCK
+
+
 class CacheState(NamedTuple):
-    """The position p of every sequence stands in column first + p - start of both arrays."""
+    """The position p >= start of every sequence stands in column first + p - start of both arrays.
+    Where what lies between has been dropped, the positions p < kept stand right before them."""
 
     key: Array      # (batch, kv_heads, columns, head_dim)
     value: Array    # (batch, kv_heads, columns, value_head_dim)
@@ -30,16 +43,25 @@ class CacheState(NamedTuple):
     longest: int
     start: int      # the first position that is held
     first: int      # its column
+    kept: int = 0   # so many from position 0 on; 0 as long as start is 0
+
+    @property
+    def dropped(self) -> int:
+        """How many positions are missing in front of start."""
+        return self.start - self.kept
 
     def held(self) -> tuple[Array, Array]:
-        """Views of key and value from position start to the longest sequence's last."""
-        columns = slice(self.first, self.first + self.longest - self.start)
+        """Views of key and value: what is kept of the first positions, and from position start to
+        the longest sequence's last."""
+        columns = slice(self.first - self.kept, self.first + self.longest - self.start)
         return self.key[:, :, columns], self.value[:, :, columns]
 
 
-def most_columns(window: int) -> int:
+def most_columns(window: CacheWindow) -> int | None:
     """What a cache with a window grows to while all sequences are equally long, one by one."""
-    return 2 * max(window, BLOCK) - 1
+    if window.size is None:
+        return None
+    return window.first_columns + 2 * max(window.size, BLOCK) - 1
 
 
 def first_needed(length: int, window: int | None) -> int:
@@ -75,21 +97,30 @@ def read_only(array: Array) -> Array:
 
 def resized(state: CacheState, sequences: list[int] | None, columns: int) -> CacheState:
     """These sequences, or all, in new arrays of so many columns."""
+    return moved(state, sequences, columns, state.start, state.kept)
+
+
+def moved(state: CacheState, sequences: list[int] | None, columns: int, start: int,
+          kept: int) -> CacheState:
+    """The same without the positions before start, but for the first `kept`, which all sequences
+    have."""
     lengths = state.lengths if sequences is None else read_only(state.lengths[sequences])
     shortest, longest = int(lengths.min()), int(lengths.max())
     arrays = []
     for array in (state.key, state.value):
-        seen = array[:, :, state.first:]
         new = zeros((len(lengths), array.shape[1], columns, array.shape[3]), array.dtype)
+        first = slice(state.first - state.kept, state.first - state.kept + kept)
+        copy_into(new[:, :, :kept], array[sequences or slice(None), :, first])
+        seen, behind = array[:, :, state.first + start - state.start:], new[:, :, kept:]
         if sequences is None and shortest == longest:
-            rows = slice(longest - state.start)
-            copy_into(new[:, :, rows], seen[:, :, rows])
+            rows = slice(longest - start)
+            copy_into(behind[:, :, rows], seen[:, :, rows])
         else:  # each up to its end: behind it may stand what a call in progress has written
             for to, (of, length) in enumerate(zip(sequences or range(len(lengths)), lengths)):
-                rows = slice(length - state.start)
-                copy_into(new[to, :, rows], seen[of, :, rows])
+                rows = slice(length - start)
+                copy_into(behind[to, :, rows], seen[of, :, rows])
         arrays.append(new)
-    return CacheState(arrays[0], arrays[1], lengths, shortest, longest, state.start, 0)
+    return CacheState(arrays[0], arrays[1], lengths, shortest, longest, start, kept, kept)
 
 
 # (array, where, numbers): what array[where] becomes.

@@ -41,8 +41,7 @@ from mha._functions.options import (
     is_block_mask,
 )
 from mha._layer.cache_state import CacheState
-from mha._layer.kv_cache import Append, KVCache
-from mha._layer.memory import Memory
+from mha._layer.kv_cache import Append, KVCache, Memory
 from mha._layer.paged_cache import PagedCache, PagedLayer
 from mha._layer.prepare_heads import by_head
 from mha._layer.settings import LayerSettings, as_window
@@ -111,13 +110,17 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
         keys, values = (np.empty((batch, 0, width), x.dtype)
                         for width in (settings.key_dim, settings.value_dim))
 
+    def kept(after: CacheState) -> dict[str, int]:
+        first = cache.keep_first
+        return {"keep_first": first, "dropped": after.dropped} if first else {}
+
     def attend(after: CacheState, append: Append) -> Any:
         """All of the call, before the cache changes."""
         (key, value), append = _as_read(after, append, settings.dtype)
         results = core(x, keys, values, *state.call, head_gate,
                        _placed(options, after, first, real, is_memory),
                        return_weights=return_weights, return_lse=return_lse, dtype=settings.dtype,
-                       cached_key=key, cached_value=value, append=append)
+                       cached_key=key, cached_value=value, append=append, **kept(after))
         results = list(results) if isinstance(results, tuple) else [results]
         if real is not None:
             results[0][~real] = 0
@@ -152,7 +155,8 @@ def _as_read(after: CacheState, append: Append,
 def _with_dropped(weights: Array, after: CacheState) -> Array:
     """(batch, heads, n, longest): with zeros for the positions that the cache has dropped."""
     whole = np.zeros((*weights.shape[:3], after.longest), weights.dtype)
-    copy_into(whole[..., after.start:], weights)
+    copy_into(whole[..., :after.kept], weights[..., :after.kept])
+    copy_into(whole[..., after.start:], weights[..., after.kept:])
     return whole
 
 
@@ -180,12 +184,11 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
 
 def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, real: Array | None,
             is_memory: bool) -> AttentionOptions:
-    """The options with queries and keys in their places: column 0 of the keys is at start."""
-    start = seen.start
+    """The options with queries and keys in their places, as if none before had been dropped."""
     if real is not None:  # rows of padding see no key
-        key_lengths = np.where(real, (seen.lengths - start)[:, None], 0)
+        key_lengths = np.where(real, (seen.lengths - seen.dropped)[:, None], 0)
     elif seen.shortest != seen.longest:
-        key_lengths = seen.lengths - start
+        key_lengths = seen.lengths - seen.dropped
     else:
         key_lengths = None
     mask, bias = options.mask, options.bias
@@ -193,7 +196,7 @@ def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, rea
         mask, bias = _columns(mask, "mask", seen), _columns(bias, "bias", seen)
     return options._replace(
         mask=mask, bias=bias, key_lengths=key_lengths, causal=not is_memory,
-        query_offset=None if is_memory else first - start)
+        query_offset=None if is_memory else first - seen.dropped)
 
 
 def _columns(scores: Any, name: str, seen: CacheState) -> Any:
@@ -204,11 +207,17 @@ def _columns(scores: Any, name: str, seen: CacheState) -> Any:
         if scores.key_len != seen.longest:
             raise ValueError(f"{name}: got a BlockMask of key_len {scores.key_len}, wanted"
                              f" {seen.longest}: every position so far, those of this call too")
+        if seen.kept:
+            return np.concatenate([part.to_dense() for part in (
+                scores[:, :seen.kept], scores[:, seen.start:])], axis=-1)
         return scores[:, seen.start:] if seen.start else scores
     if scores.shape[-1] not in (1, seen.longest):
         raise ValueError(f"{name}: got {scores.shape[-1]} columns, wanted {seen.longest}: one for"
                          " every position so far, those of this call too")
-    return scores[..., seen.start:] if scores.shape[-1] == seen.longest else scores
+    if scores.shape[-1] == 1:
+        return scores
+    held = scores[..., seen.start:]
+    return np.concatenate([scores[..., :seen.kept], held], axis=-1) if seen.kept else held
 
 
 def _real_rows(counts: Array, n: int, left: bool) -> Array:

@@ -45,6 +45,7 @@ from mha._layer.cache_pickle import from_pickle, to_pickle
 from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
     CacheState,
+    CacheWindow,
     changed_meanwhile,
     clearing,
     first_needed,
@@ -86,12 +87,17 @@ class KVCache:
         lengths before the last append or layer's call. The next one first drops whole blocks of
         128 positions that no sequence needs any more. Holds fewer than 2 * max(window, 128)
         positions, plus the spread of the lengths and what one call appends.
+    keep_first : int, by default 0
+        With a window: so many positions from 0 on stay, too, and every query sees them ("attention
+        sinks"). They keep their positions. The cache holds that many more, in blocks of 128.
 
     Attributes
     ----------
     lengths (batch,): positions so far, dropped ones too; start: the position of column 0 of key
     (batch, kv_heads, longest - start, head_dim) and value, read-only views that hold until the
     cache changes, with zeros behind shorter sequences; capacity, nbytes, and the parameters above.
+    With keep_first, once something has been dropped, `key_parts()` and `value_parts()` take the
+    place of key and value.
 
     Calls
     -----
@@ -105,7 +111,8 @@ class KVCache:
     MemoryError: a capacity that cannot be had. ImportError: key or value of a bfloat16 cache where
     ml_dtypes has not been imported.
 
-    Source: Shazeer 2019, "Fast Transformer Decoding"; the window as in Beltagy et al. 2020.
+    Source: Shazeer 2019, "Fast Transformer Decoding"; the window as in Beltagy et al. 2020,
+    keep_first as in Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
 
     >>> cache = mha.KVCache(batch=2, kv_heads=8, head_dim=64)
     >>> cache.append(np.ones((2, 8, 5, 64)), np.ones((2, 8, 5, 64)), lengths=[5, 3])
@@ -119,16 +126,21 @@ class KVCache:
     @checks_keywords
     def __init__(self, batch: int, kv_heads: int, head_dim: int,
                  value_head_dim: int | None = None, *, capacity: int = 0,
-                 dtype: DTypeLike = np.float32, window: int | None = None) -> None:
+                 dtype: DTypeLike = np.float32, window: int | None = None,
+                 keep_first: int = 0) -> None:
         batch, kv_heads = as_size(batch, "batch"), as_size(kv_heads, "kv_heads")
         head_dim = as_size(head_dim, "head_dim")
         value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
         columns = as_size(capacity, "capacity", least=0)
         known_dtype = cache_dtype(dtype)
         of_block = numbers_of_element(known_dtype, head_dim=head_dim, value_head_dim=value_head_dim)
-        self._window = None if window is None else as_size(window, "window")
-        if self._window is not None:
-            columns = min(columns, most_columns(self._window))
+        self._window = CacheWindow(None if window is None else as_size(window, "window"),
+                                   as_size(keep_first, "keep_first", least=0))
+        if self._window.size is None and self._window.keep_first:
+            raise ValueError(f"keep_first: got {keep_first} without a window, wanted window= too:"
+                             " a cache without one keeps all")
+        most = most_columns(self._window)
+        columns = columns if most is None else min(columns, most)
         heads = batch, kv_heads
         self._state = CacheState(
             zeros((*heads, columns, head_dim // of_block), known_dtype),
@@ -168,7 +180,12 @@ class KVCache:
     @property
     def window(self) -> int | None:
         """How many positions a query needs, its own among them; None: all."""
-        return self._window
+        return self._window.size
+
+    @property
+    def keep_first(self) -> int:
+        """How many positions from 0 on stay though the window has left them behind."""
+        return self._window.keep_first
 
     @property
     def capacity(self) -> int:
@@ -187,19 +204,58 @@ class KVCache:
 
     @property
     def start(self) -> int:
-        """The position of column 0 of key and value: a multiple of 128, 0 without a window."""
+        """The position of column 0 of key and value, or of the second of their parts: a multiple of
+        128, 0 until something has been dropped."""
         return self._state.start
 
     @property
     def key(self) -> Array:
         """(batch, kv_heads, longest - start, head_dim), read-only, until the cache changes."""
-        return read_only(shown(self._state.held()[0]))
+        return read_only(shown(self._in_one_piece("key").held()[0]))
 
     @property
     def value(self) -> Array:
         """(batch, kv_heads, longest - start, value_head_dim), read-only, until the cache changes.
         """
-        return read_only(shown(self._state.held()[1]))
+        return read_only(shown(self._in_one_piece("value").held()[1]))
+
+    def key_parts(self) -> tuple[Array, Array]:
+        """key in two parts: the first positions, and those from start on.
+
+        Returns
+        -------
+        Views (batch, kv_heads, keep_first, head_dim), without columns as long as nothing has been
+        dropped, and (batch, kv_heads, longest - start, head_dim); read-only, until the cache
+        changes.
+
+        Raises
+        ------
+        ImportError: of a bfloat16 cache where ml_dtypes has not been imported.
+
+        Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
+
+        >>> cache = mha.KVCache(1, 8, 64, window=100, keep_first=4)
+        >>> for _ in range(3):
+        ...     cache.append(np.ones((1, 8, 200, 64)), np.ones((1, 8, 200, 64)))
+        >>> [part.shape for part in cache.key_parts()], cache.start
+        ([(1, 8, 4, 64), (1, 8, 344, 64)], 256)
+        """
+        return self._parts(0)
+
+    def value_parts(self) -> tuple[Array, Array]:
+        """value in two parts, (batch, kv_heads, len, value_head_dim), as `key_parts` has key.
+
+        Raises
+        ------
+        ImportError: of a bfloat16 cache where ml_dtypes has not been imported.
+
+        Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
+
+        >>> cache = mha.KVCache(1, 8, 64, window=100, keep_first=4)
+        >>> [part.shape for part in cache.value_parts()]
+        [(1, 8, 0, 64), (1, 8, 0, 64)]
+        """
+        return self._parts(1)
 
     @names_its_keywords
     def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
@@ -353,7 +409,7 @@ class KVCache:
         """
         before = self._state
         after = before._replace(lengths=read_only(np.zeros_like(before.lengths)), shortest=0,
-                                longest=0, start=0, first=0)
+                                longest=0, start=0, first=0, kept=0)
         self._publish_and_clear(after, before)
 
     def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
@@ -395,14 +451,27 @@ class KVCache:
         if self._state is not before:
             raise changed_meanwhile()
 
+    def _in_one_piece(self, name: str) -> CacheState:
+        state = self._state
+        if state.kept:
+            raise ValueError(f"{name}: got a cache that has dropped positions behind the first"
+                             f" {self.keep_first}, wanted {name}_parts(), which are two arrays")
+        return state
+
+    def _parts(self, which: int) -> tuple[Array, Array]:
+        state = self._state
+        held = shown(state.held()[which])
+        first = held[:, :, :self.keep_first if state.kept else 0]
+        return read_only(first), read_only(held[:, :, state.kept:])
+
     def _shortened(self, before: CacheState, lengths: Array, given: str) -> CacheState:
         """The state with these lengths, none above those before; a ValueError about what was given
         where dropped positions would be needed."""
         shortest, longest = int(lengths.min()), int(lengths.max())
-        if before.start > first_needed(shortest, self._window):
-            least = least_length(before, self._window)
+        if before.start > first_needed(shortest, self.window):
+            least = least_length(before, self.window)
             raise ValueError(f"{given}, wanted at least {least}: what stood before {before.start}"
-                             f" is dropped, and a window of {self._window} needs it. A cache goes"
+                             f" is dropped, and a window of {self.window} needs it. A cache goes"
                              " back over its last call; to go back farther keep a copy.copy() of"
                              " it from before")
         return before._replace(lengths=read_only(lengths), shortest=shortest, longest=longest)
@@ -427,10 +496,8 @@ class KVCache:
                 return
 
     @classmethod
-    def _new_memory(cls) -> KVCache:
+    def _new_memory(cls) -> Memory:
         """What pickle fills with a memory's state."""
-        from mha._layer.memory import Memory
-
         return Memory.__new__(Memory)
 
     def __copy__(self) -> Self:
@@ -467,10 +534,32 @@ class KVCache:
         widths = f"{self.head_dim}"
         if self.value_head_dim != self.head_dim:
             widths += f", value_head_dim={self.value_head_dim}"
-        window = "" if self._window is None else f", window={self._window}"
+        window = "" if self.window is None else f", window={self.window}"
+        window += f", keep_first={self.keep_first}" * (self.keep_first > 0)
         return (f"{type(self).__name__}({self.batch}, {self.kv_heads}, {widths},"
                 f" capacity={self.capacity}, dtype={self.dtype}{window},"
                 f" lengths={self.lengths.tolist()})")
+
+
+class Memory(KVCache):
+    """An encoder's keys and values: `MultiHeadAttention.new_memory` fills it, once."""
+
+    __module__ = "mha"
+    __slots__ = ()
+
+    @names_its_keywords
+    def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
+               **unknown: Never) -> None:
+        """Raises a ValueError: a memory is filled already."""
+        raise ValueError("cache: got an append to a memory, wanted a new_cache()")
+
+    def _fill(self, key: Array, value: Array, counts: Array | None) -> None:
+        """Its positions, once; as those that `KVCache.append` takes."""
+        self._extend(self._state, key.shape[2], counts, False,
+                     lambda after, append: append(key, value))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KVCache._new_memory, (), self.__getstate__()
 
 
 def _append_nothing(key: Array, value: Array) -> None:

@@ -421,11 +421,11 @@ class MultiHeadAttention(OwnNames):
 
     @checks_keywords
     def new_cache(self, batch: int, capacity: int = 0, *, dtype: DTypeLike | None = None,
-                  window: int | None = None) -> _layer.KVCache:
+                  window: int | None = None, keep_first: int = 0) -> _layer.KVCache:
         """An empty `mha.KVCache` for calls with cache=: key (batch, num_kv_heads, len, head_dim).
 
-        capacity and window are the cache's; dtype is the layer's unless it is given, and may be
-        narrower.
+        capacity, window and keep_first are the cache's; dtype is the layer's unless it is given,
+        and may be narrower.
 
         Raises
         ------
@@ -444,8 +444,8 @@ class MultiHeadAttention(OwnNames):
 
         settings = self._state.settings
         cache = KVCache(batch, settings.num_kv_heads, settings.head_dim,
-                            settings.value_head_dim, capacity=capacity, window=window,
-                            dtype=settings.dtype if dtype is None else dtype)
+                        settings.value_head_dim, capacity=capacity, window=window,
+                        keep_first=keep_first, dtype=settings.dtype if dtype is None else dtype)
         cached_call.check_cache_dtype(settings, cache, "dtype")
         return cache
 

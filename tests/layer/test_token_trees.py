@@ -234,7 +234,7 @@ def test_options_of_slots_want_rows_in_their_order(options):
     layer(x, cache=cache, positions=[[5, 7, 8], [0, 0, 3]], lengths=[2, 1], padding="left",
           **options)
     layer(x, cache=cache, positions=[3, 4, 4])
-    with pytest.raises(ValueError, match="positions: .* with window"):
+    with pytest.raises(ValueError, match=r"positions: .* with window"):
         layer(x, cache=layer.new_cache(2, window=9), positions=[3, 4, 4])
 
 

@@ -97,8 +97,8 @@ def test_no_public_function_is_forgotten_here():
                       if (inspect.isroutine(value) or isinstance(value, property))
                       and not name.startswith("_")}
     of_caches = {"KVCache." + name for name in (
-        "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "capacity", "nbytes",
-        "lengths", "start", "key", "value")}
+        "batch", "kv_heads", "head_dim", "value_head_dim", "dtype", "window", "keep_first",
+        "capacity", "nbytes", "lengths", "start", "key", "value")}
     of_caches |= {"PagedCache." + name for name in (
         "pages", "kv_heads", "head_dim", "value_head_dim", "layers", "page_len", "dtype", "window",
         "pages_free", "nbytes")}

@@ -31,7 +31,7 @@ static void clip_to_position(const mha_attention_options *options, int64_t posit
     if (options->window_right < MHA_UNLIMITED) {
         *end = mha_smaller(*end, position + options->window_right + 1);
     }
-    if (options->window_left < MHA_UNLIMITED) {
+    if (options->window_left < MHA_UNLIMITED && options->keep_first == 0) {
         *begin = mha_larger(*begin, position - options->window_left);
     }
 }
@@ -103,6 +103,9 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
         scores->bias_key_stride = mha_stride(bias, 1) / item;
     }
     scores->query_offset = mha_query_offset(attention, batch);
+    scores->keep_first = options->window_left < MHA_UNLIMITED ? options->keep_first : 0;
+    scores->window_left = options->window_left;
+    scores->dropped = options->dropped;
     scores->alibi = of_head(&options->alibi, head);
     scores->relative_bias = of_head(&options->relative_bias, head);
     scores->farthest = (options->relative_bias.columns - 1) / 2;

@@ -49,6 +49,7 @@ void mha_move_to_sequence(const mha_varlen_attention *varlen, int64_t number,
     one->denominator = from_row(varlen, all->denominator, first);
     one->first_batch = number;
     sequence->options.query_offset.data = (void *)&varlen->query_offset[number];
+    sequence->options.dropped = varlen->dropped == NULL ? 0 : varlen->dropped[number];
 }
 
 int64_t mha_sequence_of_task(const int64_t *first_task, int64_t sequences, int64_t task) {

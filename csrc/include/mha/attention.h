@@ -61,6 +61,10 @@ typedef struct mha_attention_options {
     bool causal;
     int64_t window_left;  /* MHA_UNLIMITED where open */
     int64_t window_right; /* MHA_UNLIMITED where open */
+    int64_t keep_first;   /* keys in front of it are seen though the window has left them behind;
+                             forward alone, as are those `dropped` positions, which once stood
+                             behind them: so much farther away are they from their queries */
+    int64_t dropped;
     double scale;
     double softcap; /* 0: none */
     bool uniform_empty_rows;
@@ -182,6 +186,7 @@ typedef struct mha_varlen_attention {
     const int64_t *query_starts, *key_starts;
     const int64_t *query_offset;
     int64_t page_tables_stride; /* elements */
+    const int64_t *dropped;     /* (sequences,), as in the options; NULL: none */
 } mha_varlen_attention;
 
 mha_status mha_scaled_dot_product_attention_varlen_workspace(const mha_varlen_attention *varlen,

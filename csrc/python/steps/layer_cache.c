@@ -75,6 +75,23 @@ int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
     return 0;
 }
 
+int mha_convert_kept(PyObject *const arguments[NUM_CACHE], mha_attention_options *options) {
+    const struct {
+        enum cache argument;
+        const char *name;
+        int64_t *to;
+    } numbers[] = {{CACHE_keep_first, "keep_first", &options->keep_first},
+                   {CACHE_dropped, "dropped", &options->dropped}};
+    for (int i = 0; i < 2; i++) {
+        if (arguments[numbers[i].argument] != Py_None &&
+            mha_convert_int(arguments[numbers[i].argument], numbers[i].name, 0, numbers[i].to) <
+                0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 int mha_see_appended(PyArrayObject *key_rows, PyArrayObject *value_rows, int64_t kv_heads,
                      converted_cache *converted) {
     converted->key_heads = mha_view_by_head(key_rows, kv_heads, 0);

@@ -9,7 +9,9 @@
 #define MHA_CACHE(X)                                                                               \
     X(cached_key, AS_CACHED)                                                                       \
     X(cached_value, AS_CACHED)                                                                     \
-    X(append, AS_IT_IS)
+    X(append, AS_IT_IS)                                                                            \
+    X(keep_first, AS_INT)                                                                          \
+    X(dropped, AS_INT)
 #define MHA_CACHE_PLACE(name, form) CACHE_##name,
 enum cache { MHA_CACHE(MHA_CACHE_PLACE) NUM_CACHE };
 #define MHA_CACHE_FORM(name, form) [CACHE + CACHE_##name] = {#name, form},
@@ -26,6 +28,8 @@ typedef struct converted_cache {
 int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
                       const score_shape *scores, int64_t kv_heads, int64_t value_head_dim,
                       converted_cache *converted);
+/* keep_first and dropped join the options: 0 unless given. */
+int mha_convert_kept(PyObject *const arguments[NUM_CACHE], mha_attention_options *options);
 void mha_clear_cache(converted_cache *converted);
 
 /* The rows that `append` gets, from the projected ones (batch..., len, kv_heads * d), which stay

@@ -322,6 +322,9 @@ static int convert_cache(PyObject *const *arguments, layer_call *call) {
     if (cache->key == NULL) {
         return 0;
     }
+    if (mha_convert_kept(arguments + CACHE, &call->options.values) < 0) {
+        return -1;
+    }
     if (arguments[ARG_save] == Py_True) {
         PyErr_SetString(PyExc_ValueError, "cached_key: got one with save, wanted none");
         return -1;

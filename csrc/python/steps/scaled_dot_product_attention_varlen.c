@@ -13,7 +13,9 @@
     X(return_lse, AS_FLAG)                                                                         \
     X(save, AS_FLAG)                                                                               \
     X(head_gate, AS_REAL)                                                                          \
-    X(page_tables, AS_ARRAY)
+    X(page_tables, AS_ARRAY)                                                                       \
+    X(keep_first, AS_INT)                                                                          \
+    X(dropped, AS_ARRAY)
 enum argument {
     ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
     LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
@@ -33,6 +35,7 @@ static void clear(void *given) {
     Py_CLEAR(call->query_offset);
     Py_CLEAR(call->head_gate);
     Py_CLEAR(call->page_tables);
+    Py_CLEAR(call->dropped);
 }
 
 /* Axis 1 counts heads, the last one columns, in all of them. */
@@ -265,6 +268,27 @@ static int convert_pages(PyObject *const *arguments, varlen_call *call) {
                : check_page_tables(call);
 }
 
+/* What of a sequence's keys is kept though its window has left it behind: keep_first, and how many
+ * positions behind it have no page any more. */
+static int convert_kept(PyObject *const *arguments, varlen_call *call) {
+    char text[MHA_SHAPE_TEXT];
+    const int64_t sequences = call->inputs.scores.batch[0];
+    if (arguments[ARG_keep_first] == Py_None) {
+        return 0;
+    }
+    call->dropped = mha_as_integers(arguments[ARG_dropped], "dropped");
+    if (call->dropped == NULL || mha_convert_int(arguments[ARG_keep_first], "keep_first", 0,
+                                                 &call->options.values.keep_first) < 0) {
+        return -1;
+    }
+    if (PyArray_NDIM(call->dropped) != 1 || PyArray_DIM(call->dropped, 0) != sequences) {
+        PyErr_Format(PyExc_ValueError, "dropped: got shape %s, wanted (%lld,)",
+                     mha_array_shape_text(call->dropped, text), (long long)sequences);
+        return -1;
+    }
+    return 0;
+}
+
 static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
     score_shape *scores = &call->inputs.scores;
     call->query_starts = convert_starts(arguments[ARG_query_starts], "query_starts", "query",
@@ -368,7 +392,8 @@ static int convert(void *given, PyObject **arguments) {
         check_options_fit(arguments + OPTIONS) < 0 ||
         mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
             0 ||
-        convert_offsets(call) < 0 || make_results(arguments, call) < 0 ||
+        convert_offsets(call) < 0 || convert_kept(arguments, call) < 0 ||
+        make_results(arguments, call) < 0 ||
         mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
                             "head_gate", &call->head_gate) < 0) {
         return -1;
@@ -377,7 +402,7 @@ static int convert(void *given, PyObject **arguments) {
         PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
         return -1;
     }
-    if (arguments[ARG_save] == Py_True && call->page_tables != NULL) {
+    if (arguments[ARG_save] == Py_True && (call->page_tables != NULL || call->dropped != NULL)) {
         PyErr_SetString(PyExc_ValueError, "page_tables: got some with save, wanted none");
         return -1;
     }
@@ -437,6 +462,7 @@ bool mha_fill_varlen_call(void *given) {
     call->problem.query_starts = PyArray_DATA(call->query_starts);
     call->problem.key_starts = PyArray_DATA(call->key_starts);
     call->problem.query_offset = PyArray_DATA(call->query_offset);
+    call->problem.dropped = mha_data_or_null(call->dropped);
     return true;
 }
 

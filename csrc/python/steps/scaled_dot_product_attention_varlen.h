@@ -16,6 +16,7 @@ typedef struct varlen_call {
     PyArrayObject *query_offset;              /* int64 (sequences,), likewise */
     PyArrayObject *head_gate;                 /* or NULL, and never in the backward pass */
     PyArrayObject *page_tables; /* likewise: int64 (sequences, most), the call's own */
+    PyArrayObject *dropped;     /* likewise: int64 (sequences,) */
     mha_varlen_attention problem;
 } varlen_call;
 

@@ -55,7 +55,8 @@ def saved_attention(
 def scaled_dot_product_attention_varlen(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, query_starts: ArrayLike,
     key_starts: ArrayLike | None, options: AttentionOptions, /, *, return_lse: bool = False,
-    save: bool = False, head_gate: ArrayLike | None = None, page_tables: ArrayLike | None = None
+    save: bool = False, head_gate: ArrayLike | None = None, page_tables: ArrayLike | None = None,
+    keep_first: int | None = None, dropped: ArrayLike | None = None
 ) -> Any: ...
 def scaled_dot_product_attention_varlen_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
@@ -80,7 +81,8 @@ def multi_head_attention(
     norm_eps: float | None = None, norm_offset: float | None = None,
     positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
     cached_key: NDArray[Any] | None = None, cached_value: NDArray[Any] | None = None,
-    append: Callable[[NDArray[Any], NDArray[Any]], None] | None = None
+    append: Callable[[NDArray[Any], NDArray[Any]], None] | None = None,
+    keep_first: int | None = None, dropped: int | None = None
 ) -> Any: ...
 def multi_head_attention_backward(
     kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mha._base.arguments import as_size
 from mha._base.atomic import Step
 from mha._base.dtypes import Q8_0, rounded, shown_dtype
 from mha._base.pieces import FEW, PIECE, copied, copy_into, pieces
@@ -30,6 +31,15 @@ class CacheWindow(NamedTuple):
     def first_columns(self) -> int:
         """Columns of the blocks in which the first ones stand."""
         return -(-self.keep_first // BLOCK) * BLOCK
+
+
+def checked_window(window: Any, keep_first: Any) -> CacheWindow:
+    size = None if window is None else as_size(window, "window")
+    first = as_size(keep_first, "keep_first", least=0)
+    if size is None and first:
+        raise ValueError(f"keep_first: got {first} without a window, wanted window= too: a cache"
+                         " without one keeps all")
+    return CacheWindow(size, first)
 
 
 class CacheState(NamedTuple):

@@ -45,8 +45,8 @@ from mha._layer.cache_pickle import from_pickle, to_pickle
 from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
     CacheState,
-    CacheWindow,
     changed_meanwhile,
+    checked_window,
     clearing,
     first_needed,
     least_length,
@@ -134,11 +134,7 @@ class KVCache:
         columns = as_size(capacity, "capacity", least=0)
         known_dtype = cache_dtype(dtype)
         of_block = numbers_of_element(known_dtype, head_dim=head_dim, value_head_dim=value_head_dim)
-        self._window = CacheWindow(None if window is None else as_size(window, "window"),
-                                   as_size(keep_first, "keep_first", least=0))
-        if self._window.size is None and self._window.keep_first:
-            raise ValueError(f"keep_first: got {keep_first} without a window, wanted window= too:"
-                             " a cache without one keeps all")
+        self._window = checked_window(window, keep_first)
         most = most_columns(self._window)
         columns = columns if most is None else min(columns, most)
         heads = batch, kv_heads

@@ -25,10 +25,17 @@ from mha._base.dtypes import (
 )
 from mha._base.keywords import checks_keywords
 from mha._functions.options import as_sides
-from mha._layer.cache_state import BLOCK, changed_meanwhile, first_needed, zeros
+from mha._layer.cache_state import (
+    BLOCK,
+    changed_meanwhile,
+    checked_window,
+    first_needed,
+    zeros,
+)
 from mha._layer.pool_state import (
     Growth,
     Pages,
+    PageWindow,
     PoolState,
     tables_of,
     with_room,
@@ -63,6 +70,8 @@ class PagedCache:
     window : int, optional
         Keeps what attention with window=(window - 1, 0) needs: pages that no next row may see go
         back to the pool when a sequence grows.
+    keep_first : int, by default 0
+        As of `mha.KVCache`: the pages of so many first positions of a sequence stay, too.
 
     Attributes
     ----------
@@ -95,7 +104,7 @@ class PagedCache:
     @checks_keywords
     def __init__(self, pages: int, kv_heads: int, head_dim: int, value_head_dim: int | None = None,
                  *, layers: int = 1, page_len: int = BLOCK, dtype: DTypeLike = np.float32,
-                 window: int | None = None) -> None:
+                 window: int | None = None, keep_first: int = 0) -> None:
         pages, kv_heads = as_size(pages, "pages"), as_size(kv_heads, "kv_heads")
         head_dim, layers = as_size(head_dim, "head_dim"), as_size(layers, "layers")
         value_head_dim = as_size(value_head_dim, "value_head_dim", head_dim)
@@ -104,7 +113,7 @@ class PagedCache:
             raise ValueError(f"page_len: got {page_len}, wanted a multiple of {BLOCK}")
         stored = cache_dtype(dtype)
         of_block = numbers_of_element(stored, head_dim=head_dim, value_head_dim=value_head_dim)
-        self._window = None if window is None else as_size(window, "window")
+        self._window = PageWindow(*checked_window(window, keep_first), page_len)
         shape = layers, pages, kv_heads, page_len
         asked = f"pages: got {pages}, which make"
         self._key = zeros((*shape, head_dim // of_block), stored, asked)
@@ -154,7 +163,12 @@ class PagedCache:
     @property
     def window(self) -> int | None:
         """How many positions a query needs, its own among them; None: all."""
-        return self._window
+        return self._window.size
+
+    @property
+    def keep_first(self) -> int:
+        """How many first positions of a sequence stay though the window has left them behind."""
+        return self._window.keep_first
 
     @property
     def pages_free(self) -> int:
@@ -251,10 +265,10 @@ class PagedCache:
         if length > min(sequence.lengths):
             raise ValueError(f"length: got {length}, wanted at most {min(sequence.lengths)}, which"
                              " are there")
-        start = sequence.first * self.page_len
-        if first_needed(length, self._window) < start:
+        start = self._window.start(sequence)
+        if first_needed(length, self.window) < start:
             raise ValueError(f"length: got {length}, wanted a longer one: what stood before {start}"
-                             f" went back to the pool, and a window of {self._window} needs it")
+                             f" went back to the pool, and a window of {self.window} needs it")
         kept = max(0, -(-length // self.page_len) - sequence.first)
         after = with_sequence(before, id, Pages(sequence.pages[:kept], sequence.first,
                                                 (length,) * self.layers))
@@ -303,7 +317,8 @@ class PagedCache:
         widths = f"{self.head_dim}"
         if self.value_head_dim != self.head_dim:
             widths += f", {self.value_head_dim}"
-        window = "" if self._window is None else f", window={self._window}"
+        window = "" if self.window is None else f", window={self.window}"
+        window += f", keep_first={self.keep_first}" * (self.keep_first > 0)
         return (f"PagedCache({self.pages}, {self.kv_heads}, {widths}, layers={self.layers},"
                 f" page_len={self.page_len}, dtype={self.dtype}{window},"
                 f" pages_free={self.pages_free})")
@@ -351,7 +366,7 @@ class PagedCache:
         try:
             state, copies = with_room(before, growth)
         except MemoryError:
-            dropped = without_unneeded(before, ids, self._window, self.page_len)
+            dropped = without_unneeded(before, ids, self._window)
             state, copies = with_room(dropped, growth)
             self._publish(dropped, before)
             before = dropped
@@ -370,6 +385,7 @@ class Rows(NamedTuple):
     tables: Array        # (sequences, most): pages
     query_offset: Array  # (sequences,): where the first row stands among the keys of its pages
     key_starts: Array    # (sequences + 1,): how many keys each sequence has, added up
+    dropped: Array       # (sequences,): positions that have no page any more
     places: tuple[Any, ...]  # of the rows in (pages, heads, positions, columns)
 
 
@@ -385,6 +401,10 @@ class PagedLayer:
     @property
     def window(self) -> int | None:
         return self.pool.window
+
+    @property
+    def keep_first(self) -> int:
+        return self.pool.keep_first
 
     @property
     def key(self) -> Array:
@@ -404,7 +424,7 @@ class PagedLayer:
         known, counts = self._checked(before, ids, starts)
         begins = [before.sequences[id].lengths[self._index] for id in known]
         before, state = self.pool._grow(before, known, begins, counts.tolist())
-        state = without_unneeded(state, known, self.pool.window, self.pool.page_len)
+        state = without_unneeded(state, known, self.pool._window)
         sequences = [state.sequences[id] for id in known]
         after = state._replace(sequences=state.sequences | {
             id: self._grown(sequence, int(count))
@@ -424,7 +444,7 @@ class PagedLayer:
                 raise ValueError(f"query: got {count} rows of a sequence with append=False, wanted"
                                  f" at most those that it has, {length}")
             begins.append(length - count)
-            start = sequence.first * self.pool.page_len
+            start = self.pool._window.start(sequence)
             if count and left is not None and max(0, begins[-1] - left) < start:
                 raise ValueError(f"query: got {count} rows of a sequence with append=False, wanted"
                                  f" fewer: what stood before {start} went back to the pool, and a"
@@ -444,13 +464,13 @@ class PagedLayer:
                  starts: Array) -> Rows:
         """Rows of these sequences, the first of each at the position first[s]."""
         tables, counts, page_len = tables_of(sequences), np.diff(starts), self.pool.page_len
-        first_pages = np.array([sequence.first for sequence in sequences], np.int64)
+        dropped = np.array([sequence.first for sequence in sequences], np.int64)
         of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
         positions = np.arange(starts[-1]) - starts[of] + first[of]
-        pages = tables[of, positions // page_len - first_pages[of]]
-        query_offset = first - first_pages * page_len
+        pages = tables[of, positions // page_len - dropped[of]]
+        query_offset = first - dropped * page_len
         return Rows(after, before, positions, tables, query_offset,
-                    np.concatenate([[0], np.cumsum(query_offset + counts)]),
+                    np.concatenate([[0], np.cumsum(query_offset + counts)]), dropped * page_len,
                     (pages, slice(None), positions % page_len))
 
     def _grown(self, sequence: Pages, count: int) -> Pages:

@@ -14,11 +14,29 @@ Array = NDArray[Any]
 
 
 class Pages(NamedTuple):
-    """A sequence: position p lies in page pages[p // page_len - first]."""
+    """A sequence: position p lies in page pages[p // page_len - first]; before what is dropped, in
+    pages[p // page_len]."""
 
     pages: tuple[int, ...] = ()
-    first: int = 0                 # pages that are dropped
+    first: int = 0                 # pages that are dropped, behind those that a pool keeps
     lengths: tuple[int, ...] = ()  # positions that each layer has appended
+
+
+class PageWindow(NamedTuple):
+    """Which positions a pool keeps once others follow; pages have page_len."""
+
+    size: int | None  # what a query needs, its own position among them; None: all
+    keep_first: int   # and so many from 0 on
+    page_len: int
+
+    @property
+    def first_pages(self) -> int:
+        """Those that the first positions stand in."""
+        return -(-self.keep_first // self.page_len)
+
+    def start(self, sequence: Pages) -> int:
+        """The first position behind what is dropped."""
+        return (self.first_pages + sequence.first) * self.page_len if sequence.first else 0
 
 
 class PoolState(NamedTuple):
@@ -85,16 +103,17 @@ def with_room(state: PoolState, growth: Growth) -> tuple[PoolState, list[tuple[i
     return without(state, [old for old, _ in copies]), copies
 
 
-def without_unneeded(state: PoolState, ids: list[int], window: int | None,
-                     page_len: int) -> PoolState:
+def without_unneeded(state: PoolState, ids: list[int], window: PageWindow) -> PoolState:
     """Without the pages of these sequences that none of their next rows sees."""
-    for id in ids if window is not None else ():
+    kept = window.first_pages
+    for id in ids if window.size is not None else ():
         sequence = state.sequences[id]
-        needed = first_needed(min(sequence.lengths), window) // page_len
-        dropped = min(needed - sequence.first, len(sequence.pages))
+        needed = first_needed(min(sequence.lengths), window.size) // window.page_len
+        dropped = min(needed - sequence.first - kept, len(sequence.pages) - kept)
         if dropped > 0:
-            rest = Pages(sequence.pages[dropped:], sequence.first + dropped, sequence.lengths)
-            state = without(with_sequence(state, id, rest), sequence.pages[:dropped])
+            rest = sequence._replace(pages=sequence.pages[:kept] + sequence.pages[kept + dropped:],
+                                     first=sequence.first + dropped)
+            state = without(with_sequence(state, id, rest), sequence.pages[kept:kept + dropped])
     return state
 
 

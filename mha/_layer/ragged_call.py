@@ -92,7 +92,8 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
     results = _core.scaled_dot_product_attention_varlen(
         query, cache.key, cache.value, begins, new.key_starts,
         undrawn._replace(query_offset=new.query_offset),
-        return_lse=return_lse, head_gate=gate, page_tables=new.tables)
+        return_lse=return_lse, head_gate=gate, page_tables=new.tables, keep_first=cache.keep_first,
+        dropped=new.dropped)
     output = _output(state, results, rows)
     cache.publish(new)
     return output

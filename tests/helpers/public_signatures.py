@@ -92,7 +92,7 @@ SIGNATURES = {
     "KVCache.value_parts": "self",
     "KVCache.reset": "self",
     "PagedCache": """pages, kv_heads, head_dim, value_head_dim=None, *, layers=1, page_len=128,
-        dtype=<class 'numpy.float32'>, window=None""",
+        dtype=<class 'numpy.float32'>, window=None, keep_first=0""",
     "PagedCache.new": "self",
     "PagedCache.fork": "self, id",
     "PagedCache.free": "self, id",

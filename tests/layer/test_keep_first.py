@@ -293,3 +293,55 @@ def test_what_is_hidden_may_be_anything():
     layer(x[:, :150], cache=cache)
     for rows in (x[:, 150:151], x[:, 151:]):
         assert np.isfinite(layer(rows, cache=cache)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, "q8_0"])
+@pytest.mark.parametrize("page_len", [128, 256])
+@pytest.mark.parametrize("name", ["plain", "distances"])
+def test_of_a_pool(name, page_len, dtype):
+    """Each sequence has the bits that it has alone, and the pages between go back."""
+    options = {} if name == "plain" else {"alibi": mha.alibi_slopes(4), "relative_bias": 9}
+    layer = mha.MultiHeadAttention(128, 4, num_kv_heads=2, rng=0, **options)
+    if name == "distances":
+        layer.relative_bias[...] = np.random.default_rng(1).standard_normal((4, 19))
+    pool = mha.PagedCache(24, 2, 32, window=60, keep_first=7, page_len=page_len, dtype=dtype)
+    rng = np.random.default_rng(0)
+    ids = [pool.new(), pool.new(), pool.new()]
+    alone = {id: layer.new_cache(1, window=60, keep_first=7, dtype=dtype) for id in ids}
+    for _ in range(30):
+        counts = rng.choice([0, 1, 2, 40, 150], 3).tolist()
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        rows = rng.standard_normal((starts[-1], 128)).astype(np.float32)
+        got = layer(rows, starts=starts, cache=pool[0], sequences=ids)
+        again = layer(rows, starts=starts, cache=pool[0], sequences=ids, append=False)
+        assert np.array_equal(again, got)
+        for id, begin, count in zip(ids, starts[:-1], counts, strict=True):
+            now = slice(begin, begin + count)
+            assert np.array_equal(got[now], layer(rows[now][None], cache=alone[id])[0])
+            shorter = int(pool.lengths([id])[0] - rng.integers(min(3, count + 1)))
+            pool.truncate(id, shorter)
+            alone[id].truncate(shorter)
+        if rng.random() < 0.3:
+            ids[1] = pool.fork(ids[0])
+            alone[ids[1]] = copy.copy(alone[ids[0]])
+    assert (pool.lengths(ids) > 3 * page_len).any()
+    held = [len(pool._state.sequences[id].pages) for id in ids]
+    assert max(held) <= 1 + -(-(60 + 2 * 150) // page_len) + 1
+    for id in [*pool._state.sequences]:
+        pool.free(id)
+    assert pool.pages_free == 24
+
+
+def test_of_a_pool_with_many_first_positions():
+    layer = random_layer()
+    pool, x = mha.PagedCache(9, 2, 6, window=20, keep_first=200), random_x(900)
+    id, cache = pool.new(), layer.new_cache(1, window=20, keep_first=200)
+    for begin, end in sizes(900, 61, None):
+        got = layer(x[begin:end], starts=[0, end - begin], cache=pool[0], sequences=[id])
+        assert np.array_equal(got, layer(x[None, begin:end], cache=cache)[0])
+    assert pool.pages_free >= 5
+    with pytest.raises(ValueError, match="length: got 700, wanted a longer one: what stood before"):
+        pool.truncate(id, 700)
+    with pytest.raises(ValueError, match="keep_first: got 4 without a window"):
+        mha.PagedCache(9, 2, 6, keep_first=4)
+    assert "window=20, keep_first=200" in repr(pool)

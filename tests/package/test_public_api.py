@@ -101,7 +101,7 @@ def test_no_public_function_is_forgotten_here():
         "capacity", "nbytes", "lengths", "start", "key", "value")}
     of_caches |= {"PagedCache." + name for name in (
         "pages", "kv_heads", "head_dim", "value_head_dim", "layers", "page_len", "dtype", "window",
-        "pages_free", "nbytes")}
+        "keep_first", "pages_free", "nbytes")}
     of_masks = {"BlockMask." + name for name in (
         "batch", "heads", "query_len", "key_len", "nbytes", "density")}
     undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}

@@ -62,6 +62,16 @@ def results(layer: mha.MultiHeadAttention, x: Array) -> tuple[Array, Array, Arra
     return output, weights, lse
 
 
+def decoded(layer: mha.MultiHeadAttention, x: Array) -> list[Array]:
+    """A layer, and again over the cache that it has filled."""
+    cache: mha.KVCache = layer.new_cache(1, window=5, keep_first=2)
+    output: Array = layer(x, cache=cache)
+    again, lse = layer(x, cache=cache, append=False, return_lse=True)
+    cache.keep(1, [[1]])
+    first, others = cache.key_parts()
+    return [output, again, lse, first, others]
+
+
 def main() -> None:
     layer = mha.MultiHeadAttention(8, 2, use_bias=True, rng=0)
     x = np.random.default_rng(0).standard_normal((1, 3, 8), np.float32)
@@ -69,6 +79,7 @@ def main() -> None:
     train_projection(x, np.ones((8, 4), np.float32), np.ones((1, 3, 4), np.float32))
     assert all(gradient.any() for gradient in every_pullback(x, np.eye(8, dtype=np.float32)))
     assert [array.ndim for array in results(layer, x)] == [3, 4, 3]
+    assert [array.shape[-1] for array in decoded(layer, x)] == [8, 8, 3, 4, 4]
     print("types: passed")
 
 

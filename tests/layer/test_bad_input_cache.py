@@ -27,12 +27,28 @@ def truncate_window(a, lengths):
     a.windowed.truncate(lengths)
 
 
+def keep(a, **changed):
+    a.cache.keep(**{"start": [3, 1], "indices": [[0], [0]]} | changed)
+
+
+def keep_window(a, **changed):
+    a.windowed.keep(**{"start": 299, "indices": [[0], [0]]} | changed)
+
+
 def select(a, indices):
     a.cache.select(indices)
 
 
 def call(a, **changed):
     return a.layer(**{"query": a.x, "cache": a.cache} | changed)
+
+
+def call_again(a, **changed):
+    return a.layer(**{"query": a.x[:, :2], "cache": a.cache, "append": False} | changed)
+
+
+def call_window_again(a, **changed):
+    return a.layer(**{"query": a.x[:, :1], "cache": a.windowed, "append": False} | changed)
 
 
 def call_window(a, **changed):
@@ -68,8 +84,10 @@ LENGTHS = [
 DECIDED = [
     ("key_lengths", [5, 5]), ("query_offset", 0)]
 CASES = [
-    *(case for name in ("batch", "kv_heads", "head_dim", "value_head_dim", "capacity", "window")
-      for case in rows(make, name, WRONG_INTS)),
+    *(case for name in ("batch", "kv_heads", "head_dim", "value_head_dim", "capacity", "window",
+                        "keep_first") for case in rows(make, name, WRONG_INTS)),
+    row(make, "keep_first", 4, V, "4 without a window", "window= too"),
+    row(make, "keep_first", -1, V, "-1", "at least 0"),
     row(make, "batch", 0, V, "0", "at least 1"), row(make, "capacity", -1, V, "-1", "at least 0"),
     row(make, "window", 0, V, "0", "at least 1"),
     row(make, "dtype", np.int32, T, "int32", "float32 or float64"),
@@ -92,6 +110,22 @@ CASES = [
     row(truncate, "lengths", None, T, "None", "an array"),
     row(truncate_window, "lengths", [300, 130], V, "[300, 130]", "at least 265: what stood"),
     row(truncate_window, "lengths", 0, V, "[0, 0]", "at least 265"),
+    row(keep, "start", [3, 3], V, "[3, 3]", "from 0 to the lengths that are there, [5, 2]"),
+    row(keep, "start", -1, V, "[-1, -1]", "positions from 0"),
+    row(keep, "start", [1, 2, 3], V, "shape (3,)", "(2,)"),
+    row(keep, "start", 1.5, T, "an array of float64", "ints"),
+    row(keep, "start", None, T, "None", "an array"),
+    row(keep, "indices", [[0, 1]], V, "shape (1, 2)", "(2, k)"),
+    row(keep, "indices", [0, 0], V, "shape (2,)", "(2, k)"),
+    row(keep, "indices", [[0], [1]], V, "[1]", "ints in [0, 1), which the sequence has"),
+    row(keep, "indices", [[-1], [0]], V, "[-1]", "ints in [0, 2)"),
+    row(keep, "indices", [[1, 1], [0, 1]], V, "[1, 1]", "each position once"),
+    row(keep, "indices", [[0.0], [0.0]], T, "an array of float64", "ints"),
+    row(keep, "lengths", [2, 0], V, "[2, 0]", "lengths in [0, 1]"),
+    row(keep, "lengths", [0.5, 0], T, "an array of float64", "ints"),
+    row(keep_window, "start", 255, V, "[255, 255]", "at least 256: what stood before is dropped"),
+    row(keep_window, "start", 260, V, "[260, 260], with indices lengths of [261, 261]",
+        "at least 265: what stood"),
     row(select, "indices", [2], V, "[2]", "indices into 2 sequences"),
     row(select, "indices", [-1, 0], V, "[-1, 0]", "indices into 2 sequences"),
     row(select, "indices", [], V, "shape (0,)", "one index or more"),
@@ -112,6 +146,12 @@ CASES = [
     row(call_without, "padding", "left", V, "one without a cache", "cache= too"),
     row(call_without, "lengths", [5, 5], V, "some without a cache", "cache= too, or key_lengths="),
     *rows(call, "lengths", LENGTHS),
+    row(call_again, "append", 0, T, "int", "True or False"),
+    row(call_again, "query", f(2, 3, 12), V, "[3, 3] rows with append=False", "has, [5, 2]"),
+    row(call_again, "lengths", [3, 1], V, "[3, 1]", "lengths in [0, 2]"),
+    row(call_without, "append", False, V, "False without a cache", "cache= too"),
+    row(call_memory, "append", False, V, "False with a memory", "none"),
+    row(call_window_again, "query", f(2, 40, 12), V, "[40, 40] rows with append=False", "fewer"),
     row(call, "cache", "cache", T, "str", "one of new_cache()"),
     row(call, "cache", mha.KVCache(3, 4, 3), V, "one of 3 sequences", "2 as query has"),
     row(call, "cache", mha.KVCache(2, 2, 3), V, "(2, 3, 3)", "(4, 3, 3)"),

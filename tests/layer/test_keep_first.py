@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import interrupts_of
 
 import mha
 from mha import reference
@@ -113,6 +114,13 @@ def test_of_narrow_caches(size, dtype):
     x = np.random.default_rng(0).standard_normal((2, LENGTH, 64)).astype(np.float32)
     cache = layer.new_cache(2, dtype=dtype, window=60, keep_first=7)
     assert np.array_equal(in_pieces(layer, x, cache, size), plain(layer, x, 60, 7, dtype))
+    assert cache.start > 128
+
+
+def test_a_wider_layer_beside_a_narrow_cache():
+    layer, x = random_layer(np.float64), random_x(2, LENGTH)
+    cache = layer.new_cache(2, dtype=np.float32, window=60, keep_first=7)
+    assert np.array_equal(in_pieces(layer, x, cache, 30), plain(layer, x, 60, 7, np.float32))
     assert cache.start > 128
 
 
@@ -278,6 +286,26 @@ def test_errors():
     state = {**cache.__getstate__(), "start": 128}
     with pytest.raises(ValueError, match="state: got one that does not fit together"):
         mha.KVCache.__new__(mha.KVCache).__setstate__(state)
+
+
+@pytest.mark.parametrize("step", ["call", "line"])
+def test_control_c_while_positions_are_dropped(step):
+    def filled():
+        cache = mha.KVCache(2, 1, 2, window=3, keep_first=4)
+        rows = np.random.default_rng(0).standard_normal((2, 1, 259, 2))
+        cache.append(rows, rows)
+        return cache
+
+    def append(cache):
+        rows = np.random.default_rng(1).standard_normal((2, 1, 300, 2))
+        cache.append(rows, rows, lengths=[300, 290])
+
+    before, after = filled(), filled()
+    append(after)
+    assert after.start > before.start == 0
+    states = [contents(before), contents(after)]
+    for cache in interrupts_of(append, filled, step):
+        assert contents(cache) in states
 
 
 class Stops:

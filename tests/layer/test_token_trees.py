@@ -177,29 +177,6 @@ def filled(**options):
     return cache
 
 
-@pytest.mark.parametrize(("error", "message", "arguments"), [
-    (ValueError, r"start: got \[3, 7\], wanted positions from 0 to the lengths that are there,"
-                 r" \[9, 6\]", ([3, 7], [[0], [0]])),
-    (ValueError, r"start: got \[-1, -1\], wanted", (-1, [[0], [0]])),
-    (ValueError, r"start: got shape \(3,\), wanted \(2,\)", ([1, 2, 3], [[0], [0]])),
-    (TypeError, "start: got an array of float64, wanted ints", (1.5, [[0], [0]])),
-    (ValueError, r"indices: got shape \(1, 2\), wanted \(2, k\)", (3, [[0, 1]])),
-    (ValueError, r"indices: got shape \(2,\), wanted \(2, k\)", (3, [0, 1])),
-    (TypeError, "indices: got an array of float64, wanted ints", (3, [[0.5], [1]])),
-    (ValueError, r"indices: got \[0, 3\], wanted ints in \[0, 3\)", (3, [[0, 5], [0, 3]])),
-    (ValueError, r"indices: got \[-1\], wanted ints in \[0, 6\)", (3, [[-1], [0]])),
-    (ValueError, r"indices: got \[1, 1\], wanted each position once", (3, [[1, 1], [0, 1]])),
-    (ValueError, r"lengths: got \[3, 0\], wanted lengths in \[0, 2\]", (3, [[0, 1], [0, 1]],
-                                                                      [3, 0])),
-    (TypeError, "lengths: got an array of float64", (3, [[0, 1], [0, 1]], 0.5))])
-def test_errors_change_nothing(error, message, arguments):
-    cache = filled()
-    before = contents(cache)
-    with pytest.raises(error, match=message):
-        cache.keep(*arguments)
-    assert contents(cache) == before
-
-
 def test_a_window_keeps_what_the_next_row_needs():
     cache = mha.KVCache(1, 1, 2, window=10)
     for n in (300, 9):

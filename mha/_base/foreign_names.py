@@ -45,6 +45,7 @@ KEYWORDS = [
     ("past_key_value past_key_values kv_cache layer_past", "cache", ""),
     ("batch_size", "batch", ""),
     ("max_len max_length max_seq_len max_cache_len", "capacity", ""),
+    ("num_sink_tokens sink_token_length start_size", "keep_first", ""),
     ("cu_seqlens cu_seqlens_q sequence_starts", "starts", ""),
     ("batch_first", "embed_dim", "nothing: arrays are (batch, len, dim)"),
     ("q queries Q inputs_q", "query", ""),

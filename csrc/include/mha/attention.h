@@ -61,10 +61,8 @@ typedef struct mha_attention_options {
     bool causal;
     int64_t window_left;  /* MHA_UNLIMITED where open */
     int64_t window_right; /* MHA_UNLIMITED where open */
-    int64_t keep_first;   /* keys in front of it are seen though the window has left them behind;
-                             forward alone, as are those `dropped` positions, which once stood
-                             behind them: so much farther away are they from their queries */
-    int64_t dropped;
+    int64_t keep_first;   /* keys in front of it are seen though the window has left them behind */
+    int64_t dropped;      /* positions missing behind those; both are for the forward pass alone */
     double scale;
     double softcap; /* 0: none */
     bool uniform_empty_rows;

@@ -13,8 +13,8 @@ from mha._layer.cache_state import (
     CacheWindow,
     first_needed,
     most_columns,
-    moved,
     read_only,
+    resized_from,
 )
 
 Array = NDArray[Any]
@@ -48,4 +48,4 @@ def _with_room(before: CacheState, window: CacheWindow, longest: int, ragged: in
     start = start if kept or not window.keep_first else 0
     least = kept + longest - start
     wanted = 2 * columns if most is None else min(2 * columns, most)
-    return moved(state, None, max(least, wanted), start, kept)
+    return resized_from(state, None, max(least, wanted), start, kept)

@@ -107,11 +107,11 @@ def read_only(array: Array) -> Array:
 
 def resized(state: CacheState, sequences: list[int] | None, columns: int) -> CacheState:
     """These sequences, or all, in new arrays of so many columns."""
-    return moved(state, sequences, columns, state.start, state.kept)
+    return resized_from(state, sequences, columns, state.start, state.kept)
 
 
-def moved(state: CacheState, sequences: list[int] | None, columns: int, start: int,
-          kept: int) -> CacheState:
+def resized_from(state: CacheState, sequences: list[int] | None, columns: int, start: int,
+                 kept: int) -> CacheState:
     """The same without the positions before start, but for the first `kept`, which all sequences
     have."""
     lengths = state.lengths if sequences is None else read_only(state.lengths[sequences])

@@ -184,7 +184,7 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
 
 def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, real: Array | None,
             is_memory: bool) -> AttentionOptions:
-    """The options with queries and keys in their places, as if none before had been dropped."""
+    """The options with queries and keys in their places among the columns that are held."""
     if real is not None:  # rows of padding see no key
         key_lengths = np.where(real, (seen.lengths - seen.dropped)[:, None], 0)
     elif seen.shortest != seen.longest:

@@ -71,7 +71,18 @@ def branch_of(rng, tree):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("size", [5, 17, 60])
 def test_the_cache_holds_the_bits_of_appending_the_branch(size, name, dtype):
-    layer, rng = random_layer(name), np.random.default_rng(size)
+    check_trees(random_layer(name), size, dtype, 2e-6)
+
+
+@pytest.mark.parametrize(("of_layer", "dtype", "gate"), [
+    (np.float16, None, 2e-3), (ml_dtypes.bfloat16, None, 2e-2), (ml_dtypes.bfloat16, "q8_0", 2e-2),
+    (np.float64, None, 1e-14), (np.float64, np.float32, 1e-14)])
+def test_of_layers_of_other_types(of_layer, dtype, gate):
+    check_trees(random_layer("grouped", of_layer), 23, dtype, gate)
+
+
+def check_trees(layer, size, dtype, gate):
+    rng = np.random.default_rng(size)
     x = rng.standard_normal((3, 100, WIDTH)).astype(np.float32)
     cache, plain = (layer.new_cache(3, dtype=dtype) for _ in range(2))
     counts = [100, 67, 1]
@@ -96,8 +107,9 @@ def test_the_cache_holds_the_bits_of_appending_the_branch(size, name, dtype):
         wanted = layer(rows, cache=plain, lengths=[*map(len, branches)])
         assert contents(cache) == contents(plain)
         for i, branch in enumerate(branches):  # the tree's own output, to the gate
-            gap = np.abs(got[i, branch] - wanted[i, :len(branch)])
-            assert gap.max(initial=0) <= 2e-6 * np.abs(wanted[i, :len(branch)]).max(initial=0)
+            now, then = (rows.astype(np.float64)
+                         for rows in (got[i, branch], wanted[i, :len(branch)]))
+            assert np.abs(now - then).max(initial=0) <= gate * np.abs(then).max(initial=0)
         token = rng.standard_normal((3, 1, WIDTH)).astype(np.float32)
         assert np.array_equal(layer(token, cache=cache), layer(token, cache=plain))
 

@@ -288,9 +288,8 @@ class MultiHeadAttention(OwnNames):
             column for each of them. A cache's window is the default of the call's. Of
             `new_memory`: attention over the memory, not causal.
         append : bool
-            False: the rows of query are the last positions that a cache has already, in which they
-            may see what stands there and before; nothing is projected by W_k and W_v nor appended.
-            So a layer attends to the keys and values of another one.
+            False: the rows of query stand at the last positions of the cache, and append nothing;
+            W_k and W_v are not used. So a layer attends to another one's keys and values.
         lengths : ints (batch,), optional
             With a cache, how many rows of each sequence are real; the others give zeros and are
             not stored.
@@ -424,8 +423,8 @@ class MultiHeadAttention(OwnNames):
                   window: int | None = None, keep_first: int = 0) -> _layer.KVCache:
         """An empty `mha.KVCache` for calls with cache=: key (batch, num_kv_heads, len, head_dim).
 
-        capacity, window and keep_first are the cache's; dtype is the layer's unless it is given,
-        and may be narrower.
+        capacity, window and keep_first are the cache's; dtype, by default the layer's, may be
+        narrower.
 
         Raises
         ------

@@ -6,7 +6,7 @@
 #include "python/call/call.h"
 #include "python/call/options.h"
 
-enum { MHA_MOST_ARGUMENTS = 48, NO_OPTIONS = -1 };
+enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };
 
 /* A function lists its arguments once, as rows X(name, form): ARG_name is the place of one. */
 #define MHA_ARGUMENT_PLACE(name, form) ARG_##name,

@@ -34,6 +34,7 @@ def random_x(*shape, seed=1):
 
 OPTIONS = {"plain": {}, "rotary": {"rotary": mha.Rotary(6)},
            "normed": {"rotary": mha.Rotary(4), "qk_norm": "head"},
+           "gated": {"output_gate": "element", "rotary": mha.Rotary(6)},
            "window": {"window": (40, 0)}, "alibi": {"alibi": mha.alibi_slopes(4)},
            "biased": {"relative_bias": 7, "sinks": True, "softcap": 5.0}}
 

@@ -76,7 +76,7 @@ def multi_head_attention(
     num_kv_heads: int | None, head_gate: ArrayLike | None,
     options: AttentionOptions, /, *, return_weights: bool = False, return_lse: bool = False,
     dtype: DTypeLike | None = None, key_is_query: bool = False, value_is_key: bool = False,
-    save: bool = False, rotary: tuple[bytes, bool, float] | None = None,
+    save: bool = False, rotary: tuple[bytes, bool, float, bytes, int] | None = None,
     q_norm: ArrayLike | None = None, k_norm: ArrayLike | None = None,
     norm_eps: float | None = None, norm_offset: float | None = None,
     positions: ArrayLike | None = None, key_positions: ArrayLike | None = None,
@@ -91,7 +91,7 @@ def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 def prepare_heads(
-    x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float] | None,
+    x: ArrayLike, num_heads: int, rotary: tuple[bytes, bool, float, bytes, int] | None,
     positions: ArrayLike | None, norm: ArrayLike | None, norm_eps: float, norm_offset: float, /, *,
     save: bool = False
 ) -> Any: ...
@@ -105,7 +105,7 @@ def output_gate_backward(
     kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def rotary(
-    x: ArrayLike, rotary: tuple[bytes, bool, float], positions: ArrayLike | None, /, *,
+    x: ArrayLike, rotary: tuple[bytes, bool, float, bytes, int], positions: ArrayLike | None, /, *,
     save: bool = False
 ) -> Any: ...
 def rotary_backward(

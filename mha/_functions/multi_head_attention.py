@@ -116,8 +116,9 @@ def multi_head_attention(
         x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
     norm_eps, norm_offset : float
     positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
-        Where rows of query and key stand, for rotary alone. key_positions are positions where key
-        is query itself.
+        Where rows of query and key stand, for rotary alone; with its sections also (n, len) or
+        (n, batch, len), as in a call of `mha.Rotary`. key_positions are positions where key is
+        query itself.
     mask, bias : arrays (query_len, key_len) or (batch, num_heads, query_len, key_len), optional
         Either of batch and num_heads may be 1; for one mask per batch item write mask[:, None].
     The rest : as in `scaled_dot_product_attention`; the scores are

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_finite, as_int, check_kind
+from mha._base.arguments import as_array, as_finite, as_int, as_ints, check_kind
 from mha._base.keywords import checks_keywords, names_its_keywords, unknown_keyword
 from mha._functions.gradients import RotaryGradients
 
 __all__ = ["Rotary"]
 
 Layout = Literal["half", "interleaved"]
-LAYOUTS = ("half", "interleaved")
+SectionLayout = Literal["split", "interleaved"]
+# As the core takes it: frequencies, whether pairs are interleaved, magnitude; by which position
+# axis each pair turns, nothing where there is one; and how many position axes there are.
+Record = tuple[bytes, bool, float, bytes, int]
 MOST_DIMS = 1 << 16
 
 
@@ -41,6 +44,13 @@ class Rotary:
         Radians a position, in place of those that base gives.
     magnitude : float
         Multiplies cosine and sine.
+    sections : ints, optional
+        Of multimodal models (Wang et al. 2024, "Qwen2-VL"), whose tokens stand at n positions: that
+        in time, row and column of an image, say. How many pairs turn by each of these axes: n ints
+        of at least 1, two or more of them, that sum to dims/2.
+    section_layout : "split" or "interleaved"
+        The first sections[0] pairs turn by axis 0, the next ones by axis 1, and so on (Qwen2-VL);
+        or pair c by axis c % n as long as c // n < sections[c % n], the rest by axis 0 (Qwen3-VL).
 
     Attributes
     ----------
@@ -50,7 +60,7 @@ class Rotary:
     Raises
     ------
     ValueError: dims that are odd or below 2, another layout, numbers that are not finite, a wrong
-    shape. TypeError: what is no number. Both name the argument.
+    shape, sections of another sum. TypeError: what is no number. Both name the argument.
 
     >>> rotary = mha.Rotary(64)
     >>> query = np.ones((2, 8, 10, 64), np.float32)  # (batch, heads, len, head_dim)
@@ -59,14 +69,18 @@ class Rotary:
     """
 
     __module__ = "mha"  # where users import it from, and so do pickles
-    __slots__ = ("__weakref__", "_base", "_record")
+    __slots__ = ("__weakref__", "_base", "_record", "_section_layout", "_sections")
     if TYPE_CHECKING:
         _base: float | None
-        _record: tuple[bytes, bool, float]  # as the core takes it
+        _record: Record
+        _sections: tuple[int, ...] | None
+        _section_layout: SectionLayout
 
     @checks_keywords
     def __init__(self, dims: int, *, base: float = 10000.0, layout: Layout = "half",
-                 frequencies: ArrayLike | None = None, magnitude: float = 1.0) -> None:
+                 frequencies: ArrayLike | None = None, magnitude: float = 1.0,
+                 sections: Sequence[int] | None = None,
+                 section_layout: SectionLayout = "split") -> None:
         size = _even(dims)
         known_base: float | None = None
         if frequencies is None:
@@ -76,10 +90,16 @@ class Rotary:
             array = np.array(from_base(size, known_base))
         else:
             array = _checked_frequencies(frequencies, size)
-        record = (array.tobytes(), checked_layout(layout, "layout") == "interleaved",
-                  as_finite(magnitude, "magnitude"))
+        checked_layout(layout, "layout")
+        checked_layout(section_layout, "section_layout", ("split", "interleaved"))
+        known_sections = None if sections is None else _checked_sections(sections, size)
+        axes = () if known_sections is None else _axes_of(known_sections, section_layout)
+        record = (array.tobytes(), layout == "interleaved", as_finite(magnitude, "magnitude"),
+                  np.array(axes, np.int64).tobytes(), len(known_sections or (1,)))
         object.__setattr__(self, "_base", known_base)
         object.__setattr__(self, "_record", record)
+        object.__setattr__(self, "_sections", known_sections)
+        object.__setattr__(self, "_section_layout", section_layout)
 
     @classmethod
     @checks_keywords
@@ -93,8 +113,9 @@ class Rotary:
             rope_theta (or rotary_emb_base, global_rope_theta), by default 10000; rope_scaling or
             rope_parameters (by layer type too) with rope_type (or type) "default", "linear" (Chen
             et al. 2023), "dynamic" (NTK-aware, Peng et al. 2023), "yarn" (Peng et al. 2023),
-            "longrope" (Ding et al. 2024) or "llama3" (Llama Team 2024), and what each needs;
-            rotary_dim, partial_rotary_factor or rotary_pct say how many columns rotate.
+            "longrope" (Ding et al. 2024), "llama3" (Llama Team 2024), "proportional" (Gemma 4) or
+            "mrope", and what each needs; rotary_dim, partial_rotary_factor or rotary_pct say how
+            many columns rotate; mrope_section the sections, in turns where mrope_interleaved.
         head_dim : int
         layout : "half" or "interleaved"
             Not in configs: GPT-J and Cohere's models interleave, most others do not.
@@ -112,7 +133,7 @@ class Rotary:
         Raises
         ------
         ValueError: an unknown type, a key that is missing or, inside rope_scaling or
-        rope_parameters, unknown or not supported (mrope_section); a value out of range, dims that
+        rope_parameters, unknown or not supported (xdrope_section); a value out of range, dims that
         are odd or beyond head_dim. TypeError: what is no mapping or no number.
 
         Source: the papers above; frequencies are computed in 40 decimal digits and rounded once.
@@ -124,10 +145,11 @@ class Rotary:
         from mha._functions.rotary_scaling import read_config
 
         read = read_config(mapping, head_dim, length, layer_type)
+        by_axis: dict[str, Any] = read.sections
         if read.is_plain:
-            return cls(read.dims, base=read.base, layout=layout)
+            return cls(read.dims, base=read.base, layout=layout, **by_axis)
         return cls(read.dims, layout=layout, frequencies=read.frequencies,
-                   magnitude=read.magnitude)
+                   magnitude=read.magnitude, **by_axis)
 
     @property
     def dims(self) -> int:
@@ -154,6 +176,16 @@ class Rotary:
         """What cosine and sine are multiplied by."""
         return self._record[2]
 
+    @property
+    def sections(self) -> tuple[int, ...] | None:
+        """How many pairs turn by each position axis; None where there is one."""
+        return self._sections
+
+    @property
+    def section_layout(self) -> SectionLayout:
+        """Which pairs those are: "split" or "interleaved"."""
+        return self._section_layout
+
     @names_its_keywords
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None,
                  **unknown: Never) -> NDArray[Any]:
@@ -163,7 +195,9 @@ class Rotary:
         ----------
         x : array (len, head_dim), (batch, len, head_dim) or (..., heads, len, head_dim)
         positions : ints (len,) or batch axes + (len,), by default 0, 1, ...
-            Of any sign; the batch axes are those before heads.
+            Of any sign; the batch axes are those before heads. With n sections also (n, len) or
+            (n,) + batch axes + (len,), one along each position axis; without that first axis they
+            are alike. A shape (n, len) that may be either is a ValueError.
 
         Returns
         -------
@@ -238,14 +272,18 @@ class Rotary:
 
     def __reduce__(self) -> tuple[Callable[..., Rotary], tuple[Any, ...]]:
         frequencies = None if self._base is not None else self.frequencies.tolist()
-        return Rotary._restored, (self.dims, self._base, self.layout, frequencies, self.magnitude)
+        return Rotary._restored, (self.dims, self._base, self.layout, frequencies, self.magnitude,
+                                  self.sections, self.section_layout)
 
     @classmethod
     def _restored(cls, dims: int, base: float | None, layout: Layout,
-                  frequencies: list[float] | None, magnitude: float) -> Rotary:
-        """What pickle makes one of."""
+                  frequencies: list[float] | None, magnitude: float,
+                  sections: tuple[int, ...] | None = None,
+                  section_layout: SectionLayout = "split") -> Rotary:
+        """What pickle makes one of; older pickles have no sections."""
         return cls(dims, base=10000.0 if base is None else base, layout=layout,
-                   frequencies=frequencies, magnitude=magnitude)
+                   frequencies=frequencies, magnitude=magnitude, sections=sections,
+                   section_layout=section_layout)
 
     def __repr__(self) -> str:
         shown = [str(self.dims)]
@@ -257,10 +295,12 @@ class Rotary:
         shown.append(f"layout={self.layout!r}")
         if self.magnitude != 1:
             shown.append(f"magnitude={self.magnitude:.6g}")
+        if self.sections is not None:
+            shown.append(f"sections={self.sections}, section_layout={self.section_layout!r}")
         return f"Rotary({', '.join(shown)})"
 
 
-def as_record(rotary: Rotary | None) -> tuple[bytes, bool, float] | None:
+def as_record(rotary: Rotary | None) -> Record | None:
     """What the core takes of it."""
     if rotary is None:
         return None
@@ -269,11 +309,17 @@ def as_record(rotary: Rotary | None) -> tuple[bytes, bool, float] | None:
     return rotary._record
 
 
-def checked_layout(layout: Any, name: str) -> Layout:
-    if not isinstance(layout, str) or layout not in LAYOUTS:
+def position_axes(rotary: Rotary | None) -> int:
+    """How many position axes there are: 1 without sections."""
+    return 1 if rotary is None else rotary._record[4]
+
+
+def checked_layout(layout: Any, name: str, layouts: Sequence[str] = ("half", "interleaved"),
+                   ) -> Any:
+    if not isinstance(layout, str) or layout not in layouts:
         wrong = ValueError if isinstance(layout, str) else TypeError
-        raise wrong(f'{name}: got {layout!r}, wanted "half" or "interleaved"')
-    return "interleaved" if layout == "interleaved" else "half"
+        raise wrong(f'{name}: got {layout!r}, wanted "{layouts[0]}" or "{layouts[1]}"')
+    return str(layout)
 
 
 def _even(dims: int) -> int:
@@ -293,3 +339,20 @@ def _checked_frequencies(frequencies: ArrayLike, dims: int) -> NDArray[np.float6
     if not np.isfinite(real).all():
         raise ValueError("frequencies: got one that is not finite, wanted radians a position")
     return real
+
+
+def _checked_sections(sections: Sequence[int], dims: int) -> tuple[int, ...]:
+    known = tuple(as_ints(sections, "sections"))
+    if len(known) < 2 or min(known) < 1 or sum(known) != dims // 2:
+        raise ValueError(f"sections: got {known}, wanted two ints or more of at least 1 that sum to"
+                         f" {dims // 2}, the pairs of dims")
+    return known
+
+
+def _axes_of(sections: tuple[int, ...], layout: SectionLayout) -> list[int]:
+    """By which position axis each pair turns (Wang et al. 2024, "Qwen2-VL", section 2.1)."""
+    count = len(sections)
+    if layout == "split":
+        return [axis for axis in range(count) for _ in range(sections[axis])]
+    return [pair % count if pair // count < sections[pair % count] else 0
+            for pair in range(sum(sections))]

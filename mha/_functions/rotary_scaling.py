@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha._base.arguments import as_bool, as_size, printable
+from mha._base.arguments import as_bool, as_ints, as_size, printable
 from mha._base.keywords import close_matches
 
 # The formulas' own context: whatever the caller's traps, digits and rounding are.
@@ -30,16 +30,18 @@ PI = Decimal("3.141592653589793238462643383279502884197169")
 PLAIN_KEYS = frozenset((
     "rope_type", "type", "rope_theta", "rotary_emb_base", "global_rope_theta", "rotary_dim",
     "partial_rotary_factor", "rotary_pct", "max_position_embeddings",
-    "original_max_position_embeddings", "finetuned"))
+    "original_max_position_embeddings", "finetuned", "mrope_section", "mrope_interleaved",
+    "interleaved"))
 SCALING_KEYS = frozenset((
     "factor", "alpha", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
     "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale",
     "low_freq_factor", "high_freq_factor"))
 KEYS = PLAIN_KEYS | SCALING_KEYS
-SECTIONS = "sections of several position axes"
 NOT_SUPPORTED = {
-    "mrope_section": SECTIONS, "xdrope_section": SECTIONS, "mrope_interleaved": SECTIONS,
+    "xdrope_section": "sections of columns whose pairs turn by different axes",
     "llama_4_scaling_beta": "queries that are scaled by their position"}
+# Model types whose mrope_section means another order of frequencies.
+OTHER_SECTIONS = ("ernie4_5_vl", "hunyuan_vl")
 
 Frequencies = list[Decimal]
 # A scaled frequency for each pair, and what cosine and sine are multiplied by.
@@ -54,6 +56,7 @@ class ConfigRotary(NamedTuple):
     is_plain: bool  # frequencies are those of the base, the magnitude is 1
     frequencies: list[float]
     magnitude: float
+    sections: dict[str, Any]  # sections and section_layout, where it has several position axes
 
 
 class Values:
@@ -131,7 +134,7 @@ def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
     name = _type_of(of_scaling)
     with decimal.localcontext(CONTEXT):
         base = _base_of(Values(of_scaling) if of_scaling.get("rope_theta") is not None else values)
-        dims = _dims_of(values, columns)
+        dims = _dims_of(Values({}) if name == "proportional" else values, columns)
         at_top = mapping.get("original_max_position_embeddings") is not None
         scaling = Scaling(values, dims, base, longest, at_top)
         try:
@@ -139,8 +142,9 @@ def read_config(mapping: Mapping[str, Any], head_dim: int, length: int | None,
         except decimal.DecimalException as error:
             raise ValueError(f"rope_type: got {name!r} with numbers too far apart for 40 digits,"
                              " wanted those of a model") from error
-        return ConfigRotary(dims, float(base), name == "default",
-                            _rounded(frequencies, "rope_theta"), float(magnitude))
+        return ConfigRotary(dims, float(base), SCALINGS[name] is default,
+                            _rounded(frequencies, "rope_theta"), float(magnitude),
+                            _sections_of(mapping, of_scaling, name))
 
 
 def default(scaling: Scaling) -> Scaled:
@@ -265,9 +269,22 @@ def llama3(scaling: Scaling) -> Scaled:
     return scaled, Decimal(1)
 
 
+def proportional(scaling: Scaling) -> Scaled:
+    """Of the pairs of a whole head a share turns, the fastest, and the others stay (Barbero et al.
+    2025, "Round and Round We Go!", whose p-RoPE it is; Gemma 4)."""
+    values = scaling.values
+    share = values.number("partial_rotary_factor", 1, above=0)
+    if share > 1:
+        raise ValueError(f"partial_rotary_factor: got {share}, wanted at most 1")
+    turning = int(share * scaling.dims / 2)
+    factor = values.number("factor", 1, above=0)
+    scaled = [frequency / factor for frequency in default(scaling)[0][:turning]]
+    return scaled + [Decimal(0)] * (scaling.dims // 2 - turning), Decimal(1)
+
+
 SCALINGS: dict[str, Callable[[Scaling], Scaled]] = {
     "default": default, "linear": linear, "dynamic": dynamic, "yarn": yarn, "longrope": longrope,
-    "llama3": llama3}
+    "llama3": llama3, "proportional": proportional, "mrope": default}
 
 
 def missing(name: str, mapping: Mapping[str, Any]) -> ValueError:
@@ -328,7 +345,8 @@ def _only_scaling(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         if found:
             said[name] = found
     if not said:
-        stray = next((name for name in ("rope_type", *NOT_SUPPORTED) if mapping.get(name)), None)
+        stray = next((name for name in ("rope_type", "mrope_section", *NOT_SUPPORTED)
+                      if mapping.get(name)), None)
         if stray is not None:
             raise ValueError(f"{stray}: got it outside of rope_scaling and rope_parameters, wanted"
                              ' it inside: from_config({"rope_parameters": ...}, head_dim)')
@@ -367,6 +385,23 @@ def _type_of(of_scaling: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or name not in SCALINGS:
         raise ValueError(f"rope_type: got {name!r}, wanted one of {', '.join(SCALINGS)}")
     return name
+
+
+def _sections_of(mapping: Mapping[str, Any], of_scaling: Mapping[str, Any],
+                 name: str) -> dict[str, Any]:
+    sections = of_scaling.get("mrope_section")
+    turns = [key for key in ("mrope_interleaved", "interleaved")
+             if of_scaling.get(key) is not None and as_bool(of_scaling[key], key)]
+    if sections is None:
+        if turns or name == "mrope":
+            raise missing("mrope_section", of_scaling)
+        return {}
+    model_type = mapping.get("model_type")
+    if isinstance(model_type, str) and model_type.startswith(OTHER_SECTIONS):
+        raise ValueError(f"mrope_section: got that of model_type {model_type!r}, whose pairs are in"
+                         " an order that mha does not have, wanted a config without")
+    known = as_ints(sections, "mrope_section")
+    return {"sections": known, "section_layout": "interleaved" if turns else "split"}
 
 
 def _base_of(values: Values) -> Decimal:

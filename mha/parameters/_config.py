@@ -27,6 +27,8 @@ SIZES = {
     "head_dim": ("head_dim", "d_kv"),
 }
 SIDES = ("encoder", "decoder")
+# Text models whose query, key and value have biases; those that see images, too.
+OF_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -67,7 +69,7 @@ def side_of(prefix: str) -> str | None:
 
 def biases(config: Mapping[str, Any], layout: str | None) -> str:
     """Of "qkvo" the projections that have biases for sure, by a config and the layout's name."""
-    if "qwen2" in (config.get("model_type"), layout):
+    if layout == "qwen2" or config.get("model_type") in OF_QWEN2:
         return "qkv"
     return "qkvo" if config.get("attention_bias") is True or config.get("qkv_bias") is True else ""
 

@@ -88,14 +88,15 @@ BOTH_WAYS = {"use_bidirectional_attention": "a layer made by hand: its windows l
 
 OF_DECODERS = (
     Layout("llama", (PLAIN, GGUF), ROTARY, needs=("rotary",), passed_over=BUFFERS,
-           model_types=("llama", "mistral", "qwen2"), partial_biases=("qkv",)),
+           model_types=("llama", "mistral", *config.OF_QWEN2), partial_biases=("qkv",)),
     # Meta's own files, and those of Mistral AI: pairs of columns that stand beside each other.
     Layout("llama_meta", (linears(OF_META, bias=False),),
            {"rotary": config.rotary_of_meta, "window": config.window}, needs=("rotary",),
            rotary_layout="interleaved"),
     Layout("qwen3", ({**PLAIN, **HEAD_NORMS}, {**GGUF, **GGUF_NORMS}), NORMED,
            needs=("rotary", "norm_eps"),
-           constants={"norm_offset": 0.0}, passed_over=BUFFERS, model_types=("qwen3",)),
+           constants={"norm_offset": 0.0}, passed_over=BUFFERS,
+           model_types=("qwen3", "qwen3_vl_text")),
     Layout("gemma2", (PLAIN, GGUF), GEMMA2, needs=("rotary", "scale", "softcap", "window"),
            passed_over=BUFFERS, unsupported=BOTH_WAYS, model_types=("gemma2",), full_every=2),
     Layout("gemma3", ({**PLAIN, **HEAD_NORMS}, {**GGUF, **GGUF_NORMS}), GEMMA3,

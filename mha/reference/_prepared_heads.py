@@ -20,7 +20,11 @@ def prepared_heads(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offs
         heads = rms_norm(heads, norm, eps, offset)
     elif norm is not None:
         heads = _apart(rms_norm(_together(heads), norm, eps, offset), heads.shape[-3])
-    return heads if rotary_ is None else rotary(heads, rotary_, positions)
+    if rotary_ is None:
+        return heads
+    if heads.ndim == 3:  # of one sequence
+        return rotary(heads[None], rotary_, positions)[0]
+    return rotary(heads, rotary_, positions)
 
 
 def prepared_heads_vjp(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offset: float,
@@ -37,7 +41,9 @@ def prepared_heads_vjp(heads: NDArray[Any], norm: ArrayLike | None, eps: float, 
         rows, pull_norm = rms_norm_vjp(rows, norm, eps, offset)
     output = rows if of_each else _apart(rows, num_heads)
     if rotary_ is not None:
-        output, turn_back = rotary_vjp(output, rotary_, positions)
+        of_batch = output if output.ndim > 3 else output[None]  # else of one sequence
+        turned, turn_back = rotary_vjp(of_batch, rotary_, positions)
+        output = turned.reshape(output.shape)
 
     def pullback(grad: NDArray[Any]) -> tuple[NDArray[Any], Any]:
         if turn_back is not None:
@@ -65,7 +71,7 @@ def rotary(x: ArrayLike, rotary: Rotary, positions: ArrayLike | None = None) -> 
     """Each pair of columns (a, b) rotates to (a cos - b sin, b cos + a sin) (Su et al. 2021).
 
     x (len, head_dim), (batch, len, head_dim) or (..., heads, len, head_dim); positions (len,) or
-    batch axes + (len,), by default 0, 1, ...
+    batch axes + (len,), by default 0, 1, ...; with sections either behind an axis of them.
     """
     x = _floating(x)
     return rotated_pairs(x, *_circle(x, rotary, positions), rotary.layout)
@@ -124,12 +130,31 @@ def _circle(x: NDArray[Any], rotary: Rotary,
     """Cosines and sines times the magnitude, (..., len, dims/2), in the type of x."""
     steps = np.arange(x.shape[-2]) if positions is None else np.asarray(positions)
     wide = np.longdouble if x.dtype == np.longdouble else np.float64
-    angles = steps.astype(wide)[..., None] * rotary.frequencies.astype(wide)
-    if x.ndim >= 4 and steps.ndim > 1:  # the axis of heads
+    steps = steps[..., None] if rotary.sections is None else _by_pair(steps, x, rotary)
+    angles = steps.astype(wide) * rotary.frequencies.astype(wide)
+    if x.ndim >= 4 and angles.ndim > 2:  # the axis of heads
         angles = angles[..., None, :, :]
     real = x.real.dtype
     return ((rotary.magnitude * np.cos(angles)).astype(real),
             (rotary.magnitude * np.sin(angles)).astype(real))
+
+
+def _by_pair(steps: NDArray[Any], x: NDArray[Any], rotary: Rotary) -> NDArray[Any]:
+    """The position of each pair, (..., len, dims/2), along its axis (Wang et al. 2024, "Qwen2-VL",
+    section 2.1; in turns as in Qwen3-VL)."""
+    sections = rotary.sections or ()
+    count, batch = len(sections), x.shape[:-3] if x.ndim >= 4 else x.shape[:-2]
+    if steps.ndim == 2 and batch == (count,) and len(steps) == count:
+        raise ValueError(f"positions: got shape {steps.shape}, wanted all {count} axes")
+    if not (steps.ndim == len(batch) + 2 or (steps.ndim == 2 and len(steps) == count)):
+        steps = np.stack([steps] * count)
+    if rotary.section_layout == "split":
+        axes = np.repeat(np.arange(count), sections)
+    else:
+        axes = np.zeros(sum(sections), int)
+        for axis in range(1, count):
+            axes[axis:count * sections[axis]:count] = axis
+    return np.moveaxis(steps[axes], 0, -1)
 
 
 def _pairs(dims: int, layout: Layout) -> tuple[slice, slice]:

@@ -159,7 +159,7 @@ static uint64_t hash_rotation(uint64_t hash, bool interleaved, mha_dtype dtype, 
     for (int64_t i = 0; i < LENGTH; i++) {
         positions[i] = (i - 70) * 1234567;
     }
-    const mha_rotary rotary = {2 * PAIRS, interleaved, frequencies, 1.1};
+    const mha_rotary rotary = {2 * PAIRS, interleaved, frequencies, 1.1, NULL};
     mha_rotation rotation = {.dtype = dtype,
                              .rotary = &rotary,
                              .x = tensor_of(numbers.query, HEADS, LENGTH, WIDTH, dtype),

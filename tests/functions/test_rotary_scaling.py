@@ -241,13 +241,10 @@ def test_other_bad_arguments():
 
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize(("scaling", "message"), [
-    ({"rope_type": "default", "mrope_section": [1, 1, 2]},
-     r"^mrope_section: got it inside {}, and mha has no sections of several position axes"),
-    ({"type": "mrope", "mrope_section": [1, 1, 2]}, r"^mrope_section: got it inside {}"),
-    ({"type": "default", "mrope_interleaved": True}, r"^mrope_interleaved: got it inside {}"),
+    ({"rope_type": "default", "xdrope_section": [1, 1, 2]},
+     r"^xdrope_section: got it inside {}, and mha has no sections of columns whose pairs turn by"),
     ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9,
       "llama_4_scaling_beta": 0.1}, r"^llama_4_scaling_beta: got it inside {}, and mha has no que"),
-    ({"rope_type": "proportional"}, r"^rope_type: got 'proportional', wanted one of default"),
     ({"rope_type": "axial"}, r"^rope_type: got 'axial', wanted one of default"),
     ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9,
       "attention_facter": 0.5},
@@ -269,7 +266,7 @@ def test_what_is_not_read_inside_a_scaling_is_refused(where, scaling, message):
 
 
 def test_keys_without_a_value_and_beside_the_layers_types():
-    assert from_config(rope_scaling={"mrope_section": None, "anything": None}) == mha.Rotary(64)
+    assert from_config(rope_scaling={"xdrope_section": None, "anything": None}) == mha.Rotary(64)
     kinds = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": None}
     assert from_config(layer_type="full_attention",
                        rope_parameters=kinds) == mha.Rotary(64, base=9)
@@ -300,9 +297,73 @@ def test_a_magnitude_for_short_and_one_for_long_sequences(length, magnitude):
     close(rotary, plain(64, 1e4) / (2.5 if length else 1.5), magnitude)
 
 
-def test_a_layer_of_sections_is_refused():
-    state = mha.MultiHeadAttention(8, 2, rng=0, use_bias=False).to_state("llama")
-    config = {"num_attention_heads": 2, "rope_scaling": {"type": "default",
-                                                         "mrope_section": [1, 1, 2]}}
-    with pytest.raises(ValueError, match="rotary: mrope_section: got it inside rope_scaling"):
-        mha.MultiHeadAttention.from_state(state, "llama", config=config)
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_sections(where):
+    """Qwen2-VL's, one behind the other, and Qwen3-VL's, in turns."""
+    split = mha.Rotary(64, base=1e6, sections=(8, 12, 12))
+    for scaling in ({"type": "mrope"}, {"rope_type": "default"}, {"type": "default"}, {},
+                    {"rope_type": "default", "type": "mrope", "mrope_interleaved": False}):
+        assert from_config(rope_theta=1e6, **{where: {
+            **scaling, "mrope_section": [8, 12, 12]}}) == split
+    in_turns = mha.Rotary(64, base=1e6, sections=(12, 10, 10), section_layout="interleaved")
+    for turns in ({"mrope_interleaved": True}, {"interleaved": True}):
+        assert from_config(rope_theta=1e6, **{where: {
+            **turns, "rope_type": "default", "mrope_section": [12, 10, 10]}}) == in_turns
+    yarn = from_config(max_position_embeddings=4096, **{where: {
+        "rope_type": "yarn", "factor": 4.0, "mrope_section": np.array([8, 12, 12])}})
+    assert yarn.sections == (8, 12, 12) and yarn.magnitude > 1 and yarn.base is None
+    partial = from_config(partial_rotary_factor=0.5, layout="interleaved", **{where: {
+        "mrope_section": [4, 6, 6]}})
+    assert partial == mha.Rotary(32, layout="interleaved", sections=(4, 6, 6))
+    assert from_config(**{where: {"mrope_section": None}}).sections is None
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"mrope_section": [1, 1, 1]}, r"^sections: got \(1, 1, 1\), wanted two .* sum to 4, the"),
+    ({"mrope_section": 4}, "^mrope_section: got int, wanted a list of ints"),
+    ({"mrope_section": ["1", 1, 2]}, "^mrope_section: got str, wanted an int"),
+    ({"type": "mrope"}, "^mrope_section: got none among"),
+    ({"type": "default", "mrope_interleaved": True}, "^mrope_section: got none among"),
+    ({"mrope_section": [1, 1, 2], "mrope_interleaved": 1}, "^mrope_interleaved: got int, wanted"),
+])
+def test_bad_sections(config, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        mha.Rotary.from_config({"rope_scaling": config}, 8)
+
+
+@pytest.mark.parametrize("model_type", ["ernie4_5_vl_moe_text", "hunyuan_vl"])
+def test_sections_in_another_order_are_refused(model_type):
+    with pytest.raises(ValueError, match=f"^mrope_section: got that of model_type '{model_type}'"):
+        from_config(model_type=model_type, rope_parameters={"mrope_section": [12, 10, 10]})
+
+
+def test_proportional():
+    """Gemma 4: a share of the pairs of the whole head turns, with the frequencies of all."""
+    def rotary(head_dim=64, **scaling):
+        return from_config(head_dim, rope_parameters={
+            "rope_type": "proportional", "rope_theta": 1e6, **scaling})
+    for share, turning in ((0.25, 8), (0.3, 9), (1.0, 32), (1e-9, 0)):
+        found = rotary(partial_rotary_factor=share)
+        frequencies = np.where(np.arange(32) < turning, plain(64, 1e6), 0)
+        np.testing.assert_allclose(found.frequencies, frequencies, rtol=1e-14)
+        assert found.dims == 64 and found.magnitude == 1
+    close(rotary(), plain(64, 1e6))
+    close(rotary(factor=8.0), plain(64, 1e6) / 8)
+    x = np.random.default_rng(0).standard_normal((5, 64))
+    still = [*range(8, 32), *range(40, 64)]
+    got = rotary(partial_rotary_factor=0.25)(x)
+    assert np.array_equal(got[:, still], x[:, still]) and (got[1:, :8] != x[1:, :8]).all()
+    for share in (1.5, 0, -1):
+        with pytest.raises(ValueError, match=rf"^partial_rotary_factor: got {share}, wanted"):
+            rotary(partial_rotary_factor=share)
+    with pytest.raises(ValueError, match=r"^head_dim: got 7 of 7 columns"):
+        rotary(7)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl_text"])
+def test_a_layer_of_sections(model_type):
+    layer = mha.MultiHeadAttention(16, 2, rng=0, use_bias="qkv")
+    config = {"model_type": model_type, "num_attention_heads": 2,
+              "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    read = mha.MultiHeadAttention.from_state(layer.to_state("llama"), config=config)
+    assert read.rotary == mha.Rotary(8, sections=(1, 1, 2))

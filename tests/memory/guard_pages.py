@@ -323,9 +323,12 @@ def multi_head_attention(case):
         options["b_g"] = case.place(case.numbers(gates))
     head_dim = arrays[3].shape[1] // heads
     if head_dim > 1 and case.rng.random() < 0.4:
-        options["rotary"] = mha.Rotary(head_dim // 2 * 2, layout=str(case.choose(
+        pairs = head_dim // 2
+        sections = (1, pairs - 1) if pairs > 1 and case.rng.random() < 0.5 else None
+        options["rotary"] = mha.Rotary(2 * pairs, sections=sections, layout=str(case.choose(
             "half", "interleaved")))
-        options["positions"] = case.place(case.rng.integers(-99, 99, (*batch, lengths[0])))
+        axes = () if sections is None else (2,)
+        options["positions"] = case.place(case.rng.integers(-99, 99, (*axes, *batch, lengths[0])))
     if case.rng.random() < 0.4:
         options["q_norm"] = case.place(case.numbers(int(case.choose(head_dim, heads * head_dim))))
         options["k_norm"] = case.place(case.numbers(kv_heads * head_dim))

@@ -213,6 +213,8 @@ CASES = {
     "split and merge": lambda: mha.merge_heads(mha.split_heads(x, 4)),
     "merge of parts": lambda: mha.merge_attention(*zip(*parts, strict=True)),
     "rotary": lambda: mha.Rotary(8)(q[..., :8], range(q.shape[-2])),
+    "rotary of sections": lambda: mha.Rotary(8, sections=(1, 3))(
+        q[0, 0, :, :8], [range(q.shape[-2])] * 2),
     "rotary's gradient": lambda: mha.Rotary(8).vjp(q)[1](q).x,
     "dropout mask": lambda: mha.dropout_mask((5, 6, 7), 0.4, 8),
     "instruction sets": lambda: (_core.instruction_sets(), mha.get_num_threads()),

@@ -63,7 +63,8 @@ def looked_up(name):
     return found.fget if isinstance(found, property) else found
 
 
-RESULTS = ["dims", "base", "layout", "frequencies", "magnitude"]  # of a Rotary: its arguments
+# Of a Rotary: its arguments.
+RESULTS = ["dims", "base", "layout", "frequencies", "magnitude", "sections", "section_layout"]
 
 
 def run(code):

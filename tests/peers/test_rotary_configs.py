@@ -17,11 +17,10 @@ READ = (
     "Gemma2", "Gemma3Text", "Olmo", "Olmo2", "Olmo3", "GptOss", "Phi", "Phi3", "Phimoe", "GPTNeoX",
     "Cohere", "Cohere2", "Granite", "StableLm", "Starcoder2", "Nemotron", "Glm", "Glm4", "Apertus",
     "Arcee", "SmolLM3", "Exaone4", "Persimmon", "Falcon", "DeepseekV3", "ModernBert", "Helium",
-    "HunYuanDenseV1", "Ernie4_5", "Jamba", "Lfm2", "MiniMax", "Dots1", "SeedOss", "BitNet")
-REFUSED = {"Cosmos3EdgeText": "mrope_section: got it inside rope_parameters",
-           "Ministral3": "llama_4_scaling_beta: got it inside rope_parameters",
-           "Mistral4": "llama_4_scaling_beta: got it inside rope_parameters",
-           "Gemma4Text": "rope_type: got 'proportional', wanted"}
+    "HunYuanDenseV1", "Ernie4_5", "Jamba", "Lfm2", "MiniMax", "Dots1", "SeedOss", "BitNet",
+    "Gemma4Text", "Cosmos3EdgeText")
+REFUSED = {"Ministral3": "llama_4_scaling_beta: got it inside rope_parameters",
+           "Mistral4": "llama_4_scaling_beta: got it inside rope_parameters"}
 
 
 def rotaries(name):

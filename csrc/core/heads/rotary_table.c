@@ -115,14 +115,26 @@ typedef struct table_job {
     mha_row_tasks rows;
 } table_job;
 
-static int64_t position_of(const mha_tensor *positions, int64_t item, int64_t row) {
+static int batch_axes_of(const mha_rotary *rotary, const mha_tensor *positions) {
+    if (positions == NULL || positions->data == NULL) {
+        return 0;
+    }
+    return positions->axes - (rotary->axes == NULL ? 1 : 2);
+}
+
+/* Where a row of a batch item stands along a position axis. */
+static int64_t position_of(const table_job *job, int64_t item, int64_t row, int64_t axis) {
+    const mha_tensor *positions = job->positions;
     int64_t position;
     if (positions == NULL || positions->data == NULL) {
         return row;
     }
-    const char *of_item =
-        (const char *)positions->data + mha_leading_offset(positions, positions->axes - 1, item);
-    memcpy(&position, of_item + row * mha_stride(positions, 1), sizeof position);
+    const int batch_axes = batch_axes_of(job->table->rotary, positions);
+    const char *of_row = (const char *)positions->data +
+                         mha_leading_offset(positions, batch_axes, item) +
+                         row * positions->strides[batch_axes];
+    memcpy(&position, axis == 0 ? of_row : of_row + axis * mha_stride(positions, 1),
+           sizeof position);
     return position;
 }
 
@@ -133,16 +145,21 @@ static void fill_rows(void *context, int64_t task, mha_worker *worker) {
     const table_job *job = context;
     const mha_rotary_table *table = job->table;
     const mha_elementwise_kernels *kernels = mha_kernels_for(job->dtype)->elementwise;
+    const int64_t *axes = table->rotary->axes;
     const double magnitude = table->rotary->magnitude;
     const double sine_magnitude = job->back ? -magnitude : magnitude;
     const int64_t end = mha_end_row(&job->rows, task);
-    for (int64_t row = mha_first_row(&job->rows, task); row < end; row++) {
-        const int64_t position =
-            position_of(job->positions, row / table->length, row % table->length);
-        char *to = table->rows + row * table->row_bytes;
+    for (int64_t i = mha_first_row(&job->rows, task); i < end; i++) {
+        const int64_t item = i / table->length, row = i % table->length;
+        int64_t axis = 0, position = position_of(job, item, row, axis);
+        char *to = table->rows + i * table->row_bytes;
         for (int64_t c = 0; c < table->pairs; c++) {
             if (mha_stop_after(&worker->checkpoint, WORK_OF_POINT)) {
                 return;
+            }
+            if (axes != NULL && axes[c] != axis) {
+                axis = axes[c];
+                position = position_of(job, item, row, axis);
             }
             const point at = point_at((turns)(__int128)position * job->turns[c]);
             kernels->write(to, c, magnitude * at.cosine);
@@ -152,8 +169,8 @@ static void fill_rows(void *context, int64_t task, mha_worker *worker) {
 }
 
 /* Whether all items of a batch, of which there is one at least, stand at the same positions. */
-static bool is_repeated(const mha_tensor *positions) {
-    const int batch_axes = positions == NULL || positions->data == NULL ? 0 : positions->axes - 1;
+static bool is_repeated(const mha_rotary *rotary, const mha_tensor *positions) {
+    const int batch_axes = batch_axes_of(rotary, positions);
     for (int axis = 0; axis < batch_axes; axis++) {
         if (!mha_is_shared(positions, positions->axes - axis)) {
             return false;
@@ -170,8 +187,9 @@ mha_status mha_make_rotary_table(const mha_rotary *rotary, mha_dtype dtype,
     size_t turns_bytes, row_bytes, batch_bytes, bytes;
     int64_t batch = 1;
     void *pieces[2];
-    if (!is_repeated(positions)) {
-        MHA_TRY(mha_count_elements(positions->shape, positions->axes - 1, &batch));
+    const bool repeated = is_repeated(rotary, positions);
+    if (!repeated) {
+        MHA_TRY(mha_count_elements(positions->shape, batch_axes_of(rotary, positions), &batch));
     }
     MHA_TRY(mha_multiply_sizes((size_t)pairs, sizeof(turns), &turns_bytes));
     MHA_TRY(mha_multiply_sizes((size_t)pairs, 2 * mha_dtype_size(dtype), &row_bytes));
@@ -183,7 +201,7 @@ mha_status mha_make_rotary_table(const mha_rotary *rotary, mha_dtype dtype,
                                 .pairs = pairs,
                                 .length = length,
                                 .row_bytes = (int64_t)row_bytes,
-                                .batch_bytes = is_repeated(positions) ? 0 : (int64_t)batch_bytes,
+                                .batch_bytes = repeated ? 0 : (int64_t)batch_bytes,
                                 .rows = pieces[1]};
     if (execution->workspace.measures) {
         return MHA_OK;

@@ -14,8 +14,9 @@ typedef struct mha_rotary_table {
     char *rows;
 } mha_rotary_table;
 
-/* The table of `positions` (batch..., length), or of 0, 1, ... where that or its data is NULL, in
- * a piece of the workspace; `back` rotates the other way. */
+/* The table of `positions` (batch..., length), with an axis more where there are several position
+ * axes, or of 0, 1, ... where that or its data is NULL, in a piece of the workspace; `back` rotates
+ * the other way. */
 mha_status mha_make_rotary_table(const mha_rotary *rotary, mha_dtype dtype,
                                  const mha_tensor *positions, int64_t length, bool back,
                                  mha_execution *execution, mha_rotary_table *table) MHA_MUST_CHECK;

@@ -17,11 +17,14 @@ typedef struct mha_rotary {
     bool interleaved;          /* column 2c rotates with 2c + 1; else c with c + dims/2 */
     const double *frequencies; /* (dims/2,), finite: radians a position */
     double magnitude;          /* multiplies cosine and sine */
+    const int64_t *axes;       /* (dims/2,): by which of several position axes each pair turns, as
+                                * multimodal models have it; NULL: there is one */
 } mha_rotary;
 
 /* x (batch..., heads, len, head_dim), its last axis contiguous, rotated to output, C-contiguous;
  * either may be halves, and each number is rounded once. positions are int64 (batch..., len),
- * strides 0 where repeated; 0, 1, ... where data is NULL. */
+ * strides 0 where repeated; (batch..., len, position axes) where the rotary has `axes`; 0, 1, ...
+ * along all of them where data is NULL. */
 typedef struct mha_rotation {
     mha_dtype dtype;
     const mha_rotary *rotary;

@@ -8,7 +8,7 @@ void mha_clear_preparation(converted_preparation *converted) {
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         Py_CLEAR(*arrays[i]);
     }
-    Py_CLEAR(converted->rotary.frequencies);
+    mha_clear_rotary(&converted->rotary);
 }
 
 int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
@@ -66,12 +66,14 @@ static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const scor
                                           &converted->norm_offset);
 }
 
-static int convert_positions(PyObject *object, const score_shape *scores, int64_t length,
-                             const char *name, PyArrayObject **positions) {
+static int convert_positions(PyObject *object, const converted_rotary *rotary,
+                             const score_shape *scores, int64_t length, const char *name,
+                             PyArrayObject **positions) {
     if (object == Py_None) {
         return 0;
     }
-    *positions = mha_convert_positions(object, scores->batch, scores->batch_axes, length, name);
+    *positions =
+        mha_convert_positions(object, rotary, scores->batch, scores->batch_axes, length, name);
     return *positions == NULL ? -1 : 0;
 }
 
@@ -81,10 +83,11 @@ int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtyp
     return convert_norms(arguments, dtype, scores, kv_heads, converted) < 0 ||
                    mha_convert_rotary(arguments[PREPARE_rotary], scores->head_dim,
                                       &converted->rotary) < 0 ||
-                   convert_positions(arguments[PREPARE_positions], scores, scores->query_len,
-                                     "positions", &converted->positions) < 0 ||
-                   convert_positions(arguments[PREPARE_key_positions], scores, scores->key_len,
-                                     "key_positions", &converted->key_positions) < 0
+                   convert_positions(arguments[PREPARE_positions], &converted->rotary, scores,
+                                     scores->query_len, "positions", &converted->positions) < 0 ||
+                   convert_positions(arguments[PREPARE_key_positions], &converted->rotary, scores,
+                                     scores->key_len, "key_positions",
+                                     &converted->key_positions) < 0
                ? -1
                : 0;
 }
@@ -103,13 +106,13 @@ void mha_fill_preparation(converted_preparation *converted, const score_shape *s
     layer->k_norm = mha_fill_norm(converted->k_norm, converted->norm_eps, converted->norm_offset);
     layer->rotary = mha_fill_rotary(&converted->rotary);
     if (converted->positions != NULL) {
-        converted->rows =
-            mha_fill_positions(converted->positions, scores->batch, scores->batch_axes);
+        converted->rows = mha_fill_positions(converted->positions, &converted->rotary,
+                                             scores->batch, scores->batch_axes);
         layer->positions = &converted->rows;
     }
     if (converted->key_positions != NULL) {
-        converted->key_rows =
-            mha_fill_positions(converted->key_positions, scores->batch, scores->batch_axes);
+        converted->key_rows = mha_fill_positions(converted->key_positions, &converted->rotary,
+                                                 scores->batch, scores->batch_axes);
         layer->key_positions = &converted->key_rows;
     }
 }

@@ -39,7 +39,7 @@ static void clear(void *given) {
     Py_CLEAR(call->norm);
     Py_CLEAR(call->positions);
     Py_CLEAR(call->output);
-    Py_CLEAR(call->rotary.frequencies);
+    mha_clear_rotary(&call->rotary);
 }
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call) {
@@ -75,8 +75,8 @@ static int convert(void *given, PyObject **arguments) {
     }
     const npy_intp *shape = PyArray_DIMS(call->x);
     if (arguments[ARG_positions] != Py_None) {
-        call->positions =
-            mha_convert_positions(arguments[ARG_positions], shape, 1, shape[1], "positions");
+        call->positions = mha_convert_positions(arguments[ARG_positions], &call->rotary, shape, 1,
+                                                shape[1], "positions");
         if (call->positions == NULL) {
             return -1;
         }
@@ -87,7 +87,7 @@ static int convert(void *given, PyObject **arguments) {
 
 static mha_head_preparation see_preparation(prepare_call *call) {
     const npy_intp *shape = PyArray_DIMS(call->x);
-    call->rows = mha_fill_positions(call->positions, shape, 1);
+    call->rows = mha_fill_positions(call->positions, &call->rotary, shape, 1);
     return (mha_head_preparation){
         .dtype = call->dtype,
         .batch = shape[0],

@@ -8,9 +8,27 @@
 #include "python/call/gradient.h"
 #include "python/convert/pieces.h"
 
+/* An axis a pair, each one of position_axes; none where there is one. */
+static int check_axes(PyObject *axes, int64_t pairs, int64_t position_axes) {
+    const Py_ssize_t wanted = position_axes == 1 ? 0 : (Py_ssize_t)(pairs * sizeof(int64_t));
+    bool fits = position_axes >= 1 && PyBytes_GET_SIZE(axes) == wanted;
+    for (Py_ssize_t at = 0; fits && at < wanted; at += (Py_ssize_t)sizeof(int64_t)) {
+        int64_t axis;
+        memcpy(&axis, PyBytes_AS_STRING(axes) + at, sizeof axis);
+        fits = axis >= 0 && axis < position_axes;
+    }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "rotary: got axes that are no axis of positions a pair,"
+                                          " wanted those of an mha.Rotary");
+        return -1;
+    }
+    return 0;
+}
+
 int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *converted) {
-    PyObject *frequencies;
+    PyObject *frequencies, *axes;
     int interleaved;
+    long long position_axes;
     mha_rotary *rotary = &converted->rotary;
     if (record == Py_None) {
         return 0;
@@ -20,8 +38,10 @@ int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *con
                      Py_TYPE(record)->tp_name);
         return -1;
     }
-    if (!PyArg_ParseTuple(record, "Spd;rotary: wanted (frequencies, interleaved, magnitude)",
-                          &frequencies, &interleaved, &rotary->magnitude)) {
+    if (!PyArg_ParseTuple(record,
+                          "SpdSL;rotary: wanted (frequencies, interleaved, magnitude, axes,"
+                          " position_axes)",
+                          &frequencies, &interleaved, &rotary->magnitude, &axes, &position_axes)) {
         return -1;
     }
     rotary->dims = 2 * (PyBytes_GET_SIZE(frequencies) / (Py_ssize_t)sizeof(double));
@@ -31,8 +51,18 @@ int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *con
                      (long long)rotary->dims, (long long)head_dim);
         return -1;
     }
+    if (check_axes(axes, rotary->dims / 2, position_axes) < 0) {
+        return -1;
+    }
+    converted->position_axes = position_axes;
     converted->frequencies = Py_NewRef(frequencies);
+    converted->axes = Py_NewRef(axes);
     return 0;
+}
+
+void mha_clear_rotary(converted_rotary *converted) {
+    Py_CLEAR(converted->frequencies);
+    Py_CLEAR(converted->axes);
 }
 
 const mha_rotary *mha_fill_rotary(converted_rotary *converted) {
@@ -40,6 +70,9 @@ const mha_rotary *mha_fill_rotary(converted_rotary *converted) {
         return NULL;
     }
     converted->rotary.frequencies = (const void *)PyBytes_AS_STRING(converted->frequencies);
+    if (converted->position_axes > 1) {
+        converted->rotary.axes = (const void *)PyBytes_AS_STRING(converted->axes);
+    }
     return &converted->rotary;
 }
 
@@ -75,23 +108,62 @@ static PyArrayObject *as_int64(PyArrayObject *array, const char *name) {
     return integers;
 }
 
-PyArrayObject *mha_convert_positions(PyObject *object, const npy_intp *batch, int batch_axes,
-                                     int64_t length, const char *name) {
-    npy_intp shape[NPY_MAXDIMS];
+/* Whether the shape is (length,) or batch + (length,), behind an axis of `more` where that is
+ * not 0. */
+static bool fits_rows(PyArrayObject *array, int64_t more, const npy_intp *shape, int batch_axes) {
+    const npy_intp *got = PyArray_DIMS(array);
+    int axes = PyArray_NDIM(array);
+    if (more > 0) {
+        if (axes == 0 || *got++ != more) {
+            return false;
+        }
+        axes--;
+    }
+    return (axes == 1 || axes == batch_axes + 1) &&
+           PyArray_CompareLists(got, shape + batch_axes + 1 - axes, axes);
+}
+
+static void wrong_positions(PyArrayObject *array, int64_t more, npy_intp *shape, int batch_axes,
+                            const char *name) {
     char got[MHA_SHAPE_TEXT], alone[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
+    mha_array_shape_text(array, got);
+    mha_shape_text(shape + batch_axes, 1, alone);
+    mha_shape_text(shape, batch_axes + 1, whole);
+    const char *or = batch_axes > 0 ? " or " : "", *batched = batch_axes > 0 ? whole : "";
+    if (more == 0) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s%s%s", name, got, alone, or,
+                     batched);
+        return;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "%s: got shape %s, wanted %s%s%s, or the %lld position axes of the rotary's"
+                 " sections in front of that",
+                 name, got, alone, or, batched, (long long)more);
+}
+
+PyArrayObject *mha_convert_positions(PyObject *object, const converted_rotary *rotary,
+                                     const npy_intp *batch, int batch_axes, int64_t length,
+                                     const char *name) {
+    npy_intp shape[NPY_MAXDIMS];
+    char got[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
     PyArrayObject *array = mha_as_array(object, name), *positions = NULL;
     if (array == NULL) {
         return NULL;
     }
+    const int64_t more = rotary->position_axes > 1 ? rotary->position_axes : 0;
     memcpy(shape, batch, (size_t)batch_axes * sizeof *shape);
     shape[batch_axes] = (npy_intp)length;
-    const int axes = PyArray_NDIM(array), first = batch_axes + 1 - axes;
-    if ((axes != 1 && axes != batch_axes + 1) ||
-        !PyArray_CompareLists(PyArray_DIMS(array), shape + first, axes)) {
+    const bool alike = fits_rows(array, 0, shape, batch_axes);
+    const bool by_axis = more > 0 && fits_rows(array, more, shape, batch_axes);
+    if (alike && by_axis) {
         mha_shape_text(shape, batch_axes + 1, whole);
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s%s%s", name,
-                     mha_array_shape_text(array, got), mha_shape_text(shape + batch_axes, 1, alone),
-                     batch_axes > 0 ? " or " : "", batch_axes > 0 ? whole : "");
+        PyErr_Format(PyExc_ValueError,
+                     "%s: got shape %s, which may be %lld position axes or %lld sequences, wanted"
+                     " all axes: %lld in front of %s",
+                     name, mha_array_shape_text(array, got), (long long)more, (long long)more,
+                     (long long)more, whole);
+    } else if (!alike && !by_axis) {
+        wrong_positions(array, more, shape, batch_axes, name);
     } else {
         positions = as_int64(array, name);
     }
@@ -99,20 +171,30 @@ PyArrayObject *mha_convert_positions(PyObject *object, const npy_intp *batch, in
     return positions;
 }
 
-mha_tensor mha_fill_positions(PyArrayObject *positions, const npy_intp *batch, int batch_axes) {
+mha_tensor mha_fill_positions(PyArrayObject *positions, const converted_rotary *rotary,
+                              const npy_intp *batch, int batch_axes) {
     mha_tensor tensor = {.data = NULL};
     if (positions == NULL) {
         return tensor;
     }
     const int last = PyArray_NDIM(positions) - 1;
+    const npy_intp more = (npy_intp)rotary->position_axes;
+    /* Both readings of two axes were refused. */
+    const bool by_axis =
+        more > 1 && (last == batch_axes + 1 || (last == 1 && PyArray_DIM(positions, 0) == more));
     tensor.data = PyArray_DATA(positions);
     tensor.axes = batch_axes + 1;
     for (int axis = 0; axis < batch_axes; axis++) {
         tensor.shape[axis] = batch[axis];
-        tensor.strides[axis] = last == 0 ? 0 : PyArray_STRIDE(positions, axis);
+        tensor.strides[axis] = last == by_axis ? 0 : PyArray_STRIDE(positions, by_axis + axis);
     }
     tensor.shape[batch_axes] = PyArray_DIM(positions, last);
     tensor.strides[batch_axes] = PyArray_STRIDE(positions, last);
+    if (more > 1) {
+        tensor.shape[tensor.axes] = more;
+        tensor.strides[tensor.axes] = by_axis ? PyArray_STRIDE(positions, 0) : 0;
+        tensor.axes++;
+    }
     return tensor;
 }
 
@@ -144,7 +226,7 @@ static void clear(void *given) {
     Py_CLEAR(call->x);
     Py_CLEAR(call->positions);
     Py_CLEAR(call->output);
-    Py_CLEAR(call->rotary.frequencies);
+    mha_clear_rotary(&call->rotary);
 }
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) {
@@ -173,8 +255,8 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
     }
     if (arguments[ARG_positions] != Py_None) {
         call->positions =
-            mha_convert_positions(arguments[ARG_positions], call->shape, call->batch_axes,
-                                  call->shape[axes - 2], "positions");
+            mha_convert_positions(arguments[ARG_positions], &call->rotary, call->shape,
+                                  call->batch_axes, call->shape[axes - 2], "positions");
         if (call->positions == NULL) {
             return -1;
         }
@@ -201,7 +283,8 @@ static void fill_rotation(rotary_call *call, PyArrayObject *x, PyArrayObject *ou
         .dtype = call->dtype,
         .rotary = mha_fill_rotary(&call->rotary),
         .x = mha_tensor_with_heads(x),
-        .positions = mha_fill_positions(call->positions, call->shape, call->batch_axes),
+        .positions =
+            mha_fill_positions(call->positions, &call->rotary, call->shape, call->batch_axes),
         .output = PyArray_DATA(output),
         .output_storage = mha_storage_of(output),
     };

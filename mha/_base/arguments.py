@@ -112,12 +112,25 @@ def as_branches(indices: ArrayLike, lengths: ArrayLike | None,
     return branches
 
 
-def as_positions(positions: ArrayLike, name: str, batch: int, n: int) -> NDArray[Any]:
-    """Positions (n,) or (batch, n) as integers."""
+def as_positions(positions: ArrayLike, name: str, batch: int, n: int,
+                 axes: int = 1) -> NDArray[Any]:
+    """Positions (n,) or (batch, n) as integers. Along several axes they are alike then, or stand
+    behind a first axis of so many: what comes out is (axes, batch, n)."""
     given = as_exact_int_array(positions, name)
-    if given.shape not in ((n,), (batch, n)):
-        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})")
-    return given
+    alike = given.shape in ((n,), (batch, n))
+    if axes == 1 and alike:
+        return given
+    by_axis = axes > 1 and given.shape in ((axes, n), (axes, batch, n))
+    if alike and by_axis:
+        raise ValueError(f"{name}: got shape {given.shape}, which may be {axes} position axes or"
+                         f" {axes} sequences, wanted all axes: {axes} in front of ({batch}, {n})")
+    if not (alike or by_axis):
+        several = f", or the {axes} position axes of the rotary's sections in front of that"
+        raise ValueError(f"{name}: got shape {given.shape}, wanted ({n},) or ({batch}, {n})"
+                         + several * (axes > 1))
+    if by_axis and given.ndim == 2:
+        given = given[:, None]
+    return np.broadcast_to(given, (axes, batch, n))
 
 
 def check_rows(shape: tuple[int, ...], name: str, width: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mha._base.arguments import as_lengths, as_size
+from mha._base.arguments import as_bool, as_lengths, as_size
 from mha._base.dtypes import numbers_of_element
 from mha._base.pieces import converted
 from mha._layer.cache_state import BLOCK, CacheState, CacheWindow, first_needed, read_only, resized
@@ -18,13 +18,15 @@ Array = NDArray[Any]
 def to_pickle(state: CacheState, window: CacheWindow) -> dict[str, Any]:
     key, value = resized(state, None, state.longest - state.dropped).held()
     return {"key": key, "value": value, "lengths": state.lengths.copy(), "start": state.start,
-            "capacity": state.key.shape[2], "window": window.size, "keep_first": window.keep_first}
+            "capacity": state.key.shape[2], "window": window.size, "keep_first": window.keep_first,
+            "moved": state.moved}
 
 
 def from_pickle(new_cache: Callable[..., Any], key: Array, value: Array, lengths: Array, start: int,
-                capacity: int, window: int | None,
-                keep_first: int) -> tuple[CacheState, CacheWindow]:
-    """The state of these, which must fit together, and the window; new_cache is `mha.KVCache`."""
+                capacity: int, window: int | None, keep_first: int = 0,
+                moved: bool = False) -> tuple[CacheState, CacheWindow]:
+    """The state of these, which must fit together, and the window; new_cache is `mha.KVCache`.
+    Older pickles are without the last two."""
     batch, heads, held, head_dim = key.shape
     of_block = numbers_of_element(key.dtype)
     empty = new_cache(batch, heads, head_dim * of_block, value.shape[3] * of_block, dtype=key.dtype,
@@ -40,5 +42,5 @@ def from_pickle(new_cache: Callable[..., Any], key: Array, value: Array, lengths
             or longest - start + kept != held):
         raise ValueError("wanted lengths of the positions that are held")
     whole = CacheState(converted(key, stored), converted(value, stored), read_only(known),
-                       shortest, longest, start, kept, kept)
+                       shortest, longest, start, kept, kept, as_bool(moved, "moved"))
     return resized(whole, None, columns), empty._window

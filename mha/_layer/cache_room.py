@@ -20,15 +20,18 @@ from mha._layer.cache_state import (
 Array = NDArray[Any]
 
 
-def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | None) -> CacheState:
-    """The state with n positions more, or counts (batch,) of them, that nobody has written."""
+def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | None,
+             moved: bool) -> CacheState:
+    """The state with n positions more, or counts (batch,) of them, that nobody has written. moved:
+    as of `CacheState`, for these rows."""
     lengths = read_only(before.lengths + (n if counts is None else counts))
     if counts is None:
         shortest, longest = before.shortest + n, before.longest + n
     else:
         shortest, longest = int(lengths.min()), int(lengths.max())
     state = _with_room(before, window, longest, longest - shortest + n)
-    return state._replace(lengths=lengths, shortest=shortest, longest=longest)
+    return state._replace(lengths=lengths, shortest=shortest, longest=longest,
+                          moved=moved or (before.moved and before.longest > 0))
 
 
 def _with_room(before: CacheState, window: CacheWindow, longest: int, ragged: int) -> CacheState:

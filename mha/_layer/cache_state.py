@@ -54,6 +54,7 @@ class CacheState(NamedTuple):
     start: int      # the first position that is held
     first: int      # its column
     kept: int = 0   # so many from position 0 on; 0 as long as start is 0
+    moved: bool = False  # whether some row stood elsewhere, along one of several position axes
 
     @property
     def dropped(self) -> int:
@@ -130,7 +131,8 @@ def resized_from(state: CacheState, sequences: list[int] | None, columns: int, s
                 rows = slice(length - start)
                 copy_into(behind[to, :, rows], seen[of, :, rows])
         arrays.append(new)
-    return CacheState(arrays[0], arrays[1], lengths, shortest, longest, start, kept, kept)
+    return CacheState(arrays[0], arrays[1], lengths, shortest, longest, start, kept, kept,
+                      state.moved)
 
 
 # (array, where, numbers): what array[where] becomes.

@@ -40,6 +40,7 @@ from mha._functions.options import (
     check_score_axes,
     is_block_mask,
 )
+from mha._functions.rotary import position_axes
 from mha._layer.cache_state import CacheState
 from mha._layer.kv_cache import Append, KVCache, Memory
 from mha._layer.paged_cache import PagedCache, PagedLayer
@@ -96,14 +97,15 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
     counts = checked_lengths(lengths, batch, n)
     real = None if counts is None else _real_rows(counts, n, left)
     if positions is not None:
-        positions = as_positions(positions, "positions", batch, n)
-        _check_slot_order(positions, real, options)
+        axes = position_axes(settings.rotary)
+        positions = as_positions(positions, "positions", batch, n, axes)
+        if axes == 1:  # tokens of an image never stand one behind the other
+            _check_slot_order(positions, real, options)
     before = cache._state  # behind all conversions of arguments, which may run any code
     if not appends and not is_memory:
         _check_held(before, n, counts, options.window)
     first = _first_positions(before, counts, n, left, appends, is_memory)
-    if positions is None and settings.rotary is not None:
-        positions = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    positions, moved = _positions(settings, positions, before, first, n, real)
     core = state.core if positions is None else core_at(state, positions, None, appends)
     keys, values = x, x
     if not appends:  # no rows: keys and values are there
@@ -132,7 +134,32 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
 
     if not appends:
         return cache._read(before, attend)
-    return cache._extend(before, n, counts, left, attend)
+    return cache._extend(before, n, counts, left, attend, moved)
+
+
+def _positions(settings: LayerSettings, given: Array | None, before: CacheState,
+               first: int | Array, n: int, real: Array | None) -> tuple[Array | None, bool]:
+    """Where the n rows of each sequence stand, by default one behind the other; and whether, along
+    some of several position axes, that is elsewhere."""
+    axes = position_axes(settings.rotary)
+    if settings.rotary is None or (axes == 1 and given is not None):
+        return given, False
+    places = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    if axes == 1:
+        return places, False
+    if given is not None:
+        elsewhere = given != places
+        return given, bool((elsewhere if real is None else elsewhere & real).any())
+    if before.moved and before.longest > 0:
+        raise ValueError(no_positions(axes, f"({len(before.lengths)}, {n})"))
+    return np.broadcast_to(places, (axes, len(before.lengths), n)), False
+
+
+def no_positions(axes: int, rows: str) -> str:
+    """Of a call behind an image."""
+    return (f"positions: got none, wanted those of these rows, {axes} axes in front of {rows}: rows"
+            " before them in the cache did not stand one behind the other, as tokens of an image do"
+            " not")
 
 
 def _as_read(after: CacheState, append: Append,
@@ -172,7 +199,8 @@ def new_memory(state: LayerState, key: ArrayLike, value: Maybe, key_lengths: May
                          f" {batch} of {key_len} as key has")
     counts = checked_lengths(key_lengths, batch, key_len, "key_lengths")
     if key_positions is not None:
-        key_positions = as_positions(key_positions, "key_positions", batch, key_len)
+        key_positions = as_positions(key_positions, "key_positions", batch, key_len,
+                                     position_axes(settings.rotary))
     memory = Memory(batch, settings.num_kv_heads, settings.head_dim, settings.value_head_dim,
                     capacity=key_len, dtype=settings.dtype)
     call = state.call

@@ -409,13 +409,14 @@ class KVCache:
         self._publish_and_clear(after, before)
 
     def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
-                use: Callable[[CacheState, Append], T]) -> T:
+                use: Callable[[CacheState, Append], T], moved: bool = False) -> T:
         """use(after, append), and then the cache has n positions more than before; where anything
         fails it is as it was. `after` has room for them, and is without what they do not need;
         append(key, value) writes them there: (batch, kv_heads, n, head_dim). counts (batch,): of
         sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n.
+        moved: as of `CacheState`, for these rows.
         """
-        after = extended(before, self._window, n, counts)
+        after = extended(before, self._window, n, counts, moved)
 
         def append(key: Array, value: Array) -> None:
             for array, where, numbers in writes(before, after, key, value, counts, left):

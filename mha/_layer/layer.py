@@ -280,8 +280,10 @@ class MultiHeadAttention(OwnNames):
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
         positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
-            Where rows of query and key stand, for the layer's rotary alone. key_positions are
-            positions where key is query itself.
+            Where rows of query and key stand, for the layer's rotary alone; one of n sections takes
+            (n, len) or (n, batch, len), too, as in a call of `mha.Rotary`, and with a cache needs
+            positions behind rows that had others than their place. key_positions are positions
+            where key is query itself.
         cache : mha.KVCache, optional
             Of `new_cache`: the rows of query are the next positions; their keys and values are
             appended, attention is causal and goes over all positions so far. Mask and bias have a
@@ -299,6 +301,7 @@ class MultiHeadAttention(OwnNames):
             A ragged batch: query (total_len, query_dim), of which sequence s is rows starts[s] to
             starts[s + 1], as in `mha.scaled_dot_product_attention_varlen`. With cache=pool[i], a
             layer of a `mha.PagedCache`, they are the next positions of sequences[s], causal.
+            positions go with starts where rotary has sections.
         sequences : ids of that pool, optional
             Of the sequences of starts, each once.
         return_weights, return_lse : bool
@@ -464,7 +467,7 @@ class MultiHeadAttention(OwnNames):
         key_lengths : ints (batch,), optional
             How many of the key_len rows are real, the first ones; the others are not stored.
         key_positions : ints (key_len,) or (batch, key_len), by default 0, 1, ...
-            Where the rows stand; moves only what rotates.
+            Where the rows stand; moves only what rotates. With sections as in a call.
 
         Returns
         -------

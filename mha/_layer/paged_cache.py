@@ -270,8 +270,8 @@ class PagedCache:
             raise ValueError(f"length: got {length}, wanted a longer one: what stood before {start}"
                              f" went back to the pool, and a window of {self.window} needs it")
         kept = max(0, -(-length // self.page_len) - sequence.first)
-        after = with_sequence(before, id, Pages(sequence.pages[:kept], sequence.first,
-                                                (length,) * self.layers))
+        after = with_sequence(before, id, sequence._replace(
+            pages=sequence.pages[:kept], lengths=(length,) * self.layers))
         self._publish(without(after, sequence.pages[kept:]), before)
 
     @checks_keywords
@@ -418,18 +418,29 @@ class PagedLayer:
     def __repr__(self) -> str:
         return f"{self.pool!r}[{self._index}]"
 
-    def rows(self, ids: Collection[int], starts: Array) -> Rows:
-        """Room for rows starts[s] to starts[s + 1] of sequence ids[s]."""
+    def have_moved(self, ids: Collection[int]) -> bool:
+        """Whether some row of these sequences stood elsewhere, as of `Pages`."""
+        state = self.pool._state
+        return any(_has_moved(state.sequences[id])
+                   for id in self.pool._checked_ids(state, ids, "sequences"))
+
+    def rows(self, ids: Collection[int], starts: Array, given: Array | None = None) -> Rows:
+        """Room for rows starts[s] to starts[s + 1] of sequence ids[s]; given (axes, rows): where
+        they stand along several position axes."""
         before = self.pool._state
         known, counts = self._checked(before, ids, starts)
         begins = [before.sequences[id].lengths[self._index] for id in known]
         before, state = self.pool._grow(before, known, begins, counts.tolist())
         state = without_unneeded(state, known, self.pool._window)
         sequences = [state.sequences[id] for id in known]
+        first = np.array(begins, np.int64)
+        of, positions = _places(starts, first)
+        elsewhere = np.zeros(len(of)) if given is None else (given != positions).any(axis=0)
+        moved = np.bincount(of, elsewhere, minlength=counts.size) > 0  # (sequences,)
         after = state._replace(sequences=state.sequences | {
-            id: self._grown(sequence, int(count))
-            for id, sequence, count in zip(known, sequences, counts, strict=True)})
-        return self._rows_of(after, before, sequences, np.array(begins, np.int64), starts)
+            id: self._grown(sequence, int(count), bool(moves))
+            for id, sequence, count, moves in zip(known, sequences, counts, moved, strict=True)})
+        return self._rows_of(after, before, sequences, first, starts)
 
     def last_rows(self, ids: Collection[int], starts: Array, window: Any) -> Rows:
         """Rows starts[s] to starts[s + 1] are the last ones that sequence ids[s] has."""
@@ -465,18 +476,17 @@ class PagedLayer:
         """Rows of these sequences, the first of each at the position first[s]."""
         tables, counts, page_len = tables_of(sequences), np.diff(starts), self.pool.page_len
         dropped = np.array([sequence.first for sequence in sequences], np.int64)
-        of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
-        positions = np.arange(starts[-1]) - starts[of] + first[of]
+        of, positions = _places(starts, first)
         pages = tables[of, positions // page_len - dropped[of]]
         query_offset = first - dropped * page_len
         return Rows(after, before, positions, tables, query_offset,
                     np.concatenate([[0], np.cumsum(query_offset + counts)]), dropped * page_len,
                     (pages, slice(None), positions % page_len))
 
-    def _grown(self, sequence: Pages, count: int) -> Pages:
+    def _grown(self, sequence: Pages, count: int, moves: bool) -> Pages:
         lengths = list(sequence.lengths)
         lengths[self._index] += count
-        return sequence._replace(lengths=tuple(lengths))
+        return sequence._replace(lengths=tuple(lengths), moved=moves or _has_moved(sequence))
 
     def write(self, rows: Rows, key: Array, value: Array) -> None:
         """key and value (rows, kv_heads, columns), where nobody reads yet."""
@@ -491,3 +501,13 @@ class PagedLayer:
     def publish(self, rows: Rows) -> None:
         """From now on the sequences have these rows."""
         self.pool._publish(rows.after, rows.before)
+
+
+def _places(starts: Array, first: Array) -> tuple[Array, Array]:
+    """(rows,): of which sequence each row is, and where it stands, the first one at first[s]."""
+    of = np.repeat(np.arange(first.size), np.diff(starts))
+    return of, np.arange(starts[-1]) - starts[of] + first[of]
+
+
+def _has_moved(sequence: Pages) -> bool:
+    return sequence.moved and max(sequence.lengths) > 0

@@ -20,6 +20,7 @@ class Pages(NamedTuple):
     pages: tuple[int, ...] = ()
     first: int = 0                 # pages that are dropped, behind those that a pool keeps
     lengths: tuple[int, ...] = ()  # positions that each layer has appended
+    moved: bool = False            # whether some stood elsewhere, as of `CacheState`
 
 
 class PageWindow(NamedTuple):

@@ -1,6 +1,7 @@
 """A layer's call over a ragged batch: x (total_len, embed_dim), of which sequence s is rows
 starts[s] to starts[s + 1]. Rows are projected together; every sequence attends to itself. Its
-positions begin with 0, or go on behind those that a pool of pages has of it.
+positions begin with 0, or go on behind those that a pool of pages has of it; where the layer's
+rotary has several position axes, they may be given, (axes, total_len).
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_bool, as_int_array
+from mha._base.arguments import as_array, as_bool, as_int_array, as_positions
 from mha._base.dtypes import as_computed, computing_dtype, is_half, returned, rounded, shown
 from mha._base.pieces import contiguous
 from mha._functions.dropout import drawn
 from mha._functions.gradients import Gradient, MultiHeadAttentionGradients, Pullback
 from mha._functions.options import AttentionOptions
+from mha._functions.rotary import position_axes
 from mha._layer import state as layer_state
-from mha._layer.cached_call import check_cache_fits, check_not_training, checked_options
+from mha._layer.cached_call import (
+    check_cache_fits,
+    check_not_training,
+    checked_options,
+    no_positions,
+)
 from mha._layer.paged_cache import PagedLayer
 from mha._layer.prepare_heads import gated, heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
@@ -44,7 +51,8 @@ SHARED = ("alibi", "relative_bias", "sinks")
 
 def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
          head_gate: Maybe, return_lse: bool, cache: Any = None, append: Any = True,
-         sequences: Any = None, training: Any = False, **others: Any) -> Any:
+         sequences: Any = None, training: Any = False, positions: Maybe = None,
+         **others: Any) -> Any:
     """The output (total_len, output_dim), and lse (heads, total_len) where asked for. cache is a
     layer of a PagedCache, and sequences are ids of it. `others` are given though they do not go
     with starts."""
@@ -53,11 +61,12 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
     appends = as_bool(append, "append")
     if cache is not None:
         return _paged_call(state, x, starts, options, head_gate, return_lse, cache, appends,
-                           sequences, training, others)
+                           sequences, training, positions, others)
     if not appends:
         raise ValueError("append: got False without a cache, wanted cache=pool[layer] too")
-    _, rows, begins = _checked(state, x, starts, others)
-    query, key, value = (step.heads for step in _projected(state, state.call, rows, begins))
+    _, rows, begins, where = _checked(state, x, starts, positions, others)
+    steps = _projected(state, state.call, rows, begins, positions=where)
+    query, key, value = (step.heads for step in steps)
     with drawn(options) as drawn_options:
         results = _core.scaled_dot_product_attention_varlen(
             query, key, value, begins, None, drawn_options, return_lse=return_lse,
@@ -67,7 +76,7 @@ def call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionO
 
 def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
                 head_gate: Maybe, return_lse: bool, cache: Any, appends: bool, sequences: Any,
-                training: Any, others: dict[str, Any]) -> Any:
+                training: Any, positions: Maybe, others: dict[str, Any]) -> Any:
     """Appends the rows to their sequences, or takes them for the last ones that these have, and
     attends to all positions so far."""
     if not isinstance(cache, PagedLayer):
@@ -78,17 +87,21 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
     if sequences is None:
         raise ValueError("sequences: got none, wanted the ids of the sequences of starts")
     gate = None if head_gate is None else as_array(head_gate, "head_gate")
-    _, rows, begins = _checked(state, x, starts, others)
+    _, rows, begins, where = _checked(state, x, starts, positions, others)
     undrawn = drawn(checked_options(options, cache)).options._replace(causal=True)
     _check_options(state, cache, undrawn, gate)
+    axes = position_axes(state.settings.rotary)
+    if where is None and axes > 1 and cache.have_moved(sequences):
+        raise ValueError(no_positions(axes, f"({len(rows)},)"))
+    new = (cache.rows(sequences, begins, where) if appends
+           else cache.last_rows(sequences, begins, undrawn.window))
+    where = new.positions if where is None else where
     if appends:
-        new = cache.rows(sequences, begins)
-        steps = _projected(state, state.call, rows, begins, positions=new.positions)
+        steps = _projected(state, state.call, rows, begins, positions=where)
         query, key, value = (step.heads for step in steps)
         cache.write(new, key, value)
     else:
-        new = cache.last_rows(sequences, begins, undrawn.window)
-        query = _projected_to(state, state.call, "q", rows, new.positions).heads
+        query = _projected_to(state, state.call, "q", rows, where).heads
     results = _core.scaled_dot_product_attention_varlen(
         query, cache.key, cache.value, begins, new.key_starts,
         undrawn._replace(query_offset=new.query_offset),
@@ -120,14 +133,14 @@ def _output(state: LayerState, results: Any, rows: Array) -> Any:
 
 
 def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOptions,
-        head_gate: Maybe, wanted: set[str], **others: Any,
+        head_gate: Maybe, wanted: set[str], positions: Maybe = None, **others: Any,
         ) -> tuple[Array, Pullback[MultiHeadAttentionGradients]]:
     """The same and its gradients, as of `MultiHeadAttention.vjp`."""
-    given, rows, begins = _checked(state, x, starts, others)
+    given, rows, begins, where = _checked(state, x, starts, positions, others)
     layer_state.known_dtype(state.settings.dtype, has_gradients=True)
     arguments = layer_state.plain_call(state)
     gate = None if head_gate is None else _checked_gate(state, head_gate)
-    steps = _projected(state, arguments, rows, begins, save=True)
+    steps = _projected(state, arguments, rows, begins, save=True, positions=where)
     query, key, value = (step.heads for step in steps)
     with drawn(options) as drawn_options:
         attended, saved = _core.scaled_dot_product_attention_varlen(
@@ -232,11 +245,14 @@ def _merged(heads: Array) -> Array:
     return contiguous(heads).reshape(len(heads), heads.shape[1] * heads.shape[2])
 
 
-def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,
-             others: dict[str, Any]) -> tuple[Array, Array, Array]:
+def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike, positions: Maybe,
+             others: dict[str, Any]) -> tuple[Array, Array, Array, Array | None]:
     """What was given, it as rows (total_len, embed_dim) in the type in which the layer computes,
-    and the starts, an array of our own."""
+    the starts, an array of our own, and the positions (axes, total_len), where some were given."""
     settings = state.settings
+    axes = position_axes(settings.rotary)
+    if axes == 1:
+        others = {**others, "positions": positions}
     for name, other in others.items():
         if other is not None and other is not False:
             raise ValueError(f"{name}: got one with starts, wanted none: {REFUSED[name]}")
@@ -249,7 +265,10 @@ def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike,
         raise ValueError(f"query: got shape {given.shape}, wanted (total_len,"
                          f" {settings.query_dim}) with starts")
     rows = as_computed(given, "query", settings.dtype)
-    return given, rows, _checked_starts(starts, len(given))
+    begins = _checked_starts(starts, len(given))
+    if positions is None:
+        return given, rows, begins, None
+    return given, rows, begins, as_positions(positions, "positions", 1, len(rows), axes)[:, 0]
 
 
 def _checked_starts(starts: ArrayLike, total_len: int) -> Array:

@@ -26,6 +26,7 @@ from mha._functions.options import (
     is_block_mask,
     takes_options,
 )
+from mha._functions.rotary import position_axes
 from mha._layer.layer import MultiHeadAttention as Layer
 from mha._layer.options import call_options
 from mha._layer.prepare_heads import by_head, gated, heads_of
@@ -92,7 +93,8 @@ class MultiHeadAttention:
             Cut anywhere but along the last axis, batch axes alike, keys of key and value alike. key
             defaults to query, value to key.
         positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
-            NumPy arrays: where rows of query and key stand, for the layer's rotary alone.
+            NumPy arrays: where rows of query and key stand, for the layer's rotary alone; with its
+            sections also (n, len) or (n, batch, len).
         The rest : as in a call of the layer, and in `mha.dask.scaled_dot_product_attention`.
 
         Returns
@@ -162,14 +164,15 @@ class MultiHeadAttention:
             of_rows = "positions" if which == "q" else "key_positions"
             if settings.rotary is None:
                 raise ValueError(f"{of_rows}: got some, wanted none: the layer has no rotary")
-            where = as_positions(positions, of_rows, *rows.shape[:2])
+            batch, length, _ = rows.shape
+            where = as_positions(positions, of_rows, batch, length, position_axes(settings.rotary))
         head_dim = settings.value_head_dim if which == "v" else settings.head_dim
         first_items, first_rows = map(starts, rows.chunks[:2])
         written: dict[Key, Task] = {}
         result = f"mha-{name}-heads-{tokenize(self._name, which, rows.name, where)}"
         for item, row in np.ndindex(*rows.numblocks[:2]):
-            part = (slice(*first_items[item:item + 2]), slice(*first_rows[row:row + 2]))
-            here = None if where is None else where[part[where.ndim == 1:]]
+            part: Any = (slice(*first_items[item:item + 2]), slice(*first_rows[row:row + 2]))
+            here = None if where is None else where[(..., *part[where.ndim == 1:])]
             chunk = (result, item, 0, row, 0)
             written[chunk] = Task(chunk, project, TaskRef(self._name), which, name,
                                   TaskRef((rows.name, item, row, 0)), part[1].start, here)

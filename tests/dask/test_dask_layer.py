@@ -51,6 +51,28 @@ def test_cross_attention_masks_and_positions():
     assert relative_error(got, layer(query, key, value, **options)) < 1e-13
 
 
+@pytest.mark.parametrize("batch", [2, 3])
+def test_positions_along_several_axes(batch):
+    rng = np.random.default_rng(0)
+    layer = mha.MultiHeadAttention(32, 4, rotary=mha.Rotary(8, sections=(2, 1, 1)), rng=1,
+                                   dtype=np.float64)
+    over_dask = mha.dask.MultiHeadAttention(layer)
+    x = rng.standard_normal((batch, 30, 32))
+    query = da.from_array(x, chunks=(1, 7, -1))
+    every = rng.integers(0, 99, (3, batch, 30))
+    for positions in (every, every[0, 0], None):
+        got = over_dask(query, positions=positions, causal=True).compute()
+        assert relative_error(got, layer(x, positions=positions, causal=True)) < 1e-13
+    got = over_dask(query[0], positions=every[:, 0]).compute()
+    assert relative_error(got, layer(x[0], positions=every[:, 0])) < 1e-13
+    with pytest.raises(ValueError, match=r"^positions: got shape \(2, 30\), wanted \(30,\) or"
+                       if batch == 3 else r"^positions: got shape \(4, 30\)"):
+        over_dask(query, positions=every[0, :2] if batch == 3 else np.zeros((4, 30), int))
+    if batch == 3:
+        with pytest.raises(ValueError, match=r"^positions: got shape \(3, 30\), which may be"):
+            over_dask(query, positions=every[0])
+
+
 def test_one_sequence_and_numpy_arrays():
     layer = mha.MultiHeadAttention(16, 2, rng=0)
     x = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)

@@ -39,6 +39,7 @@ KEYWORDS = [
     ("rope rotary_emb rope_scaling", "rotary", "rotary=, a mha.Rotary"),
     ("theta rope_theta rotary_emb_base", "base", ""),
     ("inv_freq", "frequencies", ""),
+    ("mrope_section", "sections", ""),
     ("attention_scaling attention_factor", "magnitude", ""),
     ("position_ids input_pos offset", "positions", ""),
     ("seq_len max_position_embeddings", "length", ""),

@@ -40,8 +40,10 @@ KEYS = PLAIN_KEYS | SCALING_KEYS
 NOT_SUPPORTED = {
     "xdrope_section": "sections of columns whose pairs turn by different axes",
     "llama_4_scaling_beta": "queries that are scaled by their position"}
-# Model types whose mrope_section means another order of frequencies.
+# Beginnings of model types whose mrope_section means another order of pairs; and of those whose
+# sections come in turns, said or not.
 OTHER_SECTIONS = ("ernie4_5_vl", "hunyuan_vl")
+IN_TURNS = "qwen3"
 
 Frequencies = list[Decimal]
 # A scaled frequency for each pair, and what cosine and sine are multiplied by.
@@ -389,19 +391,21 @@ def _type_of(of_scaling: Mapping[str, Any]) -> str:
 
 def _sections_of(mapping: Mapping[str, Any], of_scaling: Mapping[str, Any],
                  name: str) -> dict[str, Any]:
+    """sections and section_layout of mrope_section, nothing where there is none."""
     sections = of_scaling.get("mrope_section")
-    turns = [key for key in ("mrope_interleaved", "interleaved")
-             if of_scaling.get(key) is not None and as_bool(of_scaling[key], key)]
+    said = [as_bool(of_scaling[key], key) for key in ("mrope_interleaved", "interleaved")
+            if of_scaling.get(key) is not None]
     if sections is None:
-        if turns or name == "mrope":
+        if any(said) or name == "mrope":
             raise missing("mrope_section", of_scaling)
         return {}
-    model_type = mapping.get("model_type")
-    if isinstance(model_type, str) and model_type.startswith(OTHER_SECTIONS):
+    model_type = str(mapping.get("model_type"))
+    if model_type.startswith(OTHER_SECTIONS):
         raise ValueError(f"mrope_section: got that of model_type {model_type!r}, whose pairs are in"
                          " an order that mha does not have, wanted a config without")
     known = as_ints(sections, "mrope_section")
-    return {"sections": known, "section_layout": "interleaved" if turns else "split"}
+    in_turns = any(said) or (not said and model_type.startswith(IN_TURNS))
+    return {"sections": known, "section_layout": "interleaved" if in_turns else "split"}
 
 
 def _base_of(values: Values) -> Decimal:

@@ -20,11 +20,7 @@ def prepared_heads(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offs
         heads = rms_norm(heads, norm, eps, offset)
     elif norm is not None:
         heads = _apart(rms_norm(_together(heads), norm, eps, offset), heads.shape[-3])
-    if rotary_ is None:
-        return heads
-    if heads.ndim == 3:  # of one sequence
-        return rotary(heads[None], rotary_, positions)[0]
-    return rotary(heads, rotary_, positions)
+    return heads if rotary_ is None else rotary(heads, rotary_, positions)
 
 
 def prepared_heads_vjp(heads: NDArray[Any], norm: ArrayLike | None, eps: float, offset: float,
@@ -41,9 +37,7 @@ def prepared_heads_vjp(heads: NDArray[Any], norm: ArrayLike | None, eps: float, 
         rows, pull_norm = rms_norm_vjp(rows, norm, eps, offset)
     output = rows if of_each else _apart(rows, num_heads)
     if rotary_ is not None:
-        of_batch = output if output.ndim > 3 else output[None]  # else of one sequence
-        turned, turn_back = rotary_vjp(of_batch, rotary_, positions)
-        output = turned.reshape(output.shape)
+        output, turn_back = rotary_vjp(output, rotary_, positions)
 
     def pullback(grad: NDArray[Any]) -> tuple[NDArray[Any], Any]:
         if turn_back is not None:

@@ -148,25 +148,28 @@ static uint64_t hash_projection(uint64_t hash, int64_t rows, int64_t in, int64_t
     return hash_of(hash, numbers.out[0], rows * out, dtype);
 }
 
-/* Rows that rotate at far positions, there and back. */
-static uint64_t hash_rotation(uint64_t hash, bool interleaved, mha_dtype dtype, int num_threads) {
+/* Rows that rotate at far positions, there and back. In turns: each pair by one of three position
+ * axes, which are alike. */
+static uint64_t hash_rotation(uint64_t hash, bool interleaved, bool in_turns, mha_dtype dtype,
+                              int num_threads) {
     enum { LENGTH = 150, WIDTH = 70, PAIRS = 33 };
     double frequencies[PAIRS];
-    int64_t positions[LENGTH];
+    int64_t positions[LENGTH], axes[PAIRS];
     for (int c = 0; c < PAIRS; c++) {
+        axes[c] = c % 3;
         frequencies[c] = 1.0 / (1 + c * c);
     }
     for (int64_t i = 0; i < LENGTH; i++) {
         positions[i] = (i - 70) * 1234567;
     }
-    const mha_rotary rotary = {2 * PAIRS, interleaved, frequencies, 1.1, NULL};
+    const mha_rotary rotary = {2 * PAIRS, interleaved, frequencies, 1.1, in_turns ? axes : NULL};
     mha_rotation rotation = {.dtype = dtype,
                              .rotary = &rotary,
                              .x = tensor_of(numbers.query, HEADS, LENGTH, WIDTH, dtype),
                              .positions = {.data = positions,
-                                           .axes = 1,
-                                           .shape = {LENGTH},
-                                           .strides = {sizeof *positions}},
+                                           .axes = in_turns ? 2 : 1,
+                                           .shape = {LENGTH, 3},
+                                           .strides = {sizeof *positions, 0}},
                              .output = numbers.out[0]};
     size_t bytes;
     CHECK_OK(mha_rotary_workspace(&rotation, num_threads, &bytes));
@@ -202,8 +205,11 @@ static uint64_t hash_all(int num_threads) {
         hash = hash_projection(hash, 1, 300, 100, dtype, num_threads);
         hash = hash_projection(hash, 7, 130, 65, dtype, num_threads);
         hash = hash_projection(hash, 500, 150, 70, dtype, num_threads);
-        hash = hash_rotation(hash, false, dtype, num_threads);
-        hash = hash_rotation(hash, true, dtype, num_threads);
+        for (int interleaved = 0; interleaved < 2; interleaved++) {
+            const uint64_t before = hash;
+            hash = hash_rotation(before, interleaved, false, dtype, num_threads);
+            CHECK(hash_rotation(before, interleaved, true, dtype, num_threads) == hash);
+        }
     }
     return hash;
 }

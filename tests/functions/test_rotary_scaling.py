@@ -309,6 +309,10 @@ def test_sections(where):
     for turns in ({"mrope_interleaved": True}, {"interleaved": True}):
         assert from_config(rope_theta=1e6, **{where: {
             **turns, "rope_type": "default", "mrope_section": [12, 10, 10]}}) == in_turns
+    unsaid = {where: {"mrope_section": [12, 10, 10]}}  # Qwen3-VL's and Qwen3.5's take turns anyway
+    assert from_config(rope_theta=1e6, model_type="qwen3_vl_text", **unsaid) == in_turns
+    unsaid[where]["mrope_interleaved"] = False
+    assert from_config(model_type="qwen3_vl_text", **unsaid).section_layout == "split"
     yarn = from_config(max_position_embeddings=4096, **{where: {
         "rope_type": "yarn", "factor": 4.0, "mrope_section": np.array([8, 12, 12])}})
     assert yarn.sections == (8, 12, 12) and yarn.magnitude > 1 and yarn.base is None

@@ -147,6 +147,9 @@ def test_behind_an_image_positions_are_required(rotary):
         with pytest.raises(ValueError, match=message):
             layer(x[:, 8:], cache=same)
         assert same.lengths.tolist() == [8, 8]
+        layer(x[:, 8:], cache=same, positions=[8])          # at its place, yet behind the image
+        with pytest.raises(ValueError, match=message):
+            layer(x[:, 8:], cache=same)
         layer(x[:, 8:], cache=same, positions=[6])          # behind the image, along all axes
         with pytest.raises(ValueError, match=message):
             layer(x[:, 8:], cache=same)
@@ -243,12 +246,14 @@ def test_a_pool_of_pages(rotary):
     with pytest.raises(ValueError, match=r"^positions: got none, wanted .* axes in front of \(9,"):
         layer(x, starts=[0, 4, 9], cache=pool[1], sequences=[text, image])
     layer(x[:1], starts=[0, 1], cache=pool[0], sequences=[text])  # text alone needs none
+    layer(x[:1], starts=[0, 1], cache=pool[0], sequences=[image], positions=[5])  # at its place
     fork = pool.fork(image)
     for id in (image, fork):
         with pytest.raises(ValueError, match=r"^positions: got none, wanted .* in front of \(2,\)"):
             layer(x[:2], starts=[0, 1, 2], cache=pool[0], sequences=[text, id])
     assert pool.lengths([text, image]).tolist() == [0, 0]  # layer 1 has none
-    layer(x, starts=[0, 4, 9], cache=pool[1], sequences=[text, image], positions=positions)
+    layer(np.concatenate([x, x[:1]]), starts=[0, 4, 10], cache=pool[1], sequences=[text, image],
+          positions=np.concatenate([positions, positions[:, :1]], axis=1))
     pool.truncate(image, 3)
     with pytest.raises(ValueError, match=r"^positions: got none"):
         layer(x[:1], starts=[0, 1], cache=pool[0], sequences=[image])
@@ -256,6 +261,29 @@ def test_a_pool_of_pages(rotary):
     layer(x[:2], starts=[0, 2], cache=pool[0], sequences=[image])
     got = layer(x[2:4], starts=[0, 2], cache=pool[0], sequences=[image])
     np.testing.assert_allclose(got, layer(x[:4], causal=True)[2:], rtol=0, atol=1e-13)
+
+
+def test_windows_that_dropped_the_image(rotary):
+    layer = new_layer(rotary)
+    x, positions = some(rotary, 1, 300)
+    wanted = layer(x, positions=positions, causal=True, window=(3, 0))
+    cache = layer.new_cache(1, window=4)
+    pool = mha.PagedCache(8, 3, 8, dtype=np.float64, window=4)
+    id = pool.new()
+    for i, j in ((0, 150), (150, 290), (290, 300)):
+        part = {"positions": positions[:, 0, i:j]}
+        for got in (layer(x[:, i:j], cache=cache, **part)[0],
+                    layer(x[0, i:j], starts=[0, j - i], cache=pool[0], sequences=[id], **part)):
+            np.testing.assert_allclose(got, wanted[0, i:j], rtol=0, atol=1e-13)
+    assert cache.start == 256 and pool.pages_free == 7
+    text = np.arange(300, 500)  # at its place
+    layer(x[:, :200], cache=cache, positions=text)
+    layer(x[0, :200], starts=[0, 200], cache=pool[0], sequences=[id], positions=text)
+    layer(x[0, :200], starts=[0, 200], cache=pool[0], sequences=[id], positions=text + 200)
+    with pytest.raises(ValueError, match=r"^positions: got none"):
+        layer(x[:, :1], cache=cache)
+    with pytest.raises(ValueError, match=r"^positions: got none"):
+        layer(x[0, :1], starts=[0, 1], cache=pool[0], sequences=[id])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.glm4v import configuration_glm4v, modeling_glm4v
 from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl, modeling_qwen2_5_vl
 from transformers.models.qwen2_vl import configuration_qwen2_vl, modeling_qwen2_vl
 from transformers.models.qwen3_vl import configuration_qwen3_vl, modeling_qwen3_vl
@@ -30,7 +31,10 @@ CASES = {
                    modeling_qwen2_5_vl.Qwen2_5_VLRotaryEmbedding),
     "Qwen3-VL": (configuration_qwen3_vl.Qwen3VLTextConfig(
         **SIZES, head_dim=32, rope_parameters=IN_TURNS), modeling_qwen3_vl.Qwen3VLTextAttention,
-        modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding)}
+        modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding),
+    "Qwen3-VL, unsaid": (configuration_qwen3_vl.Qwen3VLTextConfig(
+        **SIZES, head_dim=32, rope_parameters={**DEFAULT, "mrope_section": [8, 4, 4]}),
+        modeling_qwen3_vl.Qwen3VLTextAttention, modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding)}
 
 
 def positions_of_an_image(length):
@@ -111,6 +115,22 @@ def test_the_gradient(case):
     close(gradients.query, given.grad.numpy())
     close(gradients.W_q.T, attention.q_proj.weight.grad.numpy())
     close(gradients.W_k.T, attention.k_proj.weight.grad.numpy())
+
+
+def test_half_of_the_columns_in_pairs_of_neighbours():
+    """GLM-4.1V."""
+    config = configuration_glm4v.Glm4vTextConfig(**SIZES, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 2, 2]})
+    rotary = mha.Rotary.from_config(config.to_dict(), 24, layout="interleaved")
+    assert rotary.dims == 12 and rotary.sections == (2, 2, 2)
+    x = np.random.default_rng(0).standard_normal((1, 4, 23, 24)).astype(np.float32)
+    positions = positions_of_an_image(23)[:, None]
+    cos, sin = modeling_glm4v.Glm4vTextRotaryEmbedding(config)(
+        torch.from_numpy(x), torch.from_numpy(positions))
+    wanted, _ = modeling_glm4v.apply_rotary_pos_emb(torch.from_numpy(x), torch.from_numpy(x), cos,
+                                                    sin)
+    np.testing.assert_allclose(rotary(x, positions), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])

@@ -16,13 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.arguments import as_int, as_ints, as_lengths, as_size
 from mha._base.atomic import assign
-from mha._base.dtypes import (
-    cache_dtype,
-    columns_of,
-    numbers_of_element,
-    rounded,
-    shown_dtype,
-)
+from mha._base.dtypes import cache_dtype, columns_of, numbers_of_element, rounded, shown_dtype
 from mha._base.keywords import checks_keywords
 from mha._functions.options import as_sides
 from mha._layer.cache_state import (
@@ -421,26 +415,23 @@ class PagedLayer:
     def have_moved(self, ids: Collection[int]) -> bool:
         """Whether some row of these sequences stood elsewhere, as of `Pages`."""
         state = self.pool._state
-        return any(_has_moved(state.sequences[id])
+        return any(state.sequences[id].has_moved
                    for id in self.pool._checked_ids(state, ids, "sequences"))
 
     def rows(self, ids: Collection[int], starts: Array, given: Array | None = None) -> Rows:
-        """Room for rows starts[s] to starts[s + 1] of sequence ids[s]; given (axes, rows): where
-        they stand along several position axes."""
+        """Room for rows starts[s] to starts[s + 1] of sequence ids[s], at given (axes, rows)."""
         before = self.pool._state
         known, counts = self._checked(before, ids, starts)
         begins = [before.sequences[id].lengths[self._index] for id in known]
         before, state = self.pool._grow(before, known, begins, counts.tolist())
         state = without_unneeded(state, known, self.pool._window)
         sequences = [state.sequences[id] for id in known]
-        first = np.array(begins, np.int64)
-        of, positions = _places(starts, first)
-        elsewhere = np.zeros(len(of)) if given is None else (given != positions).any(axis=0)
-        moved = np.bincount(of, elsewhere, minlength=counts.size) > 0  # (sequences,)
-        after = state._replace(sequences=state.sequences | {
+        rows = self._rows_of(state, before, sequences, np.array(begins, np.int64), starts)
+        elsewhere = np.zeros(starts[-1]) if given is None else (given != rows.positions).any(axis=0)
+        moved = [part.any() for part in np.split(elsewhere, starts[1:-1])][:counts.size]
+        return rows._replace(after=state._replace(sequences=state.sequences | {
             id: self._grown(sequence, int(count), bool(moves))
-            for id, sequence, count, moves in zip(known, sequences, counts, moved, strict=True)})
-        return self._rows_of(after, before, sequences, first, starts)
+            for id, sequence, count, moves in zip(known, sequences, counts, moved, strict=True)}))
 
     def last_rows(self, ids: Collection[int], starts: Array, window: Any) -> Rows:
         """Rows starts[s] to starts[s + 1] are the last ones that sequence ids[s] has."""
@@ -476,7 +467,8 @@ class PagedLayer:
         """Rows of these sequences, the first of each at the position first[s]."""
         tables, counts, page_len = tables_of(sequences), np.diff(starts), self.pool.page_len
         dropped = np.array([sequence.first for sequence in sequences], np.int64)
-        of, positions = _places(starts, first)
+        of = np.repeat(np.arange(counts.size), counts)  # (rows,): which sequence
+        positions = np.arange(starts[-1]) - starts[of] + first[of]
         pages = tables[of, positions // page_len - dropped[of]]
         query_offset = first - dropped * page_len
         return Rows(after, before, positions, tables, query_offset,
@@ -486,7 +478,7 @@ class PagedLayer:
     def _grown(self, sequence: Pages, count: int, moves: bool) -> Pages:
         lengths = list(sequence.lengths)
         lengths[self._index] += count
-        return sequence._replace(lengths=tuple(lengths), moved=moves or _has_moved(sequence))
+        return sequence._replace(lengths=tuple(lengths), moved=moves or sequence.has_moved)
 
     def write(self, rows: Rows, key: Array, value: Array) -> None:
         """key and value (rows, kv_heads, columns), where nobody reads yet."""
@@ -501,13 +493,3 @@ class PagedLayer:
     def publish(self, rows: Rows) -> None:
         """From now on the sequences have these rows."""
         self.pool._publish(rows.after, rows.before)
-
-
-def _places(starts: Array, first: Array) -> tuple[Array, Array]:
-    """(rows,): of which sequence each row is, and where it stands, the first one at first[s]."""
-    of = np.repeat(np.arange(first.size), np.diff(starts))
-    return of, np.arange(starts[-1]) - starts[of] + first[of]
-
-
-def _has_moved(sequence: Pages) -> bool:
-    return sequence.moved and max(sequence.lengths) > 0

@@ -22,6 +22,11 @@ class Pages(NamedTuple):
     lengths: tuple[int, ...] = ()  # positions that each layer has appended
     moved: bool = False            # whether some stood elsewhere, as of `CacheState`
 
+    @property
+    def has_moved(self) -> bool:
+        """The same, of those that are still there."""
+        return self.moved and max(self.lengths) > 0
+
 
 class PageWindow(NamedTuple):
     """Which positions a pool keeps once others follow; pages have page_len."""

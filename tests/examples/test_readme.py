@@ -56,8 +56,8 @@ def test_its_ten_lines_print_on_every_terminal(encoding):
     assert "##100" in run.stdout.decode(encoding)
 
 
-PAGES = ["index", "start", "masks", "viewing", "heads", "training", "decoding", "rotary", "recipes",
-         "threads",
+PAGES = ["index", "start", "masks", "viewing", "heads", "training", "decoding", "recipes",
+         "rotary", "threads",
          *(f"steps/{page.stem}" for page in (ROOT / "docs/steps").glob("*.md"))]
 
 

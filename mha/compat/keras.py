@@ -24,9 +24,11 @@ from numpy.typing import DTypeLike
 
 from mha._base.arguments import as_ints, as_size
 from mha._base.keywords import checks_keywords, other_names
-from mha.compat._shared.keras_layer import Initializer, Layer
+from mha.compat._shared.keras_attention import AdditiveAttention, Attention
+from mha.compat._shared.keras_layer import Layer
+from mha.compat._shared.keras_weights import Initializer
 
-__all__ = ["GroupQueryAttention", "MultiHeadAttention"]
+__all__ = ["AdditiveAttention", "Attention", "GroupQueryAttention", "MultiHeadAttention"]
 
 other_names("mask attn_mask", "attention_mask", "attention_mask=, True = attend")
 other_names("key_padding_mask padding_mask", "key_mask", "key_mask=, (batch, len), True = attend")
@@ -64,8 +66,9 @@ class MultiHeadAttention(Layer):
         Whether sigmoid(query projected once more) multiplies the heads' output.
     seed : int, optional
         Draws the initial kernels, and the dropout.
-    dtype : "float32" (by default) or "float64"
-        Of the weights; inputs are cast to it.
+    dtype : "float16", "bfloat16", "float32" (by default) or "float64"
+        Of the weights and the output; inputs are cast to it. Halves are computed in float32, and
+        bfloat16 wants the package ml_dtypes.
     name : str, optional
 
     Attributes
@@ -88,6 +91,8 @@ class MultiHeadAttention(Layer):
     """
 
     _shown = ("num_heads", "key_dim", "value_dim")
+    _configured = (*_shown, "dropout", "use_bias", "use_gate", "output_shape", "attention_axes",
+                   "sliding_window", "kernel_initializer", "bias_initializer", "seed")
 
     @checks_keywords
     def __init__(self, num_heads: int, key_dim: int, value_dim: int | None = None,
@@ -109,18 +114,23 @@ class MultiHeadAttention(Layer):
                                        for size in _as_tuple(output_shape, "output_shape"))
         self._given_axes = (None if attention_axes is None
                             else _as_tuple(attention_axes, "attention_axes"))
-        self.name = name
         self._configure(
             dropout=dropout, use_bias=use_bias, sliding_window=sliding_window,
             kernel_initializer=kernel_initializer, bias_initializer=bias_initializer,
-            use_gate=use_gate, seed=seed, dtype=dtype, kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer, activity_regularizer=activity_regularizer,
-            kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
+            use_gate=use_gate, seed=seed, dtype=dtype, name=name,
+            kernel_regularizer=kernel_regularizer, bias_regularizer=bias_regularizer,
+            activity_regularizer=activity_regularizer, kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint)
 
     @property
     def attention_axes(self) -> tuple[int, ...] | None:
         """The axes that are attended over; None before the layer is built, unless given."""
         return self._attention_axes or self._given_axes
+
+    @property
+    def output_shape(self) -> tuple[int, ...] | None:
+        """The axes behind the length of the output; None: query's width."""
+        return self._output_shape
 
     query_dense = property(lambda self: self._projections["query"])
     key_dense = property(lambda self: self._projections["key"])
@@ -155,6 +165,8 @@ class GroupQueryAttention(Layer):
     """
 
     _shown = ("head_dim", "num_query_heads", "num_key_value_heads")
+    _configured = (*_shown, "use_bias", "use_gate", "sliding_window", "dropout",
+                   "kernel_initializer", "bias_initializer", "seed")
 
     @checks_keywords
     def __init__(self, head_dim: int, num_query_heads: int, num_key_value_heads: int,
@@ -175,13 +187,13 @@ class GroupQueryAttention(Layer):
         self.num_repeats = self.num_query_heads // self.num_key_value_heads
         self._sizes = (self.num_query_heads, self.num_key_value_heads, self.head_dim,
                        self.head_dim)
-        self.name = name
         self._configure(
             dropout=dropout, use_bias=use_bias, sliding_window=sliding_window,
             kernel_initializer=kernel_initializer, bias_initializer=bias_initializer,
-            use_gate=use_gate, seed=seed, dtype=dtype, kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer, activity_regularizer=activity_regularizer,
-            kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
+            use_gate=use_gate, seed=seed, dtype=dtype, name=name,
+            kernel_regularizer=kernel_regularizer, bias_regularizer=bias_regularizer,
+            activity_regularizer=activity_regularizer, kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint)
 
     def _resolved_axes(self, dimensions: int) -> tuple[int, ...]:
         if dimensions != 3:

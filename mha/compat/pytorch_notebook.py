@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import plot
 from mha._base.arguments import as_size
-from mha._functions.dropout import dropout_mask
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import RandomSource
 from mha.compat._shared.broadcast import attention_with_weights
-from mha.compat._shared.flags import as_dropout, split_dropout
+from mha.compat._shared.flags import after_dropout, as_dropout, split_dropout
 from mha.compat._shared.layers import Linear, as_numbers, checked_heads, checked_mask
 from mha.masks import causal
 
@@ -143,7 +141,7 @@ class MultiHeadAttention:
             rng=seed, return_weights=True)
         if drops_all:
             output[...], weights[...] = self.W_o.bias, 0
-        return output, _after_dropout(weights, dropout, seed)
+        return output, after_dropout(weights, dropout, seed)
 
     __call__ = forward
 
@@ -206,13 +204,3 @@ def _first_heads(weights: NDArray[Any], num_heads_to_show: int) -> list[int]:
 def _visible(mask: ArrayLike | None) -> NDArray[Any] | None:
     """The notebook's mask (0 is blocked) as this library's (True attends)."""
     return None if mask is None else checked_mask(mask) != 0
-
-
-def _after_dropout(weights: NDArray[Any], dropout: float, seed: int) -> NDArray[Any]:
-    """The weights as the values met them: the same seed gives the call's own mask."""
-    if not dropout:
-        return weights
-    kept_fraction = (65536 - math.floor(65536 * dropout + 0.5)) / 65536
-    kept = dropout_mask(weights.shape, dropout, seed)
-    # Where the dropout rounds to 1 nothing is kept, and there is no fraction to divide by.
-    return weights * kept.astype(weights.dtype) / weights.dtype.type(kept_fraction or 1)

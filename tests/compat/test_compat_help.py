@@ -39,6 +39,10 @@ def test_what_cannot_be_imported_is_not_listed(monkeypatch, missing):
     (keras.GroupQueryAttention(64, 8, 2, 0.1, sliding_window=4, use_gate=True),
      "GroupQueryAttention(head_dim=64, num_query_heads=8, num_key_value_heads=2, dropout=0.1,"
      " sliding_window=4, use_gate=True)"),
+    (keras.Attention(True, "concat", 0.5),
+     "Attention(use_scale=True, score_mode=concat, dropout=0.5)"),
+    (keras.Attention(), "Attention()"),
+    (keras.AdditiveAttention(False), "AdditiveAttention(use_scale=False)"),
     (linen.MultiHeadDotProductAttention(8, qkv_features=16, decode=True),
      "MultiHeadDotProductAttention(num_heads=8, qkv_features=16, decode=True)"),
     (nnx.MultiHeadAttention(8, 16, rngs=0, num_kv_heads=2),

@@ -20,6 +20,7 @@ PICKLED = {
     "Keras's layer": lambda: mha.compat.keras.MultiHeadAttention(2, 4),
     "ONNX Runtime's outputs": lambda: mha.compat.onnx.microsoft.GroupQueryAttentionOutputs(
         1, 2, 3, None),
+    "Keras's additive layer": lambda: mha.compat.keras.AdditiveAttention(seed=0),
     "ONNX's outputs": lambda: mha.compat.onnx.AttentionOutputs(1, 2, 3, None),
 }
 

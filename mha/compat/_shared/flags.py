@@ -1,12 +1,15 @@
-"""Flags and probabilities as other libraries take them."""
+"""Flags and probabilities as other libraries take them, and what dropout leaves of weights."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha._base.arguments import as_float
+from mha._functions.dropout import dropout_mask
 
 
 def as_flag(value: Any, name: str) -> bool:
@@ -32,3 +35,13 @@ def as_dropout(p: Any, name: str = "dropout") -> float:
 def split_dropout(p: float) -> tuple[float, bool]:
     """(what the core is to drop, whether all is dropped): its dropout is below 1."""
     return (0.0, True) if p == 1 else (p, False)
+
+
+def after_dropout(weights: NDArray[Any], p: float, seed: int) -> NDArray[Any]:
+    """The weights that the values were summed with, from those before dropout: the seed gives the
+    call's own mask."""
+    if not p:
+        return weights
+    kept_fraction = 1 - math.floor(65536 * p + 0.5) / 65536
+    # Where the dropout rounds to 1 nothing is kept, and there is no fraction to divide by.
+    return np.where(dropout_mask(weights.shape, p, seed), weights, 0) / (kept_fraction or 1)

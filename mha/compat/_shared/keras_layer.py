@@ -1,23 +1,23 @@
-"""What Keras' layers share: weights that appear at the first call, the masks and the call."""
+"""What Keras' layers with projections share: kernels, the masks and the call."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_real_dtype, as_size, check_kind, detached_array
-from mha._base.dtypes import widened
+from mha._base.arguments import as_size
 from mha._base.keywords import checks_keywords
-from mha._base.pieces import converted, copied
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
-from mha.compat._shared.flags import as_dropout, as_flag, split_dropout
-from mha.compat._shared.layers import described, uniform
+from mha.compat._shared.dtypes import as_own, to_compute
+from mha.compat._shared.flags import as_flag, split_dropout
+from mha.compat._shared.keras_weights import Initializer, Weighted
+from mha.compat._shared.layers import described
 from mha.compat._shared.projections import (
     Projection,
     as_visible,
@@ -27,11 +27,13 @@ from mha.compat._shared.projections import (
 
 Array = NDArray[Any]
 Shape = Sequence[int | None]
-Initializer = str | Callable[..., Any]
 
 
-class Layer:
+class Layer(Weighted):
     """An attention layer; a subclass says its sizes, and calls `_configure`."""
+
+    _of_training = ("kernel_regularizer", "bias_regularizer", "activity_regularizer",
+                    "kernel_constraint", "bias_constraint")
 
     _sizes: tuple[int, int, int, int]  # heads, key and value heads, key_dim, value_dim of a head
     _output_shape: tuple[int, ...] | None = None
@@ -39,20 +41,19 @@ class Layer:
 
     def _configure(self, *, dropout: float, use_bias: bool, sliding_window: int | None,
                    kernel_initializer: Initializer, bias_initializer: Initializer, use_gate: bool,
-                   seed: int | None, dtype: DTypeLike | None, **of_training: object) -> None:
-        for name, value in of_training.items():
+                   seed: int | None, dtype: DTypeLike | None, name: str | None,
+                   **of_training: object) -> None:
+        for argument, value in of_training.items():
             if value is not None:
-                raise ValueError(f"{name}: got {value!r}, wanted None: it acts in the training loop"
-                                 " of Keras, which this layer does not have")
-        self.dropout = as_dropout(dropout)
+                raise ValueError(f"{argument}: got {value!r}, wanted None: it acts in the training"
+                                 " loop of Keras, which this layer does not have")
+        self._start(dropout, seed, dtype, name)
         self.use_bias = bool(use_bias)
         self.use_gate = bool(use_gate)
         self.sliding_window = (None if sliding_window is None
                                else as_size(sliding_window, "sliding_window"))
-        self.seed = seed
-        self.dtype = as_real_dtype(np.float32 if dtype is None else dtype)
-        self._initializers = kernel_initializer, bias_initializer
-        self._generator = np.random.default_rng(seed)
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = bias_initializer
         self._projections: dict[str, Projection] = {}
         self._attention_axes: tuple[int, ...] = ()
 
@@ -105,32 +106,12 @@ class Layer:
 
     def _drawn(self, shape: tuple[int, ...], input_axes: int) -> Projection:
         kernel_initializer, bias_initializer = (
-            _copied(initializer) for initializer in self._initializers)
+            _copied(initializer)
+            for initializer in (self.kernel_initializer, self.bias_initializer))
         kernel = self._initial(_told_axes(kernel_initializer, input_axes, len(shape)),
                                "kernel_initializer", shape, input_axes)
         bias = self._initial(bias_initializer, "bias_initializer", shape[input_axes:], 0)
         return Projection(kernel, bias if self.use_bias else None, input_axes)
-
-    def _initial(self, initializer: Initializer, name: str, shape: tuple[int, ...],
-                 input_axes: int) -> Array:
-        if callable(initializer):
-            return self._own(detached_array(initializer(shape, dtype=str(self.dtype)), name), shape,
-                             name)
-        if initializer == "zeros":
-            return np.zeros(shape, self.dtype)
-        if initializer != "glorot_uniform":
-            raise ValueError(f"{name}: got {initializer!r}, wanted 'glorot_uniform', 'zeros' or a"
-                             " function of a shape and a dtype")
-        fans = math.prod(shape[:input_axes]) + math.prod(shape[input_axes:])
-        bound = math.sqrt(6 / fans)
-        return uniform(self._generator, bound, shape, self.dtype)
-
-    def _own(self, array: Array, shape: tuple[int, ...], name: str) -> Array:
-        array = widened(array)
-        check_kind(array, name, "iuf", self.dtype)
-        if array.shape != shape:
-            raise ValueError(f"{name}: got shape {array.shape}, wanted {shape}")
-        return copied(array, self.dtype, "C")
 
     @property
     def weights(self) -> list[Array]:
@@ -139,34 +120,15 @@ class Layer:
         return [array for projection in self._projections.values()
                 for array in (projection.kernel, projection.bias) if array is not None]
 
-    def get_weights(self) -> list[Array]:
-        """Copies of `weights`."""
-        return [copied(array, order="C") for array in self.weights]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Copies in what `get_weights` of this layer or of Keras' gave.
-
-        Raises ValueError for another number of arrays, another shape, or before the layer is
-        built; TypeError for arrays that hold no numbers. Nothing changes then.
-        """
-        if not self.built:
-            raise ValueError("weights: got them before the layer has any, wanted a call of build or"
-                             " of the layer first")
-        wanted = self.weights
-        if len(weights) != len(wanted):
-            raise ValueError(f"weights: got {len(weights)} arrays, wanted {len(wanted)}: of"
-                             f" {', '.join(self._projections)}")
-        loaded = iter([self._own(detached_array(array, f"weights[{index}]"), own.shape,
-                                 f"weights[{index}]")
-                       for index, (array, own) in enumerate(zip(weights, wanted))])
+    def _place(self, weights: list[Array]) -> None:
+        placed = iter(weights)
         for projection in self._projections.values():
-            projection.kernel = next(loaded)
+            projection.kernel = next(placed)
             if projection.bias is not None:
-                projection.bias = next(loaded)
+                projection.bias = next(placed)
 
-    def count_params(self) -> int:
-        """How many numbers the weights are."""
-        return sum(array.size for array in self.weights)
+    def _weight_names(self) -> Sequence[str]:
+        return list(self._projections)
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape,
                              key_shape: Shape | None = None) -> tuple[int | None, ...]:
@@ -251,7 +213,8 @@ class Layer:
                                                   array.shape[-1])
               for array, lengths in ((query, query_shape), (key, key_shape), (value, key_shape))),
             return_weights=return_weights, mask=mask, **options)
-        output, *weights = found if return_weights else (found,)
+        output, *weights = (as_own(array, self.dtype)
+                            for array in (found if return_weights else (found,)))
         ends = self._projections["attention_output"].kernel.shape[2:]
         output = output.reshape(*batch, *query_shape, *ends)
         output = output.transpose(*np.argsort(order), *range(len(order), output.ndim))
@@ -264,7 +227,7 @@ class Layer:
         found = self._figure(query, key, value, dropout=dropout, **options)
         if drops_all:
             output = found[0] if options["return_weights"] else found
-            bias = self._projections["attention_output"].offset
+            bias = self._computed("attention_output").offset
             output[...] = 0 if bias is None else bias
         return found
 
@@ -273,7 +236,7 @@ class Layer:
         """Step by step where the gate acts, which comes before the last."""
         heads, kv_heads, *_ = self._sizes
         of_query, of_key, of_value, of_output = (
-            self._projections[name] for name in ("query", "key", "value", "attention_output"))
+            self._computed(name) for name in ("query", "key", "value", "attention_output"))
         if not self.use_gate:
             return project_and_attend(
                 (of_query, of_key, of_value, of_output), query, key, value, num_heads=heads,
@@ -282,15 +245,12 @@ class Layer:
             split_heads(of_query(query), heads), split_heads(of_key(key), kv_heads),
             split_heads(of_value(value), kv_heads), return_weights=return_weights, **options)
         attended, *weights = attended if return_weights else (attended,)
-        gated = merge_heads(attended) * _sigmoid(self._projections["gate"](query))
+        gated = merge_heads(attended) * _sigmoid(self._computed("gate")(query))
         return (of_output(gated), *weights) if return_weights else of_output(gated)
 
-    def _input(self, array: ArrayLike | None, name: str) -> Array:
-        if array is None:
-            raise TypeError(f"{name}: got None, wanted an array")
-        array = widened(detached_array(array, name))
-        check_kind(array, name, "biuf", self.dtype)
-        return converted(array, self.dtype)
+    def _computed(self, name: str) -> Projection:
+        """The projection in the type that is computed in."""
+        return self._projections[name].mapped(to_compute)
 
     def _checked_batch_axes(self, query: Array, key: Array, value: Array) -> list[int]:
         """The axes that are neither attended over nor features, after checking the shapes."""
@@ -350,6 +310,8 @@ def _checked_key_shape(value_shape: Shape, key_shape: Shape | None) -> Shape:
     """key_shape, by default value_shape, which may differ in the last axis alone."""
     if key_shape is None:
         return value_shape
+    if not isinstance(key_shape, Sequence):
+        raise TypeError(f"key_shape: got {type(key_shape).__name__}, wanted a tuple of ints")
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(f"key_shape: got {tuple(key_shape)}, wanted value's {tuple(value_shape)}"
                          " but for the last axis")

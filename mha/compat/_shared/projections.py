@@ -4,7 +4,7 @@ and masks over scores of any axes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -45,6 +45,11 @@ class Projection:
     def offset(self) -> NDArray[Any] | None:
         """The bias (out,) as `mha` takes it."""
         return None if self.bias is None else self.bias.reshape(-1)
+
+    def mapped(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Projection:
+        """A projection of the function's results for kernel and bias."""
+        return Projection(function(self.kernel), None if self.bias is None else function(self.bias),
+                          self._input_axes)
 
     def __call__(self, x: NDArray[Any]) -> NDArray[Any]:
         """x (..., in) -> (..., out), the outputs side by side."""

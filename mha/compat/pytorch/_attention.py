@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,13 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from mha._base.arguments import check_kind, detached_array
 from mha._base.dtypes import widened
 from mha._base.pieces import converted
-from mha._functions.dropout import dropout_mask
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.linear_projection import linear
 from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import AttentionKeywords, LayerKeywords
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
-from mha.compat._shared.flags import split_dropout
+from mha.compat._shared.flags import after_dropout, split_dropout
 from mha.compat.pytorch._functional import is_bool
 
 
@@ -84,8 +82,8 @@ class Attention:
             rng=seed)
 
         weights = asked_for[0] if need_weights else None
-        if dropout and weights is not None:
-            weights = _after_dropout(weights, dropout, seed)
+        if weights is not None:
+            weights = after_dropout(weights, dropout, seed)
         if drops_all:
             output[...] = 0 if self.out_proj.bias is None else self.out_proj.bias
             if weights is not None:
@@ -223,9 +221,3 @@ def _check_static(key_len: int, value_len: int, static_k: NDArray[Any] | None,
                          " has")
     if static_v is None and key_len != value_len:
         raise ValueError(f"static_k: got length {key_len}, wanted {value_len} as value has")
-
-
-def _after_dropout(weights: NDArray[Any], p: float, seed: int) -> NDArray[Any]:
-    """The weights that the values were summed with, from those before dropout."""
-    kept_fraction = 1 - math.floor(65536 * p + 0.5) / 65536
-    return np.where(dropout_mask(weights.shape, p, seed), weights, 0) / (kept_fraction or 1)

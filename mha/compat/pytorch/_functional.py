@@ -14,8 +14,8 @@ from mha._functions.scaled_dot_product_attention import (
     scaled_dot_product_attention as attend,
 )
 from mha.compat._shared.broadcast import broadcast_leading, check_over_scores
+from mha.compat._shared.dtypes import bfloat16
 from mha.compat._shared.flags import as_dropout, as_flag, split_dropout
-from mha.compat.pytorch._bfloat16 import bfloat16
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -13,7 +13,7 @@ from torch import Tensor
 from mha import _core
 from mha._base.arguments import detached_array
 from mha._base.torch_tensors import plain
-from mha.compat.pytorch._bfloat16 import bfloat16
+from mha.compat._shared.dtypes import bfloat16
 
 PLAIN = (Tensor, torch.nn.Parameter)  # no other class has nothing but what its memory holds
 EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since PyTorch 2.10

@@ -74,7 +74,8 @@ def test_key_and_value_default():
     alone = layer.apply(variables, X)
     np.testing.assert_array_equal(alone, layer.apply(variables, X, X))
     np.testing.assert_array_equal(alone, layer.apply(variables, X, X, X))
-    np.testing.assert_array_equal(alone, layer.apply(variables, X, inputs_kv=X))
+    with pytest.warns(DeprecationWarning, match="inputs_kv: Flax will take it no longer"):
+        np.testing.assert_array_equal(alone, layer.apply(variables, X, inputs_kv=X))
     of_self = linen.SelfAttention(num_heads=3)
     mask = linen.make_causal_mask(X[..., 0])
     np.testing.assert_array_equal(of_self.apply(variables, X, mask),
@@ -255,7 +256,7 @@ def test_shared_dropout_weighs_what_is_kept():
     (TypeError, "rngs: got .*wanted an int", lambda: linen.MultiHeadAttention(num_heads=3).init(
         "key", X)),
     (ValueError, "attention_fn: got", lambda: linen.MultiHeadAttention(3, attention_fn=max)),
-    (TypeError, "dtype: got", lambda: linen.MultiHeadAttention(3, dtype=np.float16)),
+    (TypeError, "dtype: got", lambda: linen.MultiHeadAttention(3, dtype=np.int8)),
     (TypeError, "embed_dim: got a keyword .*wanted qkv_features=",
      lambda: linen.MultiHeadAttention(3, embed_dim=8)),
     (TypeError, "training: got a keyword .*wanted deterministic=, its opposite",

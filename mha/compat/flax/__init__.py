@@ -9,8 +9,8 @@ Linen's names.
 Where this differs from Flax on purpose: random numbers are NumPy's, keys may be ints, arrays of
 ints, those of jax.random, flax.nnx.Rngs or generators; a query that sees no key gets the mean of
 all values, as in Flax; NaN or infinity behind a mask never reaches the output; LayerNorm subtracts
-the mean before it squares; a full cache is a ValueError; halves are computed in float32; errors are
-ValueError and TypeError.
+the mean before it squares; a full cache is a ValueError; halves are computed in float32 and rounded
+once; errors are ValueError and TypeError.
 """
 
 import importlib

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_real_dtype, check_kind, detached_array
-from mha._base.dtypes import widened
-from mha._base.pieces import converted, copied, pieces
+from mha._base.arguments import check_kind, detached_array
+from mha._base.dtypes import RAW_BFLOAT16, is_half, widened
+from mha._base.pieces import copied, pieces
 from mha._functions.heads import merge_heads
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.dtypes import as_float_dtype, as_own, own_copy, to_compute
 from mha.compat._shared.projections import (
     Projection,
     as_visible,
@@ -82,13 +83,13 @@ def drawn_parameters(shapes: Shapes, generator: np.random.Generator, dtype: DTyp
         flat = (math.prod(shape[:inputs]), outputs) if name == "kernel" else (outputs,)
         initializer = initializers["out" if part == "out" else "", name]
         if initializer is not None:
-            array = np.asarray(initializer(_key_for(initializer, generator), flat, dtype))
+            array = real_array(initializer(_key_for(initializer, generator), flat, dtype), name)
         elif name == "bias":
             array = np.zeros(flat)
         else:
             array = _truncated_normal(generator, flat,
                                       TRUNCATED_DEVIATION * math.sqrt(flat[0]))
-        return copied(array.reshape(shape), dtype)
+        return own_copy(array.reshape(shape), np.dtype(dtype))
 
     return {part: {name: drawn(part, name, shape) for name, shape in own.items()}
             for part, own in shapes.items()}
@@ -140,10 +141,13 @@ def checked_parameters(tree: Mapping[str, Any], shapes: Shapes) -> dict[str, dic
 
 
 def real_array(array: ArrayLike, name: str) -> Array:
-    """An array of numbers, halves as float32, ints as floats."""
-    array = widened(detached_array(array, name))
-    check_kind(array, name, "biuf", "float32 or float64")
-    return array if array.dtype in (np.float32, np.float64) else copied(array, np.float32)
+    """An array of floats, halves too; ints as float32."""
+    array = detached_array(array, name)
+    if array.dtype == RAW_BFLOAT16:
+        array = widened(array)
+    check_kind(widened(array), name, "biuf", "float16, bfloat16, float32 or float64")
+    is_float = is_half(array.dtype) or array.dtype in (np.float32, np.float64)
+    return array if is_float else copied(array, np.float32)
 
 
 def checked_inputs(inputs_q: ArrayLike, inputs_k: ArrayLike | None,
@@ -168,8 +172,14 @@ def checked_inputs(inputs_q: ArrayLike, inputs_k: ArrayLike | None,
 
 
 def chosen_dtype(dtype: DTypeLike | None, *arrays: Array) -> np.dtype[Any]:
-    """The type to compute in: the one given, or the widest of the arrays'."""
-    return np.result_type(*arrays) if dtype is None else as_real_dtype(dtype)
+    """The type of the result: the one given, or the widest of the arrays'."""
+    if dtype is not None:
+        return as_float_dtype(dtype)
+    types = {array.dtype for array in arrays}
+    halves = {of for of in types if is_half(of)}
+    if len(halves) > 1:  # neither float16 nor bfloat16 holds the other's numbers
+        types = types - halves | {np.dtype(np.float32)}
+    return np.result_type(*types)
 
 
 def merged(name: str, layers: Any, calls: Any) -> Any:
@@ -204,20 +214,21 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
            dtype: DTypeLike | None, mask: ArrayLike | None = None, causal: bool = False,
            dropout: float = 0.0, shared_dropout: bool = True,
            generator: np.random.Generator | None = None, cache: Cache | None = None,
-           return_weights: bool = False) -> Attended:
+           return_weights: bool = False, rounds_weights: bool = True) -> Attended:
     """Attend: query (batch..., query_len, width) -> output (batch..., query_len, out_features).
 
+    Halves are computed in float32; the output is rounded once, and the weights if rounds_weights.
     With a cache, query, key and value are one position, which is written behind those that are
     there; the query sees all of them.
     """
-    computing = chosen_dtype(dtype, *inputs, *(array for part in parameters.values()
-                                               for array in part.values()))
-    parts = {name: {key: converted(array, computing) for key, array in part.items()}
+    chosen = chosen_dtype(dtype, *inputs, *(array for part in parameters.values()
+                                            for array in part.values()))
+    parts = {name: {key: to_compute(as_own(array, chosen)) for key, array in part.items()}
              for name, part in parameters.items()}
     projections = [Projection(parts[name]["kernel"], parts[name].get("bias"), input_axes)
                    for name, input_axes in (("query", 1), ("key", 1), ("value", 1), ("out", 2))]
     batch, query_len = inputs[0].shape[:-2], inputs[0].shape[-2]
-    query, key, value = (converted(array, computing).reshape(
+    query, key, value = (to_compute(as_own(array, chosen)).reshape(
         math.prod(batch), *array.shape[-2:]) for array in inputs)
     heads, kv_heads = (parts[name]["kernel"].shape[1] for name in ("query", "key"))
     key_len = key.shape[1] if cache is None else cache.key.shape[-3]
@@ -239,20 +250,22 @@ def attend(parameters: Parameters, inputs: tuple[Array, Array, Array], *,
                 apart[index] = _layer_norm(apart[index], parts[name]["scale"])
         if cache is not None:
             cache = _appended(cache, batch, *apart)
-            apart[1:] = (converted(array.reshape(math.prod(batch), *array.shape[-3:]), computing)
-                         for array in cache[:2])
+            apart[1:] = (to_compute(as_own(array, chosen)).reshape(
+                math.prod(batch), *array.shape[-3:]) for array in cache[:2])
             options["key_lengths"] = [cache.length] * math.prod(batch)
         found = _attend_apart(projections[3], apart, shared, options)
-    output, *weights = found if return_weights else (found,)
-    return Attended(
-        output.reshape(*batch, query_len, output.shape[-1]),
-        weights[0].reshape(*batch, *weights[0].shape[1:]) if return_weights else None, cache)
+    output, weights = found if return_weights else (found, None)
+    if weights is not None:
+        weights = weights.reshape(*batch, *weights.shape[1:])
+        weights = as_own(weights, chosen) if rounds_weights else weights
+    output = as_own(output, chosen)
+    return Attended(output.reshape(*batch, query_len, output.shape[-1]), weights, cache)
 
 
 def _attend_apart(of_output: Projection, apart: list[Array], shared_dropout: bool,
                   options: dict[str, Any]) -> Any:
     """The figure from the heads on: query, key and value (batch, len, heads, head_dim)."""
-    function = _with_shared_dropout if shared_dropout else scaled_dot_product_attention
+    function = with_shared_dropout if shared_dropout else scaled_dot_product_attention
     found = function(*(array.swapaxes(1, 2) for array in apart), **options)
     attended, *weights = found if options["return_weights"] else (found,)
     output = of_output(merge_heads(attended))
@@ -286,16 +299,18 @@ def _appended(cache: Cache, batch: tuple[int, ...], query: Array, key: Array,
     return Cache(written[0], written[1], cache.length + 1)
 
 
-def _with_shared_dropout(query: Array, key: Array, value: Array, *, mask: Array | None,
-                         key_lengths: list[int] | None = None, return_weights: bool,
-                         **options: Any) -> Any:
+def with_shared_dropout(query: Array, key: Array, value: Array, *, mask: Array | None,
+                        bias: Array | None = None, key_lengths: list[int] | None = None,
+                        return_weights: bool, **options: Any) -> Any:
     """Attention, head by head, so that one seed drops the same weights of all."""
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     scores = (*query.shape[:3], key.shape[2])
-    masks = None if mask is None else np.broadcast_to(mask, scores)
+    masks, biases = (None if array is None else np.broadcast_to(array, scores)
+                     for array in (mask, bias))
     found = [scaled_dot_product_attention(
         query[item, head], key[item, head // groups], value[item, head // groups],
         mask=None if masks is None else masks[item, head],
+        bias=None if biases is None else biases[item, head],
         key_lengths=None if key_lengths is None else key_lengths[item], return_weights=True,
         **options) for item, head in np.ndindex(query.shape[0], heads)]
     output = np.empty((*query.shape[:3], value.shape[3]), query.dtype)

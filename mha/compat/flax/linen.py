@@ -8,21 +8,24 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_real_dtype, as_size, detached_array
+from mha._base.arguments import as_size, detached_array
 from mha._base.keywords import checks_keywords, other_names
+from mha.compat._shared.dtypes import as_float_dtype
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
+from mha.compat.flax._dot_product import attend_heads
 
 __all__ = ["MultiHeadAttention", "MultiHeadDotProductAttention", "SelfAttention", "combine_masks",
-           "make_attention_mask", "make_causal_mask"]
+           "dot_product_attention", "make_attention_mask", "make_causal_mask"]
 
 Array = NDArray[Any]
 Variables = Mapping[str, Any]
@@ -75,8 +78,8 @@ class MultiHeadDotProductAttention:
     ----------
     num_heads : int
         Divides qkv_features.
-    dtype : float32 or float64, by default the widest of inputs and parameters
-        What is computed in.
+    dtype : float16, bfloat16, float32 or float64, by default the widest of inputs and parameters
+        What is computed in; halves in float32 and rounded once.
     param_dtype : of the parameters that `init` draws
     qkv_features, out_features : int, by default the width of inputs_q
         All heads together, and the output.
@@ -97,7 +100,8 @@ class MultiHeadDotProductAttention:
         Whether calls go on behind the positions of a cache, one at a time.
     normalize_qk : bool
         LayerNorm without bias on each head of query and key.
-    force_fp32_for_softmax : ignored; it always is at least that
+    force_fp32_for_softmax : bool
+        Softmax always is at least that; with True the weights that calls sow are float32.
     name : str, optional
 
     Parameter tree
@@ -139,8 +143,8 @@ class MultiHeadDotProductAttention:
                              " mha's")
         self._arguments = arguments
         self.num_heads = as_size(num_heads, "num_heads")
-        self.dtype = None if dtype is None else as_real_dtype(dtype)
-        self.param_dtype = as_real_dtype(param_dtype)
+        self.dtype = None if dtype is None else as_float_dtype(dtype)
+        self.param_dtype = as_float_dtype(param_dtype)
         self.qkv_features = None if qkv_features is None else as_size(qkv_features, "qkv_features")
         self.out_features = None if out_features is None else as_size(out_features, "out_features")
         self.broadcast_dropout = broadcast_dropout
@@ -149,6 +153,7 @@ class MultiHeadDotProductAttention:
         self.use_bias = use_bias
         self.decode = decode
         self.normalize_qk = normalize_qk
+        self.force_fp32_for_softmax = as_flag(force_fp32_for_softmax, "force_fp32_for_softmax")
         self.name = name
         self._initializers = {
             ("", "kernel"): kernel_init, ("", "bias"): bias_init,
@@ -261,6 +266,8 @@ class MultiHeadDotProductAttention:
             if inputs_k is not None or inputs_v is not None:
                 raise ValueError("inputs_kv: got it together with inputs_k or inputs_v, wanted"
                                  " inputs_k and inputs_v alone")
+            warnings.warn("inputs_kv: Flax will take it no longer, wanted inputs_k and inputs_v",
+                          DeprecationWarning, stacklevel=2)
             inputs_k = inputs_v = inputs_kv
         sow_weights = as_flag(sow_weights, "sow_weights")
         inputs = _attention.checked_inputs(inputs_q, inputs_k, inputs_v)
@@ -275,7 +282,7 @@ class MultiHeadDotProductAttention:
             dropout=self.dropout_rate if dropping else 0.0,
             shared_dropout=self.broadcast_dropout, generator=generator,
             cache=self._cache(scope, inputs, parameters) if self.decode else None,
-            return_weights=sow_weights)
+            return_weights=sow_weights, rounds_weights=not self.force_fp32_for_softmax)
         if attended.cache is not None:
             scope.made["cache"] = _as_collection(attended.cache)
         if sow_weights:
@@ -352,6 +359,67 @@ def _as_collection(cache: Cache) -> dict[str, Array]:
     """By Linen's names."""
     return {"cached_key": cache.key, "cached_value": cache.value,
             "cache_index": np.array(cache.length, np.int32)}
+
+
+@checks_keywords
+def dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+        mask: ArrayLike | None = None, broadcast_dropout: bool = True, dropout_rng: Any = None,
+        dropout_rate: float = 0.0, deterministic: bool = False, dtype: DTypeLike | None = None,
+        precision: object = None, module: Any = None, force_fp32_for_softmax: bool = False,
+        einsum_dot_general: object = None, qk_attn_weights_einsum: object = None,
+        attn_weights_value_einsum: object = None) -> Array:
+    """flax.linen.dot_product_attention.
+
+    Parameters
+    ----------
+    query : array (batch..., query_len, num_heads, head_dim)
+    key : array (batch..., key_len, num_heads, head_dim)
+    value : array (batch..., key_len, num_heads, value_head_dim)
+    bias : float array, added to the scaled scores, optional
+    mask : array, True or not 0 = attend, optional
+        Both broadcast to (batch..., num_heads, query_len, key_len).
+    broadcast_dropout : bool
+        Whether all heads of all sequences lose the same weights: computed head by head.
+    dropout_rng : a key, wanted where dropout acts
+    dropout_rate : float in [0, 1)
+        Acts unless deterministic.
+    dtype : float16, bfloat16, float32 or float64, by default the widest of the three arrays'
+        Of the output; halves are computed in float32 and rounded once.
+    precision : ignored
+    module : a module of Flax', which sows the weights (batch..., num_heads, query_len, key_len),
+        before dropout, as "attention_weights" of its intermediates, optional
+    force_fp32_for_softmax : bool
+        Softmax always is at least that; with True the weights that are sown are float32.
+    einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum : None; the arithmetic is
+        `mha`'s
+
+    Returns
+    -------
+    array (batch..., query_len, num_heads, value_head_dim); a query that sees no key has the mean of
+    all values.
+
+    Raises
+    ------
+    ValueError: shapes that do not fit, dropout without a key, einsums. TypeError: arrays that hold
+    no numbers.
+
+    Source: Vaswani et al. 2017, section 3.2.1.
+
+    >>> q = np.ones((2, 4, 8, 64), np.float32)
+    >>> dot_product_attention(q, q, q).shape
+    (2, 4, 8, 64)
+    """
+    for name, given in (("einsum_dot_general", einsum_dot_general),
+                        ("qk_attn_weights_einsum", qk_attn_weights_einsum),
+                        ("attn_weights_value_einsum", attn_weights_value_einsum)):
+        if given is not None:
+            raise ValueError(f"{name}: got {given!r}, wanted None: the arithmetic is mha's")
+    return attend_heads(
+        query, key, value, bias=bias, mask=mask, shared_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng, dropout_rate=dropout_rate, deterministic=deterministic,
+        dtype=dtype, module=module, causal=False, collection="intermediates", grouped=False,
+        rounds_weights=not as_flag(force_fp32_for_softmax, "force_fp32_for_softmax"))
 
 
 def make_attention_mask(query_input: ArrayLike, key_input: ArrayLike,

@@ -7,23 +7,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_real_dtype, as_size
+from mha._base.arguments import as_size
 from mha._base.keywords import checks_keywords
 from mha._base.pieces import copied
+from mha.compat._shared.dtypes import as_float_dtype
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.layers import checked_dropout, described
 from mha.compat.flax import _attention
 from mha.compat.flax._attention import Cache, Initializer
+from mha.compat.flax._dot_product import attend_heads
 from mha.compat.flax.linen import combine_masks, make_attention_mask, make_causal_mask
 
-__all__ = ["MultiHeadAttention", "combine_masks", "make_attention_mask", "make_causal_mask",
-           "pop", "state", "update"]
+__all__ = ["MultiHeadAttention", "clone", "combine_masks", "dot_product_attention",
+           "make_attention_mask", "make_causal_mask", "pop", "state", "update"]
 
 Array = NDArray[Any]
 
@@ -58,7 +61,7 @@ class MultiHeadAttention:
         An int, an array of ints, a key of JAX, flax.nnx.Rngs or a generator: draws the parameters,
         and the dropout of calls without one of their own.
     keep_rngs : bool
-        Whether calls may draw from rngs.
+        Whether the layer keeps rngs for its calls, where it has dropout.
     decode : bool, optional
         Whether calls go on behind the positions of the cache that `init_cache` makes; wanted, here
         or in the call.
@@ -68,7 +71,8 @@ class MultiHeadAttention:
     ----------
     query, key, value, out: each with kernel and bias, shaped as in Linen's tree, key and value
     (in_kv_features, num_kv_heads, head_dim); query_ln, key_ln with scale, or None; cached_key,
-    cached_value (batch..., max_length, num_kv_heads, head_dim), cache_index, or None;
+    cached_value (batch..., max_length, num_kv_heads, head_dim), cache_index, or None; rngs, the
+    generator that calls draw from, or None;
     attention_weights, once a call has sown them: a tuple, the last call's last.
 
     Raises
@@ -112,7 +116,7 @@ class MultiHeadAttention:
             if size % divisor:
                 raise ValueError(f"{name}: got {size}, wanted a multiple of {divisor} heads")
         self.head_dim = self.qkv_features // self.num_heads
-        self.dtype = None if dtype is None else as_real_dtype(dtype)
+        self.dtype = None if dtype is None else as_float_dtype(dtype)
         self.broadcast_dropout = broadcast_dropout
         self.dropout_rate = checked_dropout(dropout_rate, "dropout_rate")
         self.deterministic = deterministic
@@ -123,10 +127,10 @@ class MultiHeadAttention:
         self.cached_value: Array | None = None
         self.cache_index: Array | None = None
         generator = _attention.generator_of(rngs, "rngs")
-        self._generator = generator if keep_rngs else None
+        self.rngs = generator if keep_rngs and self.dropout_rate else None
         self.query_ln = self.key_ln = None
         self._place(_attention.drawn_parameters(
-            self._shapes(), generator, as_real_dtype(param_dtype), {
+            self._shapes(), generator, as_float_dtype(param_dtype), {
                 ("", "kernel"): kernel_init, ("", "bias"): bias_init,
                 ("out", "kernel"): out_kernel_init or kernel_init,
                 ("out", "bias"): out_bias_init or bias_init}))
@@ -204,7 +208,7 @@ class MultiHeadAttention:
             cache = Cache(self.cached_key, self.cached_value, int(self.cache_index))
         dropping = self.dropout_rate > 0 and not _attention.merged(
             "deterministic", self.deterministic, deterministic)
-        generator = self._generator
+        generator = self.rngs
         if dropping and rngs is not None:
             generator = _attention.generator_of(rngs, "rngs")
         elif dropping and generator is None:
@@ -227,7 +231,51 @@ class MultiHeadAttention:
     def init_cache(self, input_shape: Sequence[int], dtype: DTypeLike = np.float32) -> None:
         """An empty cache, for inputs of shape (batch..., max_length, in_features)."""
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
-        self._place_cache(_attention.empty_cache(shape, as_real_dtype(dtype)))
+        self._place_cache(_attention.empty_cache(shape, as_float_dtype(dtype)))
+
+
+@checks_keywords
+def dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+        mask: ArrayLike | None = None, broadcast_dropout: bool = True, dropout_rng: Any = None,
+        dropout_rate: float = 0.0, deterministic: bool = False, dtype: DTypeLike | None = None,
+        precision: object = None, module: Any = None, promote_dtype: object = None,
+        is_causal: bool = False) -> Array:
+    """flax.nnx.dot_product_attention.
+
+    Parameters
+    ----------
+    query : array (batch..., query_len, num_heads, head_dim)
+    key : array (batch..., key_len, kv_heads, head_dim)
+    value : array (batch..., key_len, kv_heads, value_head_dim)
+        kv_heads divides num_heads.
+    promote_dtype : None; dtype, or the widest of the three, is what is computed in
+    is_causal : bool
+        Query i sees keys 0 to i.
+    The rest : as in `mha.compat.flax.linen.dot_product_attention`
+
+    Returns
+    -------
+    array (batch..., query_len, num_heads, value_head_dim)
+
+    Raises
+    ------
+    ValueError, TypeError: as Linen's; a promote_dtype.
+
+    Source: Vaswani et al. 2017, section 3.2.1; grouped heads: Ainslie et al. 2023.
+
+    >>> q, k = np.ones((2, 4, 8, 64), np.float32), np.ones((2, 6, 2, 64), np.float32)
+    >>> dot_product_attention(q, k, k, is_causal=True).shape
+    (2, 4, 8, 64)
+    """
+    if promote_dtype is not None:
+        raise ValueError(f"promote_dtype: got {promote_dtype!r}, wanted None: dtype says what is"
+                         " computed in")
+    return attend_heads(
+        query, key, value, bias=bias, mask=mask, shared_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng, dropout_rate=dropout_rate, deterministic=deterministic,
+        dtype=dtype, module=module, causal=as_flag(is_causal, "is_causal"), collection=None,
+        grouped=True)
 
 
 def state(layer: MultiHeadAttention) -> dict[str, dict[str, Array]]:
@@ -238,6 +286,17 @@ def state(layer: MultiHeadAttention) -> dict[str, dict[str, Array]]:
     """
     return {name: {key: copied(array, order="C") for key, array in arrays.items()}
             for name, arrays in layer._parameters().items()}
+
+
+def clone(layer: MultiHeadAttention) -> MultiHeadAttention:
+    """A layer with copies of this one's parameters, cache, generator and sown weights, as flax.nnx'
+    clone makes it.
+
+    >>> layer = MultiHeadAttention(2, 8, rngs=0, decode=False)
+    >>> clone(layer)(np.ones((3, 5, 8), np.float32)).shape
+    (3, 5, 8)
+    """
+    return copy.deepcopy(layer)
 
 
 def update(layer: MultiHeadAttention, state: Mapping[str, Any]) -> None:

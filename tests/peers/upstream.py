@@ -7,6 +7,7 @@ nothing, and must exist.
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -32,13 +33,17 @@ class Names:
 
 
 class AnyWords:
-    """Errors of ours are ValueError and TypeError, in words of ours."""
+    """Errors of ours are ValueError and TypeError, in words of ours; so are warnings."""
 
     def assertRaisesRegex(  # noqa: N802
             self, error, pattern, *arguments, **options):
         assert issubclass(ValueError, error), error
         return self.assertRaises(  # noqa: PT027
             (ValueError, TypeError), *arguments, **options)
+
+    def assertWarnsRegex(  # noqa: N802
+            self, category, pattern, *arguments, **options):
+        return self.assertWarns(category, *arguments, **options)
 
 
 def cases(source, path, ours, *mixins):
@@ -72,8 +77,8 @@ def run(case):
 def reason_of(left_out, name):
     """Why a test is left out: the list has its name, or the beginning of those of its variants."""
     return next((reason for beginnings, reason in left_out.items()
-                 for beginning in beginnings.split() if (name + "_").startswith(beginning + "_")
-                 or name == beginning), None)
+                 for beginning in beginnings.split()
+                 if re.fullmatch(rf"{re.escape(beginning)}(\d+|_.*|)", name)), None)
 
 
 def parameters(found, left_out):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, Unpack
 
@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import check_kind, detached_array
-from mha._base.dtypes import widened
+from mha._base.dtypes import is_half, widened
 from mha._base.pieces import converted
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.linear_projection import linear
 from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import AttentionKeywords, LayerKeywords
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
+from mha.compat._shared.dtypes import as_own, to_compute
 from mha.compat._shared.flags import after_dropout, split_dropout
 from mha.compat.pytorch._functional import is_bool
 
@@ -53,6 +54,10 @@ class Attention:
                  ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """`forward`, or with static heads (batch, num_heads, key_len, head_dim) in the place of
         what key or value are projected to."""
+        if is_half(self.dtype):
+            return self._forward_of_halves(query, key, value, attn_mask, key_padding_mask,
+                                           need_weights, average_attn_weights, is_causal,
+                                           static_k=static_k, static_v=static_v)
         need_weights, is_causal = bool(need_weights), bool(is_causal)
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask,"
@@ -98,6 +103,28 @@ class Attention:
         if not batched:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.swapaxes(0, 1), weights
+
+    def _forward_of_halves(self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                           *others: Any, static_k: NDArray[Any] | None,
+                           static_v: NDArray[Any] | None
+                           ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """`_forward` in float32, of inputs and parameters that are halves; what it gives is rounded
+        once."""
+        rounded = {id(array): to_compute(as_own(self._numbers(array, name), self.dtype))
+                   for array, name in ((query, "query"), (key, "key"), (value, "value"))}
+        settings = {field.name: getattr(self, field.name) for field in fields(Attention)}
+        parameters = {name: to_compute(array) for name, array in settings.items()
+                      if isinstance(array, np.ndarray)}
+        bias = self.out_proj.bias
+        out_proj = SimpleNamespace(weight=to_compute(self.out_proj.weight),
+                                   bias=None if bias is None else to_compute(bias))
+        in_float32 = Attention(**{**settings, **parameters, "out_proj": out_proj,
+                                  "dtype": np.dtype(np.float32)})
+        # Where query, key and value are one object, they stay one.
+        output, weights = in_float32._forward(rounded[id(query)], rounded[id(key)],
+                                              rounded[id(value)], *others, *(
+            None if static is None else to_compute(static) for static in (static_k, static_v)))
+        return as_own(output, self.dtype), None if weights is None else as_own(weights, self.dtype)
 
     def _attend(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any],
                 static_k: NDArray[Any] | None, static_v: NDArray[Any] | None,
@@ -176,9 +203,12 @@ class Attention:
                 and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
 
     def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
-        array = widened(detached_array(array, name))
-        check_kind(array, name, "iuf", self.dtype)
-        return converted(array, self.dtype)
+        return converted(widened(self._numbers(array, name)), self.dtype)
+
+    def _numbers(self, array: ArrayLike, name: str) -> NDArray[Any]:
+        found = detached_array(array, name)
+        check_kind(widened(found), name, "iuf", self.dtype)
+        return found
 
     def _check_shapes(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> bool:
         """Whether the input is batched, after checking that the three shapes go together."""

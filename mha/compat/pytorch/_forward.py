@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import check_kind, detached_array
-from mha._base.dtypes import widened
-from mha._base.pieces import converted
+from mha._base.dtypes import is_half, widened
 from mha._functions.options import RandomSource
+from mha.compat._shared.dtypes import as_float_dtype, as_own
 from mha.compat._shared.flags import as_dropout
 from mha.compat._shared.layers import checked_heads
 from mha.compat.pytorch._attention import Attention
@@ -39,7 +39,8 @@ def multi_head_attention_forward(
         The width that query must have.
     num_heads : int
     in_proj_weight ... bias_v, out_proj_weight, out_proj_bias : arrays or None
-        The parameters of `MultiheadAttention`, by their names and shapes there.
+        The parameters of `MultiheadAttention`, by their names and shapes there; bias_k and bias_v
+        may be (embed_dim,). Where all arrays are halves of one type, the results are.
     add_zero_attn : bool
     dropout_p : float in [0, 1]
         Acts where training is true.
@@ -83,8 +84,11 @@ def multi_head_attention_forward(
         if given[name] is not None and given["static" + name[-2:]] is not None:
             raise ValueError(f"{name}: got an array beside static{name[-2:]}, wanted one of them")
     arrays = {**given, **(projections if use_separate_proj_weight else packed)}
-    found = [array.dtype for array in arrays.values() if array is not None]
-    dtype = np.result_type(np.float32, *(kind for kind in found if kind.kind == "f"))
+    for name in ("bias_k", "bias_v"):  # PyTorch takes (embed_dim,) and (1, embed_dim), too
+        array = arrays[name]
+        if array is not None and array.ndim in (1, 2):
+            arrays[name] = array.reshape((1,) * (3 - array.ndim) + array.shape)
+    dtype = _common_type([array for array in arrays.values() if array is not None])
 
     num_heads, width = checked_heads(num_heads, embed_dim_to_check, "embed_dim_to_check")
     shapes: dict[str, tuple[int | None, ...]] = {
@@ -113,13 +117,20 @@ def multi_head_attention_forward(
 
 
 def _numbers(**arguments: ArrayLike | None) -> dict[str, NDArray[Any] | None]:
-    """Arrays of the arguments, halves as float32."""
-    arrays = {name: None if argument is None else widened(detached_array(argument, name))
+    arrays = {name: None if argument is None else detached_array(argument, name)
               for name, argument in arguments.items()}
     for name, array in arrays.items():
         if array is not None:
-            check_kind(array, name, "iuf", "numbers")
+            check_kind(widened(array), name, "iuf", "numbers")
     return arrays
+
+
+def _common_type(arrays: list[NDArray[Any]]) -> np.dtype[Any]:
+    """The half type of all of them, or float32, or float64 where one has it."""
+    types = {array.dtype for array in arrays}
+    if len(types) == 1 and is_half(arrays[0].dtype):
+        return as_float_dtype(arrays[0].dtype)
+    return np.result_type(np.float32, *(of for of in types if of.kind == "f"))
 
 
 def _fitting(array: NDArray[Any] | None, name: str, shape: tuple[int | None, ...],
@@ -131,4 +142,4 @@ def _fitting(array: NDArray[Any] | None, name: str, shape: tuple[int | None, ...
                                        in zip(array.shape, shape, strict=True)):
         text = str(tuple("*" if size is None else size for size in shape)).replace("'", "")
         raise ValueError(f"{name}: got shape {array.shape}, wanted {text}")
-    return converted(array, dtype)
+    return as_own(array, dtype)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_real_dtype, as_size, check_kind, detached_array
+from mha._base.arguments import as_size, check_kind, detached_array
 from mha._base.dtypes import widened
 from mha._base.pieces import copied
 from mha._functions.options import RandomSource
+from mha.compat._shared.dtypes import as_float_dtype, own_copy
 from mha.compat._shared.flags import as_dropout
 from mha.compat._shared.layers import checked_heads, uniform
 from mha.compat.pytorch._attention import Attention
@@ -53,9 +54,9 @@ class MultiheadAttention(Attention):
     batch_first : bool
         (batch, len, dim) instead of (len, batch, dim).
     device : ignored, as everything is on the CPU
-    dtype : float32 (by default) or float64, NumPy's or PyTorch's
-        Inputs and loaded parameters may be halves, which are cast to it.
-        The layer casts its input to it.
+    dtype : float16, bfloat16, float32 (by default) or float64, NumPy's or PyTorch's
+        Of parameters and results; inputs and loaded parameters are cast to it. Halves are computed
+        in float32 and rounded once; bfloat16 wants the package ml_dtypes.
     rng : None, int or numpy.random.Generator
         Draws the initial parameters and the dropout; PyTorch has no such argument.
 
@@ -70,7 +71,7 @@ class MultiheadAttention(Attention):
     Raises
     ------
     ValueError: sizes below 1, embed_dim not a multiple of num_heads, dropout outside [0, 1].
-    TypeError: sizes that are no ints, a dtype other than float32 and float64.
+    TypeError: sizes that are no ints, another dtype.
 
     Source: Vaswani et al. 2017, section 3.2.2.
 
@@ -92,7 +93,7 @@ class MultiheadAttention(Attention):
         self.add_zero_attn = add_zero_attn
         self.batch_first = batch_first
         self.training = True
-        self.dtype = _parameter_dtype(dtype)
+        self.dtype = as_float_dtype(np.float32 if dtype is None else dtype)
         self._generator = np.random.default_rng(rng)
         self._reset_parameters(bias, add_bias_kv)
 
@@ -117,7 +118,7 @@ class MultiheadAttention(Attention):
         self.bias_v = None
         if add_bias_kv:
             normal = self._generator.normal(0, 1 / math.sqrt(width), (2, 1, 1, width))
-            self.bias_k, self.bias_v = normal.astype(self.dtype)
+            self.bias_k, self.bias_v = own_copy(normal, self.dtype)
 
     def _xavier_uniform(self, rows: int, columns: int) -> NDArray[Any]:
         return self._uniform((rows, columns), math.sqrt(6 / (rows + columns)))
@@ -127,7 +128,7 @@ class MultiheadAttention(Attention):
 
     def _own(self, array: NDArray[Any]) -> NDArray[Any]:
         """A copy in the layer's type. Column order makes weight.T, which `mha` takes, free."""
-        return copied(array, self.dtype, "F")
+        return own_copy(array, self.dtype, "F")
 
     def __repr__(self) -> str:
         others = {"dropout": (self.dropout, 0.0), "bias": (self.in_proj_bias is not None, True),
@@ -150,13 +151,25 @@ class MultiheadAttention(Attention):
         """Make parameters and results float64. Returns the layer."""
         return self.to(np.float64)
 
+    def float(self) -> MultiheadAttention:
+        """Make parameters and results float32. Returns the layer."""
+        return self.to(np.float32)
+
+    def half(self) -> MultiheadAttention:
+        """Make parameters and results float16. Returns the layer."""
+        return self.to(np.float16)
+
+    def bfloat16(self) -> MultiheadAttention:
+        """Make parameters and results bfloat16. Returns the layer."""
+        return self.to(dtype="bfloat16")
+
     def to(self, device: object = None, dtype: DTypeLike | Any = None) -> MultiheadAttention:
         """Make parameters and results of a dtype, NumPy's or PyTorch's; a device is ignored, as
         everything is on the CPU. Returns the layer."""
         if dtype is None and not isinstance(device, str) and type(device).__name__ != "device":
             dtype = device
         if dtype is not None:
-            self.dtype = _parameter_dtype(dtype)
+            self.dtype = as_float_dtype(dtype)
             for name, parameter in self.named_parameters():
                 self._set_parameter(name, self._own(parameter))
         return self
@@ -212,8 +225,8 @@ class MultiheadAttention(Attention):
                              f" wanted exactly {list(wanted)}")
         loaded = {}
         for name in wanted.keys() - missing:
-            array = widened(detached_array(state_dict[name], name))
-            check_kind(array, name, "iuf", self.dtype)
+            array = detached_array(state_dict[name], name)
+            check_kind(widened(array), name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
             loaded[name] = self._own(array)
@@ -266,10 +279,3 @@ class MultiheadAttention(Attention):
         """
         return self._forward(query, key, value, attn_mask, key_padding_mask, need_weights,
                              average_attn_weights, is_causal)
-
-
-def _parameter_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
-    """NumPy's dtype, of NumPy's or PyTorch's; float32 for None."""
-    if type(dtype).__module__ == "torch":
-        dtype = str(dtype).removeprefix("torch.")
-    return as_real_dtype(np.float32 if dtype is None else dtype)

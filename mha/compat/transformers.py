@@ -26,7 +26,7 @@ from mha.compat.pytorch._tensors import attention, attention_weights
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
-_BOUNDS = "mha_bounds"  # an attribute of masks
+_BOUNDS = "mha_bounds"  # an attribute of masks: query_offset, window, whether that is all
 _names: set[str] = set()  # those registered
 
 
@@ -51,20 +51,27 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
                    kv_offset: int = 0, mask_function: Any = causal_mask_function,
                    attention_mask: Tensor | None = None, local_size: int | None = None,
                    allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
-    """The mask of transformers' "sdpa": bool (batch, 1, query_len, key_len), or None where that of
-    the upper-left triangle, or none, is the same.
+    """The mask of transformers' "sdpa": bool (batch, 1, query_len, key_len), or None where nothing
+    is hidden.
 
-    The package allows None for masks that hide all that the causal mask, or the window of
-    local_size, hides. What they hide is told to `attention_forward` beside the mask.
+    Several queries get a causal mask even where "sdpa" does without one and asks is_causal of the
+    module: modules of NLLB-MoE and PaliGemma say False under a causal mask. The package allows that
+    of masks that hide all that the causal mask, or the window of local_size, hides. What they hide
+    is told to `attention_forward` beside the mask, and whether that is all.
     """
-    mask = sdpa_mask(
+    options.update(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
         kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
-        local_size=local_size, allow_is_causal_skip=allow_is_causal_skip, **options)
-    if (mask is not None and allow_is_causal_skip and q_length > 1
-            and not torch.compiler.is_compiling()):
+        local_size=local_size)
+    mask = sdpa_mask(allow_is_causal_skip=allow_is_causal_skip, **options)
+    if not allow_is_causal_skip or q_length == 1:
+        return mask
+    is_all = mask is None
+    if is_all:
+        mask = sdpa_mask(allow_is_causal_skip=False, **options)
+    if mask is not None and not torch.compiler.is_compiling():
         window = None if local_size is None else (local_size - 1, None)
-        setattr(mask, _BOUNDS, (int(q_offset) - kv_offset, window))
+        setattr(mask, _BOUNDS, (int(q_offset) - kv_offset, window, is_all))
     return mask
 
 
@@ -82,7 +89,8 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     module : whose is_causal counts where the argument is None
     query, key, value : tensors (batch, heads, len, head_dim), key and value with kv_heads
     attention_mask : bool (True = attend) or float (added to the scores), optional
-        Without it, and with more queries than one, a causal module's query i sees keys 0 to i.
+        Without it, and with more queries than one, query i of a module whose is_causal is True
+        sees keys 0 to i.
     s_aux : sinks, a number a head
     position_bias : added to the scores
     sliding_window : int
@@ -109,7 +117,7 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     causal, query_offset, window = False, None, None
     if mask is None:
         if query_len > 1:
-            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         if sliding_window is not None and sliding_window < key.shape[2]:
             query_offset = 0 if query_len > 1 else key.shape[2] - 1
             window = (sliding_window - 1, None if causal else sliding_window - 1)
@@ -120,7 +128,8 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         if mask.dtype is not torch.bool:
             mask, bias = None, mask if bias is None else bias + mask
         if bounds is not None:
-            causal, (query_offset, window) = True, bounds
+            causal, (query_offset, window, is_all) = True, bounds
+            mask = None if is_all else mask
     causal = bool(causal)
     dropout, drops_all = split_dropout(dropout)
     output = attention(

@@ -364,10 +364,33 @@ def test_masks_bound_what_is_computed_and_change_no_bit():
         real = torch.ones(2, 20, dtype=torch.bool)
         real[0, :3] = False
         mask = compat.attention_mask(2, 12, 20, q_offset=8, attention_mask=real, **options)
-        assert getattr(mask, compat._BOUNDS) == (8, window and (window - 1, None))
+        assert getattr(mask, compat._BOUNDS) == (8, window and (window - 1, None), False)
         query, key, value = heads(12, 20, 20)
         assert torch.equal(forward("mha", query, key, value, mask),
                            forward("mha", query, key, value, mask.clone()))
+
+
+@pytest.mark.parametrize("is_causal", [True, False, "unsaid"])
+def test_a_causal_mask_hides_whatever_the_module_says(is_causal):
+    """Where "sdpa" does without a mask and asks the module: decoders of NLLB-MoE say False."""
+    module = torch.nn.Module()
+    if is_causal != "unsaid":
+        module.is_causal = is_causal
+    inputs = heads(6, 6, 6)
+    mask = compat.attention_mask(2, 6, 6)
+    assert torch.equal(mask, torch.ones(6, 6).tril().bool().expand(2, 1, 6, 6))
+    torch.testing.assert_close(compat.attention_forward(module, *inputs, mask)[0],
+                               forward("sdpa", *inputs, is_causal=True))
+
+
+def test_without_a_mask_a_module_that_says_nothing_sees_all():
+    """As under "eager": encoders of ALIGN and Splinter, for which there is no "sdpa"."""
+    inputs = heads(6, 6, 6)
+    assert compat.attention_mask(2, 6, 6, allow_is_causal_skip=False,
+                                 allow_is_bidirectional_skip=True) is None
+    torch.testing.assert_close(
+        compat.attention_forward(torch.nn.Module(), *inputs, None)[0],
+        forward("sdpa", *inputs, is_causal=False))
 
 
 def test_attentions_are_returned_where_they_are_asked_for():

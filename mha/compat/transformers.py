@@ -55,9 +55,10 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
     is hidden.
 
     Several queries get a causal mask even where "sdpa" does without one and asks is_causal of the
-    module: modules of NLLB-MoE and PaliGemma say False under a causal mask. The package allows that
-    of masks that hide all that the causal mask, or the window of local_size, hides. What they hide
-    is told to `attention_forward` beside the mask, and whether that is all.
+    module: modules of NLLB-MoE and PaliGemma say False under a causal mask, of BridgeTower True
+    where nothing is hidden. The package allows that of masks that hide all that the causal mask, or
+    the window of local_size, hides. What they hide is told to `attention_forward` beside the mask,
+    and whether that is all.
     """
     options.update(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
@@ -86,11 +87,11 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
 
     Parameters
     ----------
-    module : whose is_causal counts where the argument is None
+    module : unused
     query, key, value : tensors (batch, heads, len, head_dim), key and value with kv_heads
     attention_mask : bool (True = attend) or float (added to the scores), optional
-        Without it, and with more queries than one, query i of a module whose is_causal is True
-        sees keys 0 to i.
+        Without it a query sees all keys; query i of several, with is_causal, keys 0 to i. What the
+        module says of itself does not count: every causal mask of `attention_mask` is there.
     s_aux : sinks, a number a head
     position_bias : added to the scores
     sliding_window : int
@@ -116,8 +117,7 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     mask, bias = attention_mask, position_bias
     causal, query_offset, window = False, None, None
     if mask is None:
-        if query_len > 1:
-            causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        causal = bool(is_causal) and query_len > 1
         if sliding_window is not None and sliding_window < key.shape[2]:
             query_offset = 0 if query_len > 1 else key.shape[2] - 1
             window = (sliding_window - 1, None if causal else sliding_window - 1)
@@ -130,7 +130,6 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         if bounds is not None:
             causal, (query_offset, window, is_all) = True, bounds
             mask = None if is_all else mask
-    causal = bool(causal)
     dropout, drops_all = split_dropout(dropout)
     output = attention(
         query, key, value, bias, None, None, s_aux, mask, None, causal=causal,

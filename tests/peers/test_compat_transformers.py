@@ -293,7 +293,9 @@ class Module(torch.nn.Module):
     is_causal = True
 
 
-def forward(implementation, query, key, value, mask=None, **options):
+def forward(implementation, query, key, value, mask=None, is_causal=False, **options):
+    """"sdpa" would ask the module where is_causal is None; mha takes it for False."""
+    options["is_causal"] = is_causal
     function = {"mha": compat.attention_forward,
                 "sdpa": transformers.AttentionInterface()["sdpa"]}[implementation]
     return function(Module(), query, key, value, mask, **options)[0]
@@ -305,7 +307,7 @@ def heads(*lengths):
 
 
 @pytest.mark.parametrize(("query_len", "key_len"), [(6, 6), (1, 9), (4, 9), (1, 1)])
-@pytest.mark.parametrize("is_causal", [None, True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("mask", [None, "bool", "float", "position_bias", "both"])
 def test_the_function_means_what_sdpas_means(query_len, key_len, is_causal, mask):
     inputs = heads(query_len, key_len, key_len)
@@ -371,26 +373,21 @@ def test_masks_bound_what_is_computed_and_change_no_bit():
 
 
 @pytest.mark.parametrize("is_causal", [True, False, "unsaid"])
-def test_a_causal_mask_hides_whatever_the_module_says(is_causal):
-    """Where "sdpa" does without a mask and asks the module: decoders of NLLB-MoE say False."""
+def test_the_mask_decides_whatever_the_module_says(is_causal):
+    """Where "sdpa" does without a mask and asks the module: decoders of NLLB-MoE say False, what
+    attends both ways in BridgeTower True, and encoders of ALIGN and Splinter nothing."""
     module = torch.nn.Module()
     if is_causal != "unsaid":
         module.is_causal = is_causal
     inputs = heads(6, 6, 6)
     mask = compat.attention_mask(2, 6, 6)
     assert torch.equal(mask, torch.ones(6, 6).tril().bool().expand(2, 1, 6, 6))
-    torch.testing.assert_close(compat.attention_forward(module, *inputs, mask)[0],
-                               forward("sdpa", *inputs, is_causal=True))
-
-
-def test_without_a_mask_a_module_that_says_nothing_sees_all():
-    """As under "eager": encoders of ALIGN and Splinter, for which there is no "sdpa"."""
-    inputs = heads(6, 6, 6)
-    assert compat.attention_mask(2, 6, 6, allow_is_causal_skip=False,
-                                 allow_is_bidirectional_skip=True) is None
-    torch.testing.assert_close(
-        compat.attention_forward(torch.nn.Module(), *inputs, None)[0],
-        forward("sdpa", *inputs, is_causal=False))
+    none = compat.attention_mask(2, 6, 6, allow_is_causal_skip=False,
+                                 allow_is_bidirectional_skip=True)
+    assert none is None
+    for given, causal in ((mask, True), (None, False)):
+        torch.testing.assert_close(compat.attention_forward(module, *inputs, given)[0],
+                                   forward("sdpa", *inputs, is_causal=causal))
 
 
 def test_attentions_are_returned_where_they_are_asked_for():

@@ -110,6 +110,8 @@ def test_where_both_kinds_are_in_one_file_the_masks_decide():
         "LongT5LocalAttention", "LongT5TransientGlobalAttention"]
     assert own_attention(models.clap.modeling_clap.ClapModel, "mha") == ["ClapAudioSelfAttention"]
     assert own_attention(models.git.modeling_git.GitModel, "mha") == ["GitSelfAttention"]
+    inkling = models.inkling2.modeling_inkling2  # attends over layers, without a mask
+    assert own_attention(inkling.Inkling2ForCausalLM, "mha") == []
     assert own_attention(models.rt_detr.modeling_rt_detr.RTDetrModel, "mha") == []
 
 

@@ -49,9 +49,9 @@ def own_attention(model: type[PreTrainedModel], implementation: str) -> list[str
     where it takes it.
 
     It takes none where no code beside it asks the package's AttentionInterface, or where a table
-    without that name says which class attends. Where some code asks and some attends itself, it is
-    the package's flag that tells whether the latter understands the masks of "sdpa", which are
-    mha's.
+    without that name says which class attends. Where some code asks and some attends itself, with
+    masks, it is the package's flag that tells whether the latter understands those of "sdpa", which
+    are mha's.
     """
     there = vars(sys.modules[model.__module__])
     classes = {name: found for name, found in there.items()
@@ -66,7 +66,8 @@ def own_attention(model: type[PreTrainedModel], implementation: str) -> list[str
     functions = [found for found in there.values() if isinstance(found, types.FunctionType)]
     asks = any(map(_asks, classes.values())) or any(map(_function_asks, functions))
     attending = [name for name, found in classes.items() if "Attention" in name
-                 and not _asks(found) and (not asks or _ATTENDING & set(_names_in(found)))]
+                 and not _asks(found)
+                 and (not asks or _ATTENDING & set(_names_in(found)) and _takes_mask(found))]
     return [] if asks and model._supports_sdpa else attending
 
 
@@ -79,6 +80,12 @@ def _asks(module: type[nn.Module]) -> bool:
 def _function_asks(function: types.FunctionType) -> bool:
     return any(isinstance(function.__globals__.get(name), AttentionInterface)
                for code in _codes(function.__code__) for name in code.co_names)
+
+
+def _takes_mask(module: type[nn.Module]) -> bool:
+    """Whether a mask can reach the class; without one it cannot misunderstand it."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any("mask" in each.name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def _names_in(module: type[nn.Module]) -> Iterator[str]:

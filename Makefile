@@ -7,7 +7,8 @@
 # make test   the tests that take minutes, make test-all all of them; see also test-fresh, test-peers, test-large, test-oldest-numpy,
 #             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
 #             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
-#             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint
+#             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint,
+#             sweep-transformers (every model of that package that can run on mha; some 10 minutes)
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
@@ -44,7 +45,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
 
-.PHONY: help run view train chat docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers test-large \
+.PHONY: help run view train chat docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers sweep-transformers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
@@ -189,6 +190,11 @@ test-fresh:
 test-peers: .venv-peers/.built
 	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) .venv-peers/bin/python \
 		-m pytest -n auto $(if $(MHA_CONFIGURATIONS),--all) tests/peers
+
+# Every model of transformers that asks for an attention implementation, and the page about it.
+sweep-transformers: .venv-peers/.built
+	$(OF_WHEEL):$(CURDIR)/tests/peers .venv-peers/bin/python -W ignore tests/peers/sweep_transformers.py \
+		--table docs/transformers_models.md
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built

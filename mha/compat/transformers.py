@@ -81,7 +81,8 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
                       scaling: float | None = None, is_causal: bool | None = None,
                       sliding_window: int | None = None, softcap: float | None = None,
                       s_aux: Tensor | None = None, position_bias: Tensor | None = None,
-                      cache: object = None, output_attentions: bool | None = False,
+                      sinks: Tensor | None = None, cache: object = None,
+                      output_attentions: bool | None = False,
                       **others: Any) -> tuple[Tensor, Tensor | None]:
     """Attention as the package's modules ask for it.
 
@@ -93,6 +94,7 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         Without it a query sees all keys; query i of several, with is_causal, keys 0 to i. What the
         module says of itself does not count: every causal mask of `attention_mask` is there.
     s_aux : sinks, a number a head
+    sinks : (batch, heads, query_len, 1), sinks of each query
     position_bias : added to the scores
     sliding_window : int
         How many keys a query sees, itself the last, where attention_mask does not say it.
@@ -107,12 +109,12 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     Raises
     ------
     ValueError, TypeError: as `mha.compat.pytorch.functional_attention`. NotImplementedError: a
-    paged cache, or sinks of each query.
+    paged cache.
     """
-    if cache is not None or others.get("sinks") is not None:
+    if cache is not None:
         raise NotImplementedError(
-            f"{'sinks' if cache is None else 'cache'}: got what mha does not take here, wanted"
-            ' None: such a model needs attn_implementation="eager"')
+            "cache: got what mha does not take here, wanted None: continuous batching needs"
+            ' attn_implementation="paged|eager" or "sdpa"')
     query_len = query.shape[2]
     mask, bias = attention_mask, position_bias
     causal, query_offset, window = False, None, None
@@ -131,14 +133,26 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
             causal, (query_offset, window, is_all) = True, bounds
             mask = None if is_all else mask
     dropout, drops_all = split_dropout(dropout)
-    output = attention(
-        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
-        query_offset=query_offset, window=window, scale=scaling, softcap=softcap, dropout=dropout,
-        by_token=True)
+    tensors = query, key, value, bias, None, None, s_aux, mask, None
+    options: dict[str, Any] = {"causal": causal, "query_offset": query_offset, "window": window,
+                               "scale": scaling, "softcap": softcap}
+    share = None
+    if sinks is None:
+        output = attention(*tensors, **options, dropout=dropout, by_token=True)
+    else:
+        output, lse = attention(*tensors, **options, dropout=dropout, by_token=True,
+                                extras=(False, True))
+        share = _share_of_keys(lse, sinks)
+        output = output * share.transpose(1, 2).to(output.dtype)
     if drops_all:
         output = output * 0
     if not output_attentions:
         return output, None
-    return output, attention_weights(
-        query, key, value, bias, None, None, s_aux, mask, None, causal=causal,
-        query_offset=query_offset, window=window, scale=scaling, softcap=softcap)
+    weights = attention_weights(*tensors, **options)
+    return output, weights if share is None else weights * share.detach().to(weights.dtype)
+
+
+def _share_of_keys(lse: Tensor, sinks: Tensor) -> Tensor:
+    """What the keys keep of each query's weights beside a sink, which has the score sinks and no
+    value: exp(lse) of exp(lse) + exp(sinks), (batch, heads, query_len, 1)."""
+    return torch.sigmoid(lse.unsqueeze(-1) - sinks.to(lse.dtype))

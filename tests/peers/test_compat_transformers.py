@@ -415,12 +415,34 @@ def test_a_compiled_model_is_the_model():
                                    model(tokens, attention_mask=real).logits[1])
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_sinks_of_each_query_take_their_share(masked):
+    """As Inkling 2 has them: one more score of each query, which softmax sees, without a value."""
+    inputs = [tensor.requires_grad_() for tensor in heads(5, 9, 9)]
+    sinks = torch.randn(2, 3, 5, 1, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(2, 1, 5, 9) < 0.7 if masked else None
+    if masked:
+        mask[0, 0, 2] = False  # zeros: the sink takes all
+    found, shown = compat.attention_forward(Module(), *inputs, mask, scaling=0.4, sinks=sinks,
+                                            output_attentions=True)
+    query, key, value = inputs
+    scores = query @ key.mT * 0.4
+    if masked:
+        scores = scores.masked_fill(~mask, -1e300)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    wanted = (weights @ value).transpose(1, 2)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(shown, weights.detach())
+    upstream = torch.randn_like(wanted)
+    for ours, exact in zip(torch.autograd.grad(found, [*inputs, sinks], upstream),
+                           torch.autograd.grad(wanted, [*inputs, sinks], upstream), strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
 def test_what_is_not_supported_is_an_error():
     inputs = heads(3, 3, 3)
     with pytest.raises(NotImplementedError, match="cache: got"):
         forward("mha", *inputs, cache=object())
-    with pytest.raises(NotImplementedError, match="sinks: got"):
-        forward("mha", *inputs, sinks=torch.zeros(2, 3, 3, 1))
 
 
 def test_register_under_another_name():

@@ -7,10 +7,11 @@ from sweep_transformers import MHA_CALLED, names, shares, sweep
 
 # Of every kind: decoders, encoders, both, images, sounds, series; those that were once different
 # (ALIGN, BridgeTower, NLLB-MoE, PaliGemma, Splinter); those that attend by code of their own.
-FORTY = """
-    align aria bamba bart beit bert bridgetower clip csm deepseek_v3 detr dinov2 gemma2 gemma3 git
-    gpt2 gpt_oss granite hubert llama llava longt5 marian mistral nllb_moe paligemma patchtst phi
-    phi3 qwen2 qwen2_vl qwen3_moe roberta siglip splinter t5 t5gemma vit wav2vec2 whisper""".split()
+FORTY = ["align", "aria", "bamba", "bart", "beit", "bert", "bridgetower", "clip", "csm",
+    "deepseek_v3", "detr", "dinov2", "gemma2", "gemma3", "git", "gpt2", "gpt_oss", "granite",
+    "hubert", "llama", "llava", "longt5", "marian", "mistral", "nllb_moe", "paligemma",
+    "patchtst", "phi", "phi3", "qwen2", "qwen2_vl", "qwen3_moe", "roberta", "siglip", "splinter",
+    "t5", "t5gemma", "vit", "wav2vec2", "whisper"]
 REFUSED = {"git", "longt5"}
 
 

@@ -67,7 +67,7 @@ def own_attention(model: type[PreTrainedModel], implementation: str) -> list[str
     asks = any(map(_asks, classes.values())) or any(map(_function_asks, functions))
     attending = [name for name, found in classes.items() if "Attention" in name
                  and not _asks(found)
-                 and (not asks or _ATTENDING & set(_names_in(found)) and _takes_mask(found))]
+                 and (not asks or (_ATTENDING & set(_names_in(found)) and _takes_mask(found)))]
     return [] if asks and model._supports_sdpa else attending
 
 

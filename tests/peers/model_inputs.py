@@ -72,8 +72,7 @@ def choices(model):
         add("input_ids", tokens)
         add("attention_mask", torch.ones_like(tokens))
         if "bbox" in wanted:
-            add("bbox", torch.randint(0, 30, (BATCH, LENGTH, 2)).cumsum(-1).repeat(1, 1, 2)
-                .sort(-1).values[..., [0, 1, 2, 3]])
+            add("bbox", torch.randint(0, 60, (BATCH, LENGTH, 4)).sort(-1).values)
     if "decoder_input_ids" in wanted:
         add("decoder_input_ids", words(config, ANSWER))
     if "pixel_values" in wanted and ("input_ids" not in wanted or main == "pixel_values"
@@ -132,6 +131,12 @@ def hidden(config):
     return [torch.randn(BATCH, LENGTH, width), torch.randn(32, width)]
 
 
+def numbered_patches(config):
+    """Patches behind the row and the column where each lies, as Pix2Struct takes them."""
+    places = torch.cartesian_prod(torch.arange(1.0, 3), torch.arange(1.0, 5)).expand(BATCH, 8, 2)
+    return [torch.cat([places, torch.randn(BATCH, 8, text_config(config).hidden_size)], -1)]
+
+
 def past(config):
     """Time series, as long as the model looks back."""
     length = part(config, "context_length") or 32
@@ -149,9 +154,7 @@ REQUIRED = {
     "past_values": past, "past_time_features": features,
     "past_observed_mask": lambda config: [torch.ones_like(past(config)[0])],
     "past_values_padding": lambda config: [torch.zeros_like(past(config)[0]).long()],
-    "flattened_patches": lambda config: [torch.cat([
-        torch.arange(1, 9).expand(BATCH, 8).unsqueeze(-1) % torch.tensor([3, 2]) + 1.0,
-        torch.randn(BATCH, 8, text_config(config).hidden_size)], -1)],
+    "flattened_patches": numbered_patches,
     "freq": lambda config: [torch.zeros(BATCH, 1, dtype=torch.long)],
     "future_values": lambda config: [torch.randn(BATCH, part(config, "prediction_length") or 4)],
     "future_time_features": lambda config: [torch.randn(BATCH, 4, 1)],

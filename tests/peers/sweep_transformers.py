@@ -28,7 +28,7 @@ from mha.compat import transformers as compat
 
 MODELS = Path(transformers.models.__path__[0])
 ASKS = re.compile(r"\bALL_ATTENTION_FUNCTIONS\b|\b_supports_attention_backend\s*=\s*True\b")
-SECONDS = 150  # of a model
+SECONDS = 150  # of the CPU, of a model; it may take four times as long on a busy machine
 PROCESSES = 2
 MEMORY = 12 << 30  # bytes of addresses that a model may have
 LARGEST_MODEL = 50_000_000  # parameters
@@ -108,6 +108,7 @@ def work(name, connection):
     import resource  # of systems with fork
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     torch.set_num_threads(1)
     started = time.monotonic()
     row = row_of(name)
@@ -128,12 +129,12 @@ def sweep(wanted):
             process = context.Process(target=work, args=(name, sender))
             process.start()
             sender.close()
-            running[receiver] = name, process, time.monotonic() + SECONDS
+            running[receiver] = name, process, time.monotonic() + 4 * SECONDS
         ready = multiprocessing.connection.wait(running, timeout=1)
         for receiver, (name, process, until) in list(running.items()):
             if receiver not in ready and time.monotonic() < until:
                 continue
-            row = {"name": name, "status": "crash", "reason": f"took longer than {SECONDS} s"}
+            row = {"name": name, "status": "crash", "reason": f"took longer than {4 * SECONDS} s"}
             if receiver in ready:
                 try:
                     row = receiver.recv()

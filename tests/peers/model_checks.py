@@ -150,8 +150,9 @@ def results(model, arguments, counted=None):
     if flat.requires_grad:
         weights = torch.linspace(-1, 1, flat.numel(), dtype=torch.float64)
         (flat * weights.to(flat.dtype)).sum().backward()
-        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()
-                               if parameter.grad is not None])
+        gradients = torch.cat([(torch.zeros_like(parameter) if parameter.grad is None
+                                else parameter.grad).flatten()  # of experts that no token chose
+                               for parameter in model.parameters()])
     return flat.detach().double(), gradients.double()
 
 

@@ -7,7 +7,8 @@ PAGE = """\
 
 What `make sweep-transformers` found with transformers {version}: every file of the package whose
 code asks for an attention implementation, or has a class that says that it supports them, as the
-smallest random model that "eager" runs, under "mha" beside "eager". No weights are downloaded.
+smallest random model that "eager" runs, under "mha" beside "eager". No weights are downloaded. A
+model of text and images or sounds gets text alone where that is enough: its other parts do not run.
 
 | what became of the files | how many |
 |---|---|
@@ -22,7 +23,7 @@ without padding, and with padding on either side of a row. Generated tokens are 
 beams, with a static cache, with a hybrid one of full and sliding-window layers where the model has
 such layers, and with an assistant model. Sliding windows are {window} keys wide, shorter than the
 inputs. What "eager" itself does not take is left out, with its reason. "As sdpa" is where "eager"
-is alone: padding flows by recurrence into what is no padding, or two beams are equally good.
+is alone: padding flows into what counts, by recurrence or pooling, or two beams are equally good.
 
 | model | class | mha | calls | what is the same | reasons |
 |---|---|---|---|---|---|

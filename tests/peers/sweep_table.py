@@ -25,8 +25,8 @@ such layers, and with an assistant model. Sliding windows are {window} keys wide
 inputs. What "eager" itself does not take is left out, with its reason. "As sdpa" is where "eager"
 is alone: padding flows into what counts, by recurrence or pooling, or two beams are equally good.
 
-| model | class | mha | calls | what is the same | reasons |
-|---|---|---|---|---|---|
+| model | mha | what is the same | class, and reasons |
+|---|---|---|---|
 {rows}
 """
 STATUS = {"same": "same", "different": "different", "refused": "refused by name",
@@ -57,9 +57,9 @@ def line(row):
     said = [f"{', '.join(names)}: {plain(why)}" for why, names in reasons.items()]
     if "reason" in row:
         said.insert(0, plain(row["reason"]))
-    cells = (f"`{row['name']}`", f"`{row['class']}`" if "class" in row else "",
-             STATUS[row["status"]], str(row.get("calls", "")),
-             ", ".join(same), "; ".join(said))
+    status = STATUS[row["status"]] + (f", {row['calls']} calls" if row.get("calls") else "")
+    said = [*([f"`{row['class']}`"] if "class" in row else []), *said]
+    cells = f"`{row['name']}`", status, ", ".join(same), "; ".join(said)
     return f"| {' | '.join(cells)} |"
 
 

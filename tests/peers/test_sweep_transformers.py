@@ -47,7 +47,7 @@ def test_a_model_that_differs_or_dies_is_a_row(monkeypatch):
     assert rows["lives"]["status"] == "same"
     assert rows["dies"]["status"] == "crash"
     assert "ended with 3" in rows["dies"]["reason"]
-    assert line(rows["lives"]) == "| `lives` | `Model` | same | 1 | forward |  |"
+    assert line(rows["lives"]) == "| `lives` | same, 1 calls | forward | `Model` |"
 
 
 @pytest.mark.parametrize(("damage", "word"), [

@@ -8,8 +8,9 @@ function. Every step is public under its own name: `linear`, `split_heads`,
 
 What is public, by use; all else in the package is internal:
 
-    attention        MultiHeadAttention, multi_head_attention, scaled_dot_product_attention,
-                     scaled_dot_product_attention_varlen, additive_attention, merge_attention
+    attention        MultiHeadAttention, MultiHeadLatentAttention, multi_head_attention,
+                     scaled_dot_product_attention, scaled_dot_product_attention_varlen,
+                     additive_attention, merge_attention
     the other steps  linear, split_heads, merge_heads
     packed weights   pack, PackedWeight
     masks            BlockMask, and mha.masks
@@ -83,12 +84,14 @@ if TYPE_CHECKING:  # what __getattr__ below loads, for type checkers and editors
         scaled_dot_product_attention_varlen_vjp,
     )
     from mha._layer.kv_cache import KVCache
+    from mha._layer.latent_attention import MultiHeadLatentAttention
     from mha._layer.paged_cache import PagedCache
 
 __all__ = [
     "BlockMask",
     "KVCache",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "PackedWeight",
     "PagedCache",
     "Rotary",
@@ -126,6 +129,7 @@ _SUBMODULES = ("compat", "dask", "importance", "masks", "parameters", "plot", "r
 _LATE = {  # names of these modules, which load when used
     "BlockMask": "_functions.block_mask",
     "KVCache": "_layer.kv_cache",
+    "MultiHeadLatentAttention": "_layer.latent_attention",
     "PagedCache": "_layer.paged_cache",
     "additive_attention": "_functions.additive_attention",
     "additive_attention_vjp": "_functions.additive_attention",

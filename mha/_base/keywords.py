@@ -219,6 +219,7 @@ def _known(function: Callable[..., Any]) -> list[str]:
 def _shown(function: Callable[..., Any]) -> str:
     """As users know it."""
     owner, _, method = function.__qualname__.rpartition(".")
+    owner = "layer" if owner == "OwnParameters" else owner  # which several classes have in common
     return {"__init__": owner, "__call__": f"a call of {owner}"}.get(
         method, f"{owner}.{method}" if owner else method)
 

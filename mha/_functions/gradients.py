@@ -117,6 +117,30 @@ class MultiHeadAttentionGradients(NamedTuple):
     sinks: Gradient
 
 
+@_prints_shapes
+class MultiHeadLatentAttentionGradients(NamedTuple):
+    """What the pullback of `MultiHeadLatentAttention.vjp` returns; None where not wanted or not
+    given, and for a parameter that the layer has not."""
+
+    query: Wanted
+    key: Gradient
+    W_dq: Gradient
+    q_norm: Gradient
+    W_uq: Gradient
+    W_q: Gradient
+    W_dkv: Wanted
+    kv_norm: Wanted
+    W_uk: Wanted
+    W_uv: Wanted
+    W_o: Wanted
+    b_dq: Gradient
+    b_dkv: Gradient
+    b_o: Gradient
+    head_gate: Gradient
+    bias: Gradient
+    alibi: Gradient
+    relative_bias: Gradient
+    sinks: Gradient
 
 
 class Pullback(Protocol[GradientsType]):

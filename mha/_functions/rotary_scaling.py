@@ -209,14 +209,28 @@ def yarn(scaling: Scaling) -> Scaled:
 def _yarn_magnitude(values: Values, factor: Decimal) -> Decimal:
     if values.get("attention_factor") is not None:
         return values.number("attention_factor")
-
-    def temperature(mscale: Decimal) -> Decimal:
-        return Decimal("0.1") * mscale * factor.ln() + 1 if factor > 1 else Decimal(1)
-
     mscale, of_all = values.number("mscale", 0), values.number("mscale_all_dim", 0)
     if mscale and of_all:
-        return temperature(mscale) / temperature(of_all)
-    return temperature(Decimal(1))
+        return _temperature(mscale, factor) / _temperature(of_all, factor)
+    return _temperature(Decimal(1), factor)
+
+
+def _temperature(mscale: Decimal, factor: Decimal) -> Decimal:
+    return Decimal("0.1") * mscale * factor.ln() + 1 if factor > 1 else Decimal(1)
+
+
+def latent_scale(mapping: Mapping[str, Any], head_dim: int) -> float | None:
+    """What a config of latent attention scales scores by; None where it is 1 / sqrt(head_dim), as
+    it is without mscale_all_dim: that of YaRN (DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.4) is
+    left out of cosine and sine, and squared is in the scale, for all columns alike."""
+    of_scaling = _scaling_of(mapping, None)
+    values = Values(of_scaling)
+    with decimal.localcontext(CONTEXT):
+        of_all = values.number("mscale_all_dim", 0)
+        if _type_of(of_scaling) == "default" or not of_all:
+            return None
+        temperature = _temperature(of_all, values.number("factor", above=0))
+        return float(temperature * temperature / Decimal(head_dim).sqrt())
 
 
 def longrope(scaling: Scaling) -> Scaled:

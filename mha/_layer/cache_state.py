@@ -189,7 +189,8 @@ def _rows_in_pieces(array: Array, numbers: Array, of: Array, row: Array,
                     column: Array) -> Iterator[Write]:
     _, heads, _, width = array.shape
     numbers = _apart(numbers, array)
-    step = max(1, PIECE // (heads * width * max(array.itemsize, numbers.itemsize)))
+    row_bytes = heads * width * max(array.itemsize, numbers.itemsize)  # 0 of latents' values
+    step = max(1, PIECE // max(1, row_bytes))
     for i in range(0, len(of), step):
         some = slice(i, i + step)
         yield (array, (of[some], slice(None), column[some]),

@@ -43,6 +43,7 @@ from mha._functions.options import (
 from mha._functions.rotary import position_axes
 from mha._layer.cache_state import CacheState
 from mha._layer.kv_cache import Append, KVCache, Memory
+from mha._layer.latent_cache import LatentCache
 from mha._layer.paged_cache import PagedCache, PagedLayer
 from mha._layer.prepare_heads import by_head
 from mha._layer.settings import LayerSettings, as_window
@@ -340,6 +341,11 @@ def check_not_training(training: Any) -> None:
 
 def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
     wanted = settings.num_kv_heads, settings.head_dim, settings.value_head_dim
+    if isinstance(cache, LatentCache):
+        wanted = _sizes_of_latents(settings, name)
+    if settings.is_latent and cache.keep_first:
+        raise ValueError(f"{name}: got keep_first {cache.keep_first} for latent attention, wanted"
+                         " a cache without")
     got = cache.kv_heads, cache.head_dim, cache.value_head_dim
     if got != wanted:
         instead = ": one of its new_cache()" * isinstance(cache, KVCache)
@@ -350,8 +356,17 @@ def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name:
     check_cache_dtype(settings, cache, name)
 
 
+def _sizes_of_latents(settings: Any, name: str) -> tuple[int, int, int]:
+    """kv_heads, head_dim and value_head_dim of an absorbed cache."""
+    if not settings.is_latent:
+        raise ValueError(f"{name}: got one of latents, wanted one of the layer's own new_cache()")
+    return 1, settings.latent_dim, settings.kv_rank
+
+
 def check_cache_dtype(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
     stored = cache._stored
+    if settings.is_latent and stored == Q8_0:
+        raise TypeError(f"{name}: got q8_0 for latent attention, wanted a float type")
     if stored in (settings.dtype, Q8_0):
         return
     if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import os
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import EllipsisType
 from typing import Any, Literal, Never, Self, Unpack, overload
 
@@ -14,24 +11,22 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _core, _layer
-from mha._base.arguments import as_array, as_ints, as_probability, wanted_names
-from mha._base.atomic import Step, assign, one_go, take
-from mha._base.dtypes import layer_dtype, shown
-from mha._base.keywords import OwnNames, checks_keywords, too_many
-from mha._base.pieces import deep_copied
+from mha._base.arguments import as_ints, as_probability, wanted_names
+from mha._base.keywords import checks_keywords, too_many
 from mha._functions.dropout import drawn
 from mha._functions.gradients import MultiHeadAttentionGradients, Pullback, pullback_of
 from mha._functions.multi_head_attention import WEIGHTS, NormOf
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, Window, takes_options
-from mha._functions.packed_weight import PackedWeight, numbers_of
 from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import Rotary
 from mha._layer import options as layer_options
 from mha._layer import state as layer_state
+from mha._layer.own_parameters import OwnParameters
 from mha._layer.settings import (
     FEWER_HEADS,
     OTHER_OPTION,
     OTHER_SIZES,
+    LayerSettings,
     OutputGate,
     Parameter,
     Setting,
@@ -39,7 +34,6 @@ from mha._layer.settings import (
     checked_settings,
     spelled,
 )
-from mha._layer.state import LayerState
 
 __all__ = ["MultiHeadAttention"]
 
@@ -47,21 +41,8 @@ Array = NDArray[Any]
 Maybe = ArrayLike | None
 Padding = Literal["right", "left"]
 
-# Held while a layer changes, by one thread at a time: two changes at once would lose one, and
-# load_parameters writes where prune_heads and freeze read. Calls need no lock.
-changing = threading.RLock()
 
-
-def _unlock_after_fork() -> None:
-    global changing
-    changing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_after_fork)
-
-
-class MultiHeadAttention(OwnNames):
+class MultiHeadAttention(OwnParameters):
     """Multi-head attention with its parameters (Vaswani et al. 2017, section 3.2.2).
 
     Parameters
@@ -133,6 +114,8 @@ class MultiHeadAttention(OwnNames):
     """
 
     __module__ = "mha"  # where users import it from, and so do pickles
+    _settings = LayerSettings
+    _checked_settings = staticmethod(checked_settings)
 
     embed_dim = Setting[int](OTHER_SIZES)
     num_heads = Setting[int](FEWER_HEADS)
@@ -488,38 +471,6 @@ class MultiHeadAttention(OwnNames):
 
         return cached_call.new_memory(self._state, key, value, key_lengths, key_positions)
 
-    def parameters(self) -> dict[str, Array]:
-        """The live arrays by name: changing one in place changes the layer.
-
-        Of matrices that are quantised they are float32 copies.
-
-        >>> layer = mha.MultiHeadAttention(512, 8, use_bias=False)
-        >>> list(layer.parameters())
-        ['W_q', 'W_k', 'W_v', 'W_o']
-        """
-        return {name: shown(numbers_of(parameter))
-                for name, parameter in self._state.parameters.items()}
-
-    @checks_keywords
-    def load_parameters(self, mapping: Mapping[str, ArrayLike]) -> None:
-        """Copy the arrays of a mapping with the names of `parameters()` into the layer.
-
-        They are written into the arrays that `parameters()` gave before; where two of these share
-        memory, or one is read-only, new arrays take their place. A call that runs meanwhile in
-        another thread may see some of them.
-
-        Raises
-        ------
-        ValueError: missing or unknown names, wrong shapes, a frozen layer. TypeError: arrays that
-        are not numbers. Nothing has changed then.
-
-        >>> layer, other = mha.MultiHeadAttention(512, 8), mha.MultiHeadAttention(512, 8)
-        >>> layer.load_parameters(other.parameters())
-        """
-        layer_state.check_not_frozen(self._state, "mapping")
-        arrays = layer_state.arrays_to_load(self._state, mapping)
-        self._change_and_write(lambda state: layer_state.loaded(state, arrays))
-
     @classmethod
     @checks_keywords
     def from_state(
@@ -601,12 +552,6 @@ class MultiHeadAttention(OwnNames):
             layer_state.state_of)
         return [*map(cls._of, read)] if isinstance(read, list) else cls._of(read)
 
-    @classmethod
-    def _of(cls, state: LayerState) -> Any:
-        layer = cls.__new__(cls)
-        layer._state = state
-        return layer
-
     @checks_keywords
     def to_state(self, layout: str, *, prefix: str = "") -> dict[str, Any]:
         """The parameters as a framework keeps them: the other way of `from_state`.
@@ -631,42 +576,6 @@ class MultiHeadAttention(OwnNames):
         from mha.parameters._writing import state_of_layer
 
         return state_of_layer(self._state.settings, self.parameters(), layout, prefix)
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the layer learns: 4 * embed_dim**2 without biases in the plain case.
-
-        >>> mha.MultiHeadAttention(512, 8, use_bias=False).num_parameters
-        1048576
-        """
-        return sum(math.prod(parameter.shape) for parameter in self._state.parameters.values())
-
-    @checks_keywords
-    def astype(self, dtype: DTypeLike) -> Self:
-        """A copy of the layer that computes in dtype.
-
-        Raises
-        ------
-        TypeError: a dtype other than float16, bfloat16, float32 and float64.
-
-        >>> mha.MultiHeadAttention(512, 8).astype(np.float64).W_q.dtype
-        dtype('float64')
-        """
-        known_dtype = layer_dtype(dtype)
-        other = copy.copy(self)
-        other._change(lambda state: layer_state.in_dtype(state, known_dtype))
-        return other
-
-    def freeze(self) -> Self:
-        """Copy and pack the parameters for inference: faster, and read-only until `unfreeze()`.
-
-        The result's bits stay the same. Returns the layer.
-
-        >>> mha.MultiHeadAttention(512, 8).freeze().frozen
-        True
-        """
-        self._change(layer_state.frozen)
-        return self
 
     @checks_keywords
     def quantize(self, kind: str, *,
@@ -704,20 +613,6 @@ class MultiHeadAttention(OwnNames):
         self._change(lambda state: layer_state.in_blocks(state, kind, names))
         return self
 
-    def unfreeze(self) -> Self:
-        """Make the parameters writable again. Returns the layer.
-
-        >>> mha.MultiHeadAttention(512, 8).freeze().unfreeze().frozen
-        False
-        """
-        self._change(layer_state.unfrozen)
-        return self
-
-    @property
-    def frozen(self) -> bool:
-        """Whether `freeze()` is in force."""
-        return self._state.packed is not None
-
     @checks_keywords
     def prune_heads(self, heads: Collection[int]) -> Self:
         """Remove heads for good: their columns of W_q, b_q and rows of W_o, and those of W_k, W_v,
@@ -746,60 +641,8 @@ class MultiHeadAttention(OwnNames):
         self._change(lambda state: layer_state.pruned(state, indices))
         return self
 
-    def _change(self, changed: Callable[[LayerState], LayerState]) -> None:
-        """Put changed(state) in the state's place."""
-        self._change_and_write(lambda state: (changed(state), []))
-
-    def _change_and_write(
-            self, changed: Callable[[LayerState], tuple[LayerState, list[Step]]]) -> None:
-        """The same, with steps that go with it; again, where a signal handler was faster."""
-        with changing:
-            while True:
-                old = self._state
-                new, writing = changed(old)
-                steps = one_go((assign, self, "_state", new), *writing)
-                if self._state is old:
-                    take(steps)
-                    return
-
-    def _set_parameter(self, name: str, array: ArrayLike) -> None:
-        layer_state.check_not_frozen(self._state, name)
-        layer_state.check_has(self._state.settings, name)
-        converted = as_array(array, name)
-        self._change(lambda state: layer_state.with_parameter(state, name, converted))
-
-    def __getstate__(self) -> dict[str, Any]:
-        others = dict(vars(self))
-        return {**layer_state.to_pickle(others.pop("_state")), **others}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        known, others = layer_state.from_pickle(state)
-        vars(self).update(others, _state=known)
-
-    def __copy__(self) -> Self:
-        other = self.__class__.__new__(self.__class__)
-        vars(other).update(vars(self))
-        return other
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        other = copy.copy(self)
-        memo[id(self)] = other
-        with changing:
-            state = other._state
-            parameters = {name: parameter if isinstance(parameter, PackedWeight)
-                          else deep_copied(parameter, memo)
-                          for name, parameter in state.parameters.items()}
-        others = {name: copy.deepcopy(value, memo) for name, value in vars(other).items()
-                  if name != "_state"}
-        copied = layer_state.new_state(state.settings, parameters)
-        if state.packed is not None:
-            copied = layer_state.frozen(copied)
-        vars(other).update(others, _state=copied)
-        return other
-
     def __repr__(self) -> str:
         state = self._state
         shown = spelled(state.settings) + ["frozen"] * (state.packed is not None)
-        shown += sorted({str(parameter.dtype) for parameter in state.parameters.values()
-                         if isinstance(parameter, PackedWeight)})
+        shown += layer_state.kinds_of_blocks(state)
         return f"MultiHeadAttention({', '.join(shown)})"

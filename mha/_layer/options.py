@@ -29,7 +29,7 @@ OF_PADDING = ("attention_mask", "key_lengths", "key_padding_mask", "padding_mask
 
 def options_of_layer(settings: Any, parameters: Mapping[str, NDArray[Any]]) -> AttentionOptions:
     """The record of a call that gives none: the defaults' own where the layer has none either."""
-    own = {name: getattr(settings, name) for name in OWN}
+    own: dict[str, Any] = {name: getattr(settings, name, None) for name in OWN}  # as far as it has
     own |= {name: parameters.get(name) for name in LEARNED}
     if all(value is None for value in own.values()):
         return DEFAULTS

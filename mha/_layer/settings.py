@@ -19,7 +19,7 @@ from mha._base.arguments import (
     check_kind,
 )
 from mha._base.dtypes import layer_dtype, shown, shown_dtype
-from mha._functions.multi_head_attention import NormOf
+from mha._functions.multi_head_attention import BIASES, WEIGHTS, NormOf
 from mha._functions.options import Window, as_sides
 from mha._functions.packed_weight import numbers_of
 from mha._functions.rotary import Rotary, as_record
@@ -63,6 +63,16 @@ class LayerSettings(NamedTuple):
     norm_offset: float = 0.0
     output_gate: OutputGate | None = None
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether they are those of latent attention."""
+        return False
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The names of what is packed when the layer freezes."""
+        return WEIGHTS
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its name."""
         queries = self.num_heads * self.head_dim
@@ -86,6 +96,14 @@ class LayerSettings(NamedTuple):
         elif self.qk_norm == "width":
             shapes |= {"q_norm": (queries,), "k_norm": (keys,)}
         return shapes
+
+    def wanted_for(self, name: str) -> str:
+        """What a layer must be made with to have a parameter that this one has not."""
+        if name in BIASES and (name != "b_g" or self.output_gate is not None):
+            return f"use_bias=True or letters with {name[-1]!r}"
+        given = {"sinks": "sinks=True", "relative_bias": "relative_bias=r", "W_g": "output_gate=",
+                 "b_g": "output_gate="}
+        return f"one made with {given.get(name, 'qk_norm=')}"
 
 
 def checked_settings(

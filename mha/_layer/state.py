@@ -71,20 +71,31 @@ class LayerState(NamedTuple):
     core: Callable[..., Any]  # _core.multi_head_attention with what the layer prepares heads by
 
 
+# The core of latent attention has the matrices itself.
+NO_ARGUMENTS: Any = ()
+
+
 def new_state(settings: LayerSettings, parameters: Mapping[str, Any],
               packed: tuple[object, ...] | None = None) -> LayerState:
     """The only way to make one: `call` is what the others say."""
-    matrices = packed or tuple(map(parameters.get, WEIGHTS))
+    if settings.is_latent:
+        from mha._layer.latent_call import LatentCore
+
+        return LayerState(settings, parameters, packed, NO_ARGUMENTS,
+                          layer_options.options_of_layer(settings, parameters),
+                          LatentCore(settings, parameters, packed))
+    matrices = packed or tuple(map(parameters.get, settings.matrices))
     return LayerState(settings, parameters, packed,
                       call_arguments(settings, matrices, parameters),
                       layer_options.options_of_layer(settings, parameters),
                       core_of(settings, parameters))
 
 
-def state_of(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> LayerState:
-    """Of settings and parameters that are not checked yet. Where matrices (in, out) are q8_0 or
-    q4_0, QuantisedArrays, their blocks are kept, and the layer is frozen."""
-    known = checked_settings(**settings)
+def state_of(settings: Mapping[str, Any], parameters: Mapping[str, Any],
+             check: Callable[..., Any] = checked_settings) -> LayerState:
+    """Of settings, for `check` to make, and parameters that are not checked yet. Where matrices
+    (in, out) are q8_0 or q4_0, QuantisedArrays, their blocks are kept, and the layer is frozen."""
+    known = check(**settings)
     checked = {name: _kept(known, name, parameters[name]) for name in known.shapes()}
     is_quantised = any(isinstance(parameter, PackedWeight) for parameter in checked.values())
     return with_packed(known, checked) if is_quantised else new_state(known, checked)
@@ -133,6 +144,8 @@ def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
             key_is_query: bool) -> Callable[..., Any]:
     """`state.core` at the positions of a call."""
+    if state.settings.is_latent:
+        return functools.partial(state.core, positions=positions, key_positions=key_positions)
     return core_of(state.settings, state.parameters, positions=positions,
                    key_positions=key_positions, key_is_query=key_is_query)
 
@@ -161,9 +174,9 @@ def xavier_uniform(settings: LayerSettings, rng: RandomSource) -> dict[str, NDAr
             start[name] = np.empty(shape, dtype)
         except (ValueError, OverflowError, MemoryError):
             raise no_memory(name, shape) from None
-        if name in NORMS:
+        if name.endswith("_norm"):
             start[name].fill(1 - settings.norm_offset)
-        elif name not in WEIGHTS:
+        elif name not in settings.matrices:
             start[name].fill(0)
         else:
             for piece in pieces(start[name]):  # in the order of its rows, as in one call
@@ -187,7 +200,7 @@ def frozen(state: LayerState) -> LayerState:
 def with_packed(settings: LayerSettings, parameters: dict[str, Any]) -> LayerState:
     """The state of a frozen layer, whose these arrays are from now on."""
     packed = []
-    for name in WEIGHTS:
+    for name in settings.matrices:
         parameter = parameters.get(name)
         packed.append(None if parameter is None
                       else parameter._core_weight if isinstance(parameter, PackedWeight)
@@ -209,6 +222,11 @@ def unfrozen(state: LayerState) -> LayerState:
 def quantised_names(state: LayerState) -> list[str]:
     return [name for name, parameter in state.parameters.items()
             if isinstance(parameter, PackedWeight)]
+
+
+def kinds_of_blocks(state: LayerState) -> list[str]:
+    """As repr shows them."""
+    return sorted({str(state.parameters[name].dtype) for name in quantised_names(state)})
 
 
 def in_blocks(state: LayerState, kind: str, names: Collection[str]) -> LayerState:
@@ -251,13 +269,9 @@ def with_dropout(state: LayerState, dropout: float) -> LayerState:
 def check_has(settings: LayerSettings, name: str) -> None:
     """That the layer was made with this parameter."""
     if name not in settings.shapes():
-        if name in BIASES and (name != "b_g" or settings.output_gate is not None):
-            raise ValueError(f"{name}: got a bias for a layer without, wanted use_bias=True or"
-                             f" letters with {name[-1]!r}")
-        wanted = {"sinks": "sinks=True", "relative_bias": "relative_bias=r", "W_g": "output_gate=",
-                  "b_g": "output_gate="}.get(name, "qk_norm=")
-        raise ValueError(f"{name}: got a parameter for a layer without, wanted one made with"
-                         f" {wanted}")
+        wanted = settings.wanted_for(name)
+        what = "bias" if wanted.startswith("use_bias") else "parameter"
+        raise ValueError(f"{name}: got a {what} for a layer without, wanted {wanted}")
 
 
 def check_not_frozen(state: LayerState, name: str) -> None:
@@ -282,10 +296,10 @@ def arrays_to_load(state: LayerState, mapping: Any) -> dict[str, NDArray[Any]]:
 
 def _from_state_instead(mapping: Mapping[str, Any]) -> str:
     """What to call where the names are those of another library."""
-    from mha.parameters._names import looks_like
+    from mha.parameters._names import layer_of, looks_like
 
     layouts = looks_like({*map(str, mapping)})
-    return "".join(f"; these are names of {layout!r}: mha.MultiHeadAttention.from_state(mapping,"
+    return "".join(f"; these are names of {layout!r}: {layer_of(layout)}.from_state(mapping,"
                    f" {layout!r}, num_heads=...) makes a layer of them" for layout in layouts[:1])
 
 
@@ -323,20 +337,25 @@ def loaded(state: LayerState, arrays: Mapping[str, NDArray[Any]]) -> tuple[Layer
              if alone[name]])
 
 
+def prunable(state: LayerState, heads: list[int]) -> bool:
+    """Whether the layer is quantised; a ValueError where it cannot lose heads as it is."""
+    names = quantised_names(state)
+    if not names:
+        check_not_frozen(state, "heads")
+    if "W_o" in names and state.settings.value_head_dim % ROWS:
+        raise ValueError(f"heads: got {heads} of a quantised layer with value_head_dim"
+                         f" {state.settings.value_head_dim}, wanted a multiple of {ROWS}:"
+                         " unfreeze() before it")
+    return bool(names)
+
+
 def pruned(state: LayerState, heads: list[int]) -> LayerState:
     """Without these heads, in new arrays."""
-    in_blocks_now = quantised_names(state)
-    if not in_blocks_now:
-        check_not_frozen(state, "heads")
-    settings = state.settings
-    if "W_o" in in_blocks_now and settings.value_head_dim % ROWS:
-        raise ValueError(f"heads: got {heads} of a quantised layer with value_head_dim"
-                         f" {settings.value_head_dim}, wanted a multiple of {ROWS}: unfreeze()"
-                         " before it")
+    in_blocks_now, settings = prunable(state, heads), state.settings
     if settings.qk_norm == "width":
         raise ValueError(f"heads: got {heads} of a layer whose norm goes over all heads together,"
                          ' wanted qk_norm="head" or None')
-    kept = np.array(_heads_that_stay(heads, settings.num_heads))
+    kept = np.array(heads_that_stay(heads, settings.num_heads))
     key_heads, heads_left = np.unique(kept // (settings.num_heads // settings.num_kv_heads),
                                       return_counts=True)
     if heads_left.min() != heads_left.max():
@@ -352,16 +371,16 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
         elif name in layer_options.LEARNED:  # a row a head
             parameters[name] = numbers_of(parameter)[kept]
         else:
-            of_heads, width = chosen[name[-1]]
-            parameters[name] = _of_heads(parameter, of_heads.tolist(), width,
-                                         0 if name == "W_o" else len(parameter.shape) - 1)
+            those, width = chosen[name[-1]]
+            parameters[name] = of_heads(parameter, those.tolist(), width,
+                                        0 if name == "W_o" else len(parameter.shape) - 1)
     alibi = settings.alibi and tuple(settings.alibi[head] for head in kept)
     settings = settings._replace(num_heads=len(kept), num_kv_heads=len(key_heads), alibi=alibi)
     return with_packed(settings, parameters) if in_blocks_now else new_state(settings, parameters)
 
 
-def _of_heads(parameter: NDArray[Any] | PackedWeight, heads: list[int], width: int,
-              axis: int) -> Any:
+def of_heads(parameter: NDArray[Any] | PackedWeight, heads: list[int], width: int,
+             axis: int) -> Any:
     """What belongs to these heads, so many columns, or rows where axis is 0, each."""
     if isinstance(parameter, PackedWeight):
         kind, numbers, scales = parameter._blocks()
@@ -382,7 +401,7 @@ def _parts(array: NDArray[Any], parts: list[int], width: int, axis: int) -> NDAr
     return whole
 
 
-def _heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
+def heads_that_stay(heads: list[int], num_heads: int) -> list[int]:
     for head in heads:
         if not -num_heads <= head < num_heads:
             raise ValueError(f"heads: got {head}, wanted indices into {num_heads} heads")
@@ -406,7 +425,7 @@ def _is_alone(array: NDArray[Any], others: Collection[NDArray[Any]]) -> bool:
 
 
 def to_pickle(state: LayerState) -> dict[str, Any]:
-    later = LayerSettings._field_defaults  # left out where it is the default, as before there were
+    later = state.settings._field_defaults  # left out where it is the default, as before there were
     dtype = stored_dtype(state.settings.dtype)  # bfloat16 so that it needs no ml_dtypes
     fields = state.settings._replace(dtype=dtype)._asdict()
     settings = {name: value for name, value in fields.items()
@@ -417,16 +436,18 @@ def to_pickle(state: LayerState) -> dict[str, Any]:
                             for name, parameter in state.parameters.items()}}
 
 
-def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
-    """What `to_pickle` gave, and what else was there: a subclass's own attributes.
+def from_pickle(pickled: Any, kind: type[Any], checked: Callable[..., Any],
+                ) -> tuple[LayerState, dict[str, Any]]:
+    """What `to_pickle` gave, and what else was there: a subclass's own attributes. kind is the
+    class of the layer's settings, and checked makes them of its fields.
 
     All else is a ValueError: a layer that does not fit together would compute wrong numbers.
     """
     if not isinstance(pickled, dict) or not all(isinstance(name, str) for name in pickled):
         raise _unfit(f"got {type(pickled).__name__}")
-    others = LayerSettings._field_defaults | pickled
-    names = (*LayerSettings._fields, "_packed", "_parameters")
-    later = LayerSettings._field_defaults
+    others = kind._field_defaults | pickled
+    names = (*kind._fields, "_packed", "_parameters")
+    later = kind._field_defaults
     missing = [name for name in names if name not in later and others.get(name) is None]
     if missing:
         raise _unfit(f"got none for {missing}")
@@ -436,7 +457,7 @@ def from_pickle(pickled: Any) -> tuple[LayerState, dict[str, Any]]:
         raise _unfit("got an attribute _state")
     try:
         given["dtype"] = np.dtype(given["dtype"]).newbyteorder("=")
-        settings = checked_settings(**given)
+        settings = checked(**given)
         state = new_state(settings, _checked_arrays(settings, arrays))
         is_frozen = as_bool(is_frozen, "_packed") or bool(quantised_names(state))
         return frozen(state) if is_frozen else state, others
@@ -456,7 +477,7 @@ def _checked_arrays(settings: LayerSettings, arrays: Any) -> dict[str, Any]:
 def _checked_of_pickle(settings: LayerSettings, name: str, parameter: Any) -> Any:
     wanted = stored_dtype(settings.dtype)
     if isinstance(parameter, PackedWeight):
-        if (name not in WEIGHTS or wanted != np.float32 or parameter.dtype not in [*BITS]
+        if (name not in settings.matrices or wanted != np.float32 or parameter.dtype not in [*BITS]
                 or parameter.shape != settings.shapes()[name]):
             raise ValueError(f"{name}: got {parameter}")
         return parameter
@@ -467,4 +488,4 @@ def _checked_of_pickle(settings: LayerSettings, name: str, parameter: Any) -> An
 
 
 def _unfit(what: str) -> ValueError:
-    return ValueError(f"state: {what}, wanted what pickling a MultiHeadAttention gives")
+    return ValueError(f"state: {what}, wanted what pickling a layer gives")

@@ -19,8 +19,9 @@ __all__ = ["layouts", "open"]
 
 
 def layouts() -> list[str]:
-    """The names of the layouts that `MultiHeadAttention.from_state` knows.
+    """The names of the layouts that `from_state` of layers knows.
 
+    Those of DeepSeek are of `MultiHeadLatentAttention`, the others of `MultiHeadAttention`.
     What configs call a layout's models (model_type) names it too: "mistral" and "qwen2" are
     "llama", "roberta" is "bert".
 

@@ -7,7 +7,7 @@ value are apart, language models that have them in one weight, and encoders. T5'
 from __future__ import annotations
 
 from mha.parameters import _config as config
-from mha.parameters import _t5
+from mha.parameters import _latent, _t5
 from mha.parameters._table import (
     AXES,
     BESIDE,
@@ -163,5 +163,5 @@ OF_ENCODERS = (
 
 
 LAYOUTS = {layout.name: layout for layout in (
-    *OF_FRAMEWORKS, *OF_DECODERS, *OF_FUSED_DECODERS, *OF_ENCODERS, *_t5.LAYOUTS)}
+    *OF_FRAMEWORKS, *OF_DECODERS, *OF_FUSED_DECODERS, *OF_ENCODERS, *_t5.LAYOUTS, *_latent.LAYOUTS)}
 OF_MODELS = {model: layout for layout in LAYOUTS.values() for model in layout.model_types}

@@ -26,6 +26,19 @@ def layout_named(name: Any) -> Layout:
     return known[name]
 
 
+def check_layer(layout: Layout, latent: bool) -> None:
+    """That it is a layout of this class of layers."""
+    if layout.latent != latent:
+        raise ValueError(f"layout: got {layout.name!r}, which is one of {layer_of(layout.name)},"
+                         " wanted a call of that class")
+
+
+def layer_of(layout: str) -> str:
+    """The class of layers that a layout is one of."""
+    latent = LAYOUTS[layout].latent if layout in LAYOUTS else False
+    return f"mha.MultiHead{'Latent' * latent}Attention"
+
+
 def flattened(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
     """A tree of mappings as one, names joined by dots."""
     flat: dict[str, Any] = {}

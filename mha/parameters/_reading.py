@@ -20,11 +20,13 @@ from mha._functions.quantised_array import QuantisedArray
 from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import checked_layout
 from mha.parameters import _config as configs
+from mha.parameters import _latent
 from mha.parameters._layouts import LAYOUTS, OF_MODELS
 from mha.parameters._names import (
     PLACE,
     advice,
     best_forms,
+    check_layer,
     fits,
     flattened,
     layer_indices,
@@ -78,8 +80,10 @@ def layers_from_state(state: Mapping[str, Any], layout: str | None, names: Any,
                       config: configs.Config | None, layer_index: int | None,
                       sizes: Mapping[str, int | None], dtype: DTypeLike | None,
                       rotary_layout: RotaryLayout | None,
-                      options: Mapping[str, Any | EllipsisType], make: Make) -> Any:
-    """`MultiHeadAttention.from_state`, checked: what make makes, or a list of these."""
+                      options: Mapping[str, Any | EllipsisType], make: Make, *,
+                      latent: bool = False) -> Any:
+    """`from_state` of `MultiHeadAttention`, or of `MultiHeadLatentAttention`, checked: what make
+    makes, or a list of these."""
     if not isinstance(prefix, str):
         raise TypeError(f"prefix: got {type(prefix).__name__}, wanted text")
     if not isinstance(state, Mapping):
@@ -93,6 +97,7 @@ def layers_from_state(state: Mapping[str, Any], layout: str | None, names: Any,
         raise ValueError(f"names: got names beside layout {layout!r}, wanted one of the two")
     else:
         known = own_layout(names, transposed)
+    check_layer(known, latent)
     if transposed is not None and names is None:
         raise ValueError("transposed: got it without names, wanted it only with names=, since a"
                          " layout says it")
@@ -264,7 +269,9 @@ def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
     problems = []
     known = dict(asked.sizes)
     try:
-        known = configs.sizes(asked.config or {}, prefix) | known
+        of_config = (_latent.sizes(asked.config or {}) if asked.layout.latent
+                     else configs.sizes(asked.config or {}, prefix))
+        known = of_config | known
     except (TypeError, ValueError) as error:
         problems.append(str(error))
     right = {name: array for name, array in arrays.items()
@@ -351,13 +358,15 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
     parameters: dict[str, Any] = {}
     for name, array in arrays.items():
         parameters |= _parameters(form[name], array, context)
+    if asked.layout.latent:
+        parameters = _latent.apart(parameters, sizes)
     letters = "".join(name[-1] for name in BIASES if name in parameters)
     norms = [len(parameters[name]) for name in NORMS if name in parameters]
     per_head = "head_dim" in {axis for stored in form.values() for axis in stored.axes
                               if stored.holds[0] in NORMS}
     relative_bias = parameters.get("relative_bias")
     dtype = _common_dtype(parameters) if asked.dtype is None else asked.dtype
-    settings = {
+    settings = _latent.settings(parameters, sizes) if asked.layout.latent else {
         "embed_dim": sizes["query_dim"], "num_heads": sizes["heads"],
         "num_kv_heads": sizes["kv_heads"], "head_dim": sizes["head_dim"],
         "value_head_dim": sizes["value_head_dim"], "query_dim": None, "key_dim": sizes["key_dim"],
@@ -365,7 +374,8 @@ def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: C
         "sinks": "sinks" in parameters,
         "relative_bias": None if relative_bias is None else relative_bias.shape[1] // 2,
         "qk_norm": ("head" if per_head else "width") if norms else None,
-        "output_gate": _kind_of_gate(parameters), "dtype": dtype, **options}
+        "output_gate": _kind_of_gate(parameters)}
+    settings |= {"dtype": dtype, **options}
     may_keep = BITS if asked.dtype is None and dtype == np.float32 else ()
     return asked.make(settings, {
         name: array.unpack() if isinstance(array, QuantisedArray) and array.dtype not in may_keep

@@ -26,6 +26,12 @@ AXES = {
     "W_o": ("heads value_head_dim", "output_dim"), "b_o": ("output_dim",),
     "W_g": ("query_dim", "heads value_head_dim"), "b_g": ("heads value_head_dim",),
     "sinks": ("heads",),
+    # Of latent attention. head_dim columns are nope_dim + rope_dim, kv_dim are those of a head's
+    # key that do not rotate and then its value, latent_dim are kv_rank + rope_dim.
+    "W_dq": ("query_dim", "query_rank"), "b_dq": ("query_rank",),
+    "W_uq": ("query_rank", "heads head_dim"),
+    "W_dkv": ("query_dim", "latent_dim"), "b_dkv": ("latent_dim",),
+    "W_ukv": ("kv_rank", "heads kv_dim"),
 }
 EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
 # The axes along which parameters stand beside each other: query, key and value; query and gate.
@@ -85,6 +91,7 @@ class Layout(NamedTuple):
     nested: bool = False                  # a tree of mappings
     full_every: int | None = None  # of sliding layers every n-th attends to all, by default
     rotary_layout: RotaryLayout = "half"
+    latent: bool = False                  # of latent attention
     partial_biases: tuple[str, ...] = ()  # of "qkvo", which models have beside all or none
     equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
                     ("head_dim", "value_head_dim"))  # sizes that its models have no two of

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mha._functions.multi_head_attention import BIASES
-from mha.parameters._names import as_tree, layout_named, shown
+from mha.parameters import _latent
+from mha.parameters._names import as_tree, check_layer, layout_named, shown
 from mha.parameters._table import (
     AXES,
     FUSED,
@@ -26,11 +27,14 @@ OPTIONS = ("scale", "softcap", "window", "alibi", "rotary", "norm_offset")
 
 def state_of_layer(settings: Any, parameters: dict[str, Array], layout: str,
                    prefix: str) -> dict[str, Any]:
-    """`MultiHeadAttention.to_state`, of the layer's settings and parameters."""
+    """`to_state`, of the layer's settings and parameters."""
     known = layout_named(layout)
+    check_layer(known, settings.is_latent)
     if not isinstance(prefix, str):
         raise TypeError(f"prefix: got {type(prefix).__name__}, wanted text")
     sizes = _sizes(settings)
+    if known.latent:
+        parameters = _latent.together(parameters, sizes)
     wrong_options = _wrong_options(known, settings)
     first: list[str] = []
     for form in known.forms:
@@ -46,6 +50,8 @@ def state_of_layer(settings: Any, parameters: dict[str, Array], layout: str,
 
 
 def _sizes(settings: Any) -> dict[str, int]:
+    if settings.is_latent:
+        return {**FUSED, **_latent.sizes_of(settings)}
     names = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
     return {**FUSED, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
             **{name: getattr(settings, name) for name in names}}
@@ -80,13 +86,16 @@ def _wrong_options(layout: Layout, settings: Any) -> list[str]:
     default = {"scale": 1 / math.sqrt(settings.head_dim)}
     problems = []
     for name in OPTIONS:
-        got = getattr(settings, name)
+        got = getattr(settings, name, None)
         got = None if got == default.get(name, 0.0) else got
         wanted = layout.constants.get(name) or None
         if name == "scale" and wanted == default["scale"]:
             wanted = None
         if name not in layout.settings and got != wanted:
             problems.append(f"{name} is {got}, wanted {wanted}")
+    wanted = layout.constants.get("norm_eps", settings.norm_eps)
+    problems += [f"norm_eps is {settings.norm_eps}, wanted {wanted}"] * (
+        settings.norm_eps != wanted)
     if (settings.rotary is not None and "rotary" in layout.settings
             and settings.rotary.layout != layout.rotary_layout):
         problems.append(f"rotary rotates pairs of columns that are {settings.rotary.layout!r},"
@@ -97,7 +106,7 @@ def _wrong_options(layout: Layout, settings: Any) -> list[str]:
 def _stored(layout: Layout, form: Form, parameters: dict[str, Array], sizes: dict[str, int],
             prefix: str) -> dict[str, Array]:
     """The form's arrays; biases that it must have and the layer has not are zeros."""
-    dtype = parameters["W_q"].dtype
+    dtype = parameters["W_o"].dtype
     flat = {}
     there = {name for name, stored in form.items() if parameters.keys() & set(stored.holds)}
     there |= whole_biases(layout, form, there)

@@ -2,8 +2,9 @@
 
 forward.py is the figure, top-down, and every box of it a function; backward.py has their gradients,
 the same names with _vjp; prepared_heads.py has what may stand between projections and attention,
-there and back; varlen.py has ragged batches; steps.py shows the intermediates of a layer. The
-functions have the names, arguments and meanings of those of `mha`, which do the same work in C.
+there and back; latent.py has latent attention; varlen.py has ragged batches; steps.py shows the
+intermediates of a layer. The functions have the names, arguments and meanings of those of `mha`,
+which do the same work in C.
 """
 
 from mha.reference._backward import (
@@ -28,6 +29,7 @@ from mha.reference._forward import (
     unmasked_attention,
     visible_pairs,
 )
+from mha.reference._latent import multi_head_latent_attention
 from mha.reference._prepared_heads import rms_norm, rms_norm_vjp, rotary, rotary_vjp
 from mha.reference._steps import STEPS, steps
 from mha.reference._varlen import (
@@ -48,6 +50,7 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "multi_head_attention_vjp",
+    "multi_head_latent_attention",
     "rms_norm",
     "rms_norm_vjp",
     "rotary",

@@ -5,8 +5,8 @@ import itertools
 import linecache
 import sys
 
-LAYER_FILES = ("mha._layer.layer", "mha._layer.options", "mha._layer.settings", "mha._layer.state",
-               "mha.reference")
+LAYER_FILES = ("mha._layer.layer", "mha._layer.options", "mha._layer.own_parameters",
+               "mha._layer.settings", "mha._layer.state", "mha.reference")
 
 
 class Interrupted:

@@ -25,6 +25,19 @@ def train_layer(layer: mha.MultiHeadAttention, x: Array, target: Array) -> None:
         layer.b_o -= 0.1 * gradients.b_o
 
 
+def train_latent_layer(layer: mha.MultiHeadLatentAttention, x: Array) -> Array:
+    """The same of latent attention, whose queries may have one matrix or two; and a token."""
+    output, pullback = layer.vjp(x, causal=True)
+    gradients = pullback(output)
+    layer.W_uk -= 0.1 * gradients.W_uk
+    if gradients.W_q is not None and layer.W_q is not None:
+        layer.W_q -= 0.1 * gradients.W_q
+    cache: mha.KVCache = layer.new_cache(len(x), absorbed=True)
+    token, lse = layer(x[:, :1], cache=cache, return_lse=True)
+    assert lse.shape == (len(x), layer.num_heads, 1)
+    return token
+
+
 def train_projection(x: Array, weight: Array, grad: Array) -> tuple[Array, Array]:
     """The output's shape is checked; a gradient that was not wanted is None."""
     output, pullback = mha.linear_vjp(x, weight)
@@ -76,6 +89,9 @@ def main() -> None:
     layer = mha.MultiHeadAttention(8, 2, use_bias=True, rng=0)
     x = np.random.default_rng(0).standard_normal((1, 3, 8), np.float32)
     train_layer(layer, x, np.zeros_like(x))
+    latent = mha.MultiHeadLatentAttention(8, 2, kv_rank=4, nope_dim=4, rope_dim=2,
+                                          value_head_dim=4, rng=0)
+    assert train_latent_layer(latent, x).shape == (1, 1, 8)
     train_projection(x, np.ones((8, 4), np.float32), np.ones((1, 3, 4), np.float32))
     assert all(gradient.any() for gradient in every_pullback(x, np.eye(8, dtype=np.float32)))
     assert [array.ndim for array in results(layer, x)] == [3, 4, 3]

@@ -281,7 +281,7 @@ def test_a_wrong_state_is_refused_or_fits_together():
             layer.__setstate__(state)
         except ValueError:
             assert not vars(layer), what
-            with pytest.raises(ValueError, match=r"^state: got .* wanted what pickling a Mul"):
+            with pytest.raises(ValueError, match=r"^state: got .* wanted what pickling a layer"):
                 live.__setstate__(state)
             assert np.array_equal(live(X), LAYER(X)), what
             refused += 1
@@ -425,11 +425,11 @@ def test_pruned_under_way():
 
 FORKED = """
 import os, threading, warnings
-import mha, mha._layer.layer
+import mha, mha._layer.own_parameters
 layer = mha.MultiHeadAttention(8, 2)
 held, forked = threading.Event(), threading.Event()
 def hold():
-    with mha._layer.layer.changing:  # as a change does
+    with mha._layer.own_parameters.changing:  # as a change does
         held.set()
         forked.wait()
 thread = threading.Thread(target=hold)

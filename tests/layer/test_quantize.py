@@ -107,7 +107,7 @@ def test_what_a_pickle_claims_is_checked():
                                     "b_q": mha.pack(rows(32, 128), dtype="q8_0")}},
                    {"_parameters": {**layer.__getstate__()["_parameters"],
                                     "W_q": mha.pack(rows(128, 128))}}):
-        with pytest.raises(ValueError, match="wanted what pickling a MultiHeadAttention gives"):
+        with pytest.raises(ValueError, match="wanted what pickling a layer gives"):
             copy.copy(layer).__setstate__({**layer.__getstate__(), **change})
     thawed = copy.copy(layer)
     thawed.__setstate__({**layer.__getstate__(), "_packed": False})

@@ -93,7 +93,7 @@ def test_no_libm_in_kernels():
 
 
 MOST_LINES = 500  # one class in one file may be longer
-LONGER = {"mha/_layer/layer.py": 820, "mha/_layer/kv_cache.py": 600,
+LONGER = {"mha/_layer/layer.py": 680, "mha/_layer/kv_cache.py": 600,
           "mha/_functions/block_mask.py": 650}
 
 

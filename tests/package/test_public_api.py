@@ -17,8 +17,8 @@ from public_signatures import GROUPS, SIGNATURES
 
 import mha
 
-NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "PagedCache", "Rotary",
-         "__version__",
+NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "MultiHeadLatentAttention",
+         "PackedWeight", "PagedCache", "Rotary", "__version__",
          "additive_attention", "additive_attention_vjp", "alibi_slopes", "dropout_mask",
          "get_num_threads", "instruction_set", "linear", "linear_vjp", "merge_attention",
          "merge_heads", "multi_head_attention", "multi_head_attention_vjp", "pack",
@@ -28,6 +28,7 @@ NAMES = ["BlockMask", "KVCache", "MultiHeadAttention", "PackedWeight", "PagedCac
          "set_num_threads", "show_config",
          "split_heads", "t5_relative_bias", "t5_relative_bias_vjp", "threads"]
 LAZY = {"BlockMask": "_functions.block_mask", "KVCache": "_layer.kv_cache",
+        "MultiHeadLatentAttention": "_layer.latent_attention",
         "PagedCache": "_layer.paged_cache",
         "additive_attention": "_functions.additive_attention",
         "additive_attention_vjp": "_functions.additive_attention",
@@ -42,10 +43,15 @@ LAZY = {"BlockMask": "_functions.block_mask", "KVCache": "_layer.kv_cache",
 SUBMODULES = ["compat", "dask", "importance", "masks", "parameters", "plot", "reference", "testing",
               "view"]
 
+# What layers have of one class, for whose examples one layer does.
+OF_LAYERS = ("parameters", "load_parameters", "num_parameters", "astype", "freeze", "unfreeze",
+             "quantize")
 NEVER_RAISE = {"get_num_threads", "instruction_set", "MultiHeadAttention.parameters",
                "MultiHeadAttention.num_parameters", "MultiHeadAttention.freeze",
                "MultiHeadAttention.unfreeze", "KVCache.reset", "PagedCache.new",
                "parameters.layouts"}
+NEVER_RAISE |= {f"MultiHeadLatentAttention.{name}"
+                for name in ("parameters", "num_parameters", "freeze", "unfreeze")}
 WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_set", "show_config",
                   "MultiHeadAttention.dropout",
                   "MultiHeadAttention.parameters", "MultiHeadAttention.load_parameters",
@@ -53,7 +59,8 @@ WITHOUT_ARRAYS = {"get_num_threads", "set_num_threads", "threads", "instruction_
                   "MultiHeadAttention.freeze", "MultiHeadAttention.unfreeze",
                   "MultiHeadAttention.quantize", "KVCache.reset", "PagedCache.new",
                   "PagedCache.fork", "PagedCache.free", "PagedCache.truncate",
-                  "parameters.layouts", "BlockMask", "PackedWeight"}
+                  "parameters.layouts", "BlockMask", "PackedWeight",
+                  *(f"MultiHeadLatentAttention.{name}" for name in OF_LAYERS)}
 
 
 def looked_up(name):
@@ -92,8 +99,8 @@ def test_no_public_function_is_forgotten_here():
     functions |= {"masks." + name for name in mha.masks.__all__}
     functions |= {"parameters." + name for name in mha.parameters.__all__}
     functions |= {"dask." + name for name in mha.dask.__all__}
-    for owner in (mha.MultiHeadAttention, mha.KVCache, mha.PagedCache, mha.Rotary, mha.BlockMask,
-                  mha.PackedWeight):
+    for owner in (mha.MultiHeadAttention, mha.MultiHeadLatentAttention, mha.KVCache,
+                  mha.PagedCache, mha.Rotary, mha.BlockMask, mha.PackedWeight):
         functions |= {f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
                       if (inspect.isroutine(value) or isinstance(value, property))
                       and not name.startswith("_")}
@@ -105,7 +112,8 @@ def test_no_public_function_is_forgotten_here():
         "keep_first", "pages_free", "nbytes")}
     of_masks = {"BlockMask." + name for name in (
         "batch", "heads", "query_len", "key_len", "nbytes", "density")}
-    undescribed = {"MultiHeadAttention.frozen", *("Rotary." + name for name in RESULTS)}
+    undescribed = {"MultiHeadAttention.frozen", "MultiHeadLatentAttention.frozen",
+                   *("Rotary." + name for name in RESULTS)}
     of_weights = {"PackedWeight." + name for name in ("shape", "dtype", "nbytes")}
     assert functions - set(SIGNATURES) == undescribed | of_caches | of_masks | of_weights
 
@@ -152,7 +160,7 @@ def test_import_loads_numpy_and_what_the_layer_needs():
             ".options", ".packed_weight", ".quantised", ".quantised_array", ".rotary",
             ".scaled_dot_product_attention")),
         *("mha._layer" + name for name in (
-            "", ".layer", ".options", ".settings", ".state"))}
+            "", ".layer", ".options", ".own_parameters", ".settings", ".state"))}
     assert "decimal" not in loaded
     beyond = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     beyond_numpy = set(run("import sys, numpy; print(*sys.modules)"))
@@ -209,6 +217,8 @@ def test_docstring_has_what_a_reader_needs_and_its_examples_run(name):
 # One call of each function with arguments; what it is given only has to reach it.
 X = np.ones((2, 4, 8))
 LAYER = mha.MultiHeadAttention(8, 2, rng=0)
+RANKS = {"kv_rank": 8, "nope_dim": 4, "rope_dim": 2, "value_head_dim": 4}
+LATENT = mha.MultiHeadLatentAttention(8, 2, **RANKS, rng=0)
 CALLS = {
     **{name: (getattr(mha, name), 3 * [X]) for name in (
         "scaled_dot_product_attention", "scaled_dot_product_attention_vjp")},
@@ -243,6 +253,16 @@ CALLS = {
     "MultiHeadAttention.quantize": (LAYER.quantize, ["q5_0"]),
     "MultiHeadAttention.new_cache": (LAYER.new_cache, [1]),
     "MultiHeadAttention.new_memory": (LAYER.new_memory, [X]),
+    "MultiHeadLatentAttention": (functools.partial(mha.MultiHeadLatentAttention, **RANKS), [8, 2]),
+    "MultiHeadLatentAttention.__call__": (LATENT, [X]),
+    "MultiHeadLatentAttention.vjp": (LATENT.vjp, [X]),
+    "MultiHeadLatentAttention.load_parameters": (LATENT.load_parameters, [{}]),
+    "MultiHeadLatentAttention.astype": (LATENT.astype, ["float32"]),
+    "MultiHeadLatentAttention.from_state": (LATENT.from_state, [{}]),
+    "MultiHeadLatentAttention.to_state": (LATENT.to_state, ["deepseek_v3"]),
+    "MultiHeadLatentAttention.prune_heads": (LATENT.prune_heads, [[]]),
+    "MultiHeadLatentAttention.quantize": (LATENT.quantize, ["q5_0"]),
+    "MultiHeadLatentAttention.new_cache": (LATENT.new_cache, [1]),
     "KVCache": (mha.KVCache, [1, 2, 4]),
     "KVCache.append": (mha.KVCache(2, 1, 8).append, [X[:, None], X[:, None]]),
     "KVCache.truncate": (mha.KVCache(2, 1, 8).truncate, [0]),

@@ -13,7 +13,8 @@
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
 # make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels,
-#             bench-flex, bench-linear, bench-masks, bench-quantised, bench-reshaping, bench-training
+#             bench-flex, bench-latent, bench-linear, bench-masks, bench-quantised,
+#             bench-reshaping, bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -49,7 +50,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
 	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
-	bench-flex bench-linear bench-masks bench-quantised bench-reshaping bench-training format clean check-prerequisites check-windows check-model
+	bench-flex bench-latent bench-linear bench-masks bench-quantised bench-reshaping bench-training format clean check-prerequisites check-windows check-model
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -342,6 +343,9 @@ bench-quantised: $(VENV)/.test
 
 bench-flex: .venv-bench/.built
 	.venv-bench/bin/python benchmarks/flex.py --write
+
+bench-latent: .venv-bench/.built
+	.venv-bench/bin/python benchmarks/bench_latent.py --write
 
 bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write

@@ -23,8 +23,9 @@ class Work:
     """Attention (batch, heads, query_len, key_len, head_dim), a layer (batch, length, width,
     heads), a step of training the language model of the examples (batch, length, width, heads,
     blocks), or a token through the layers of a decoder, the last of so many positions (batch,
-    positions, width, heads, layers), or one projection (rows, in, out), or what peers/quantised.py
-    makes of a shape; its options, and the least ratios wanted: peer name -> peer's time / ours. The
+    positions, width, heads, layers), or one projection (rows, in, out), or attention to latents
+    (heads, positions, kv_rank, rope_dim), or what peers/quantised.py makes of a shape; its options,
+    and the least ratios wanted: peer name -> peer's time / ours. The
     name "best" stands for the fastest of all peers but NumPy."""
 
     name: str
@@ -85,7 +86,8 @@ class Work:
         """The inputs, the same in every process."""
         random = np.random.default_rng(0)
 
-        if self.kind in ("model", "row", "rows", "cache", "sequences"):  # which make their own
+        if self.kind in ("model", "row", "rows", "cache", "sequences", "latent"):
+            # which make their own
             return {}
 
         def normal(*shape):

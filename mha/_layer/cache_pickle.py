@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mha._base.arguments import as_bool, as_lengths, as_size
+from mha._base.arguments import as_lengths, as_size
 from mha._base.dtypes import numbers_of_element
 from mha._base.pieces import converted
 from mha._layer.cache_state import BLOCK, CacheState, CacheWindow, first_needed, read_only, resized
@@ -24,7 +24,7 @@ def to_pickle(state: CacheState, window: CacheWindow) -> dict[str, Any]:
 
 def from_pickle(new_cache: Callable[..., Any], key: Array, value: Array, lengths: Array, start: int,
                 capacity: int, window: int | None, keep_first: int = 0,
-                moved: bool = False) -> tuple[CacheState, CacheWindow]:
+                moved: Array | None = None) -> tuple[CacheState, CacheWindow]:
     """The state of these, which must fit together, and the window; new_cache is `mha.KVCache`.
     Older pickles are without the last two."""
     batch, heads, held, head_dim = key.shape
@@ -42,5 +42,6 @@ def from_pickle(new_cache: Callable[..., Any], key: Array, value: Array, lengths
             or longest - start + kept != held):
         raise ValueError("wanted lengths of the positions that are held")
     whole = CacheState(converted(key, stored), converted(value, stored), read_only(known),
-                       shortest, longest, start, kept, kept, as_bool(moved, "moved"))
+                       shortest, longest, start, kept, kept,
+                       None if moved is None else as_lengths(moved, batch, "moved"))
     return resized(whole, None, columns), empty._window

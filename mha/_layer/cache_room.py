@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mha._layer.cache_state import (
     BLOCK,
+    NOWHERE,
     CacheState,
     CacheWindow,
     first_needed,
@@ -21,9 +23,9 @@ Array = NDArray[Any]
 
 
 def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | None,
-             moved: bool) -> CacheState:
-    """The state with n positions more, or counts (batch,) of them, that nobody has written. moved:
-    as of `CacheState`, for these rows."""
+             moved: Array | None) -> CacheState:
+    """The state with n positions more, or counts (batch,) of them, that nobody has written. moved
+    (batch,): in which sequences some of them stand elsewhere."""
     lengths = read_only(before.lengths + (n if counts is None else counts))
     if counts is None:
         shortest, longest = before.shortest + n, before.longest + n
@@ -31,7 +33,17 @@ def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | No
         shortest, longest = int(lengths.min()), int(lengths.max())
     state = _with_room(before, window, longest, longest - shortest + n)
     return state._replace(lengths=lengths, shortest=shortest, longest=longest,
-                          moved=moved or (before.moved and before.longest > 0))
+                          moved=_moved(before, moved))
+
+
+def _moved(before: CacheState, moved: Array | None) -> Array | None:
+    """That of the state with rows more: what is no longer there does not count."""
+    if moved is None and not before.has_moved:
+        return None
+    nowhere = np.full(before.lengths.size, NOWHERE)
+    found = nowhere if before.moved is None else np.where(before.moved < before.lengths,
+                                                          before.moved, nowhere)
+    return found if moved is None else np.where(moved, np.minimum(found, before.lengths), found)
 
 
 def _with_room(before: CacheState, window: CacheWindow, longest: int, ragged: int) -> CacheState:

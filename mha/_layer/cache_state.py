@@ -19,6 +19,7 @@ Array = NDArray[Any]
 # The kernels sum in blocks of so many keys, aligned to key 0: whoever drops whole blocks keeps the
 # order of every sum, and with it the bits.
 BLOCK = 128
+NOWHERE = 2**62  # behind all positions
 
 
 class CacheWindow(NamedTuple):
@@ -54,12 +55,19 @@ class CacheState(NamedTuple):
     start: int      # the first position that is held
     first: int      # its column
     kept: int = 0   # so many from position 0 on; 0 as long as start is 0
-    moved: bool = False  # whether some row stood elsewhere, along one of several position axes
+    # (batch,): from where on rows may stand elsewhere, along one of several position axes. None: no
+    # row does.
+    moved: Array | None = None
 
     @property
     def dropped(self) -> int:
         """How many positions are missing in front of start."""
         return self.start - self.kept
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether some row that is there may stand elsewhere."""
+        return self.moved is not None and bool((self.moved < self.lengths).any())
 
     def held(self) -> tuple[Array, Array]:
         """Views of key and value: what is kept of the first positions, and from position start to
@@ -132,7 +140,8 @@ def resized_from(state: CacheState, sequences: list[int] | None, columns: int, s
                 copy_into(behind[to, :, rows], seen[of, :, rows])
         arrays.append(new)
     return CacheState(arrays[0], arrays[1], lengths, shortest, longest, start, kept, kept,
-                      state.moved)
+                      state.moved if state.moved is None or sequences is None
+                      else state.moved[sequences])
 
 
 # (array, where, numbers): what array[where] becomes.

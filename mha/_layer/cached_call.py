@@ -139,21 +139,23 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
 
 
 def _positions(settings: LayerSettings, given: Array | None, before: CacheState,
-               first: int | Array, n: int, real: Array | None) -> tuple[Array | None, bool]:
-    """Where the n rows of each sequence stand, by default one behind the other; and whether, along
-    some of several position axes, that is elsewhere."""
+               first: int | Array, n: int,
+               real: Array | None) -> tuple[Array | None, Array | None]:
+    """Where the n rows of each sequence stand, by default one behind the other; and in which
+    sequences (batch,), if any, that is elsewhere along some of several position axes."""
     axes = position_axes(settings.rotary)
     if settings.rotary is None or (axes == 1 and given is not None):
-        return given, False
+        return given, None
     places = np.arange(n) + (first if isinstance(first, int) else first[:, None])
     if axes == 1:
-        return places, False
+        return places, None
     if given is not None:
         elsewhere = given != places
-        return given, bool((elsewhere if real is None else elsewhere & real).any())
-    if before.moved and before.longest > 0:
+        moved = (elsewhere if real is None else elsewhere & real).any(axis=(0, 2))
+        return given, moved if moved.any() else None
+    if before.has_moved:
         raise ValueError(no_positions(axes, f"({len(before.lengths)}, {n})"))
-    return np.broadcast_to(places, (axes, len(before.lengths), n)), False
+    return np.broadcast_to(places, (axes, len(before.lengths), n)), None
 
 
 def no_positions(axes: int, rows: str) -> str:
@@ -275,7 +277,8 @@ def _check_slot_order(positions: Array, real: Array | None, options: AttentionOp
                  if _is_in_force(name, getattr(options, name))), None)
     if name is None:
         return
-    follows = np.diff(positions, axis=-1) == 1
+    ahead, behind = positions[..., 1:], positions[..., :-1]
+    follows = (ahead > behind) & (ahead - behind == 1)
     if real is not None:
         follows = follows | ~(real[:, 1:] & real[:, :-1])
     if not follows.all():

@@ -44,6 +44,7 @@ from mha._base.keywords import (
 from mha._layer.cache_pickle import from_pickle, to_pickle
 from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
+    NOWHERE,
     CacheState,
     changed_meanwhile,
     checked_window,
@@ -363,6 +364,8 @@ class KVCache:
         new = begins + np.array([len(branch) for branch in chosen])
         after = self._shortened(before, new, f"start: got {begins.tolist()}, with indices lengths"
                                              f" of {new.tolist()}")
+        if before.moved is not None:  # the branch stands where rows that are appended do
+            after = after._replace(moved=np.where(before.moved < begins, before.moved, NOWHERE))
         self._publish_and_clear(after, before, moves(before, begins, chosen))
 
     @checks_keywords
@@ -409,12 +412,12 @@ class KVCache:
         self._publish_and_clear(after, before)
 
     def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
-                use: Callable[[CacheState, Append], T], moved: bool = False) -> T:
+                use: Callable[[CacheState, Append], T], moved: Array | None = None) -> T:
         """use(after, append), and then the cache has n positions more than before; where anything
         fails it is as it was. `after` has room for them, and is without what they do not need;
         append(key, value) writes them there: (batch, kv_heads, n, head_dim). counts (batch,): of
         sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n.
-        moved: as of `CacheState`, for these rows.
+        moved (batch,): in which sequences some of them stand elsewhere.
         """
         after = extended(before, self._window, n, counts, moved)
 

@@ -266,7 +266,7 @@ class MultiHeadAttention(OwnParameters):
             Where rows of query and key stand, for the layer's rotary alone; one of n sections takes
             (n, len) or (n, batch, len), too, as in a call of `mha.Rotary`, and with a cache needs
             positions behind rows that had others than their place. key_positions are positions
-            where key is query itself.
+            where no key is given.
         cache : mha.KVCache, optional
             Of `new_cache`: the rows of query are the next positions; their keys and values are
             appended, attention is causal and goes over all positions so far. Mask and bias have a

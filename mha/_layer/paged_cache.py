@@ -478,7 +478,10 @@ class PagedLayer:
     def _grown(self, sequence: Pages, count: int, moves: bool) -> Pages:
         lengths = list(sequence.lengths)
         lengths[self._index] += count
-        return sequence._replace(lengths=tuple(lengths), moved=moves or sequence.has_moved)
+        moved = sequence.moved if sequence.has_moved else None
+        if moves and moved is None:
+            moved = lengths[self._index] - count
+        return sequence._replace(lengths=tuple(lengths), moved=moved)
 
     def write(self, rows: Rows, key: Array, value: Array) -> None:
         """key and value (rows, kv_heads, columns), where nobody reads yet."""

@@ -20,12 +20,12 @@ class Pages(NamedTuple):
     pages: tuple[int, ...] = ()
     first: int = 0                 # pages that are dropped, behind those that a pool keeps
     lengths: tuple[int, ...] = ()  # positions that each layer has appended
-    moved: bool = False            # whether some stood elsewhere, as of `CacheState`
+    moved: int | None = None       # from where on rows may stand elsewhere, as of `CacheState`
 
     @property
     def has_moved(self) -> bool:
-        """The same, of those that are still there."""
-        return self.moved and max(self.lengths) > 0
+        """Whether some row that is there may stand elsewhere."""
+        return self.moved is not None and self.moved < max(self.lengths)
 
 
 class PageWindow(NamedTuple):

@@ -87,7 +87,7 @@ def _paged_call(state: LayerState, x: ArrayLike, starts: ArrayLike, options: Att
     if sequences is None:
         raise ValueError("sequences: got none, wanted the ids of the sequences of starts")
     gate = None if head_gate is None else as_array(head_gate, "head_gate")
-    _, rows, begins, where = _checked(state, x, starts, positions, others)
+    _, rows, begins, where = _checked(state, x, starts, positions, others, appends)
     undrawn = drawn(checked_options(options, cache)).options._replace(causal=True)
     _check_options(state, cache, undrawn, gate)
     axes = position_axes(state.settings.rotary)
@@ -246,7 +246,8 @@ def _merged(heads: Array) -> Array:
 
 
 def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike, positions: Maybe,
-             others: dict[str, Any]) -> tuple[Array, Array, Array, Array | None]:
+             others: dict[str, Any],
+             appends: bool = True) -> tuple[Array, Array, Array, Array | None]:
     """What was given, it as rows (total_len, embed_dim) in the type in which the layer computes,
     the starts, an array of our own, and the positions (axes, total_len), where some were given."""
     settings = state.settings
@@ -257,7 +258,7 @@ def _checked(state: LayerState, x: ArrayLike, starts: ArrayLike, positions: Mayb
         if other is not None and other is not False:
             raise ValueError(f"{name}: got one with starts, wanted none: {REFUSED[name]}")
     widths = settings.query_dim, settings.key_dim, settings.value_dim
-    if len(set(widths)) > 1:
+    if appends and len(set(widths)) > 1:
         raise ValueError(f"starts: got some for query_dim, key_dim and value_dim {widths}, wanted"
                          f" equal ones: {ITSELF}")
     given = as_array(x, "query")

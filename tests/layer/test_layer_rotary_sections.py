@@ -153,7 +153,7 @@ def test_behind_an_image_positions_are_required(rotary):
         layer(x[:, 8:], cache=same, positions=[6])          # behind the image, along all axes
         with pytest.raises(ValueError, match=message):
             layer(x[:, 8:], cache=same)
-        same.truncate([3, 0])
+        same.truncate([5, 0])
         same.select([1, 0])
         with pytest.raises(ValueError, match=message):
             layer(x[:, 8:], cache=same)
@@ -175,6 +175,38 @@ def test_behind_an_image_positions_are_required(rotary):
     cache = plain.new_cache(2)
     plain(x[:, :3], cache=cache, positions=[5, 6, 7])
     plain(x[:, :3], cache=cache)
+
+
+def test_going_back_to_before_the_image_and_trees_of_text(rotary):
+    """Only sequences that have such rows need positions."""
+    axes, layer = len(rotary.sections), new_layer(rotary)
+    x, _ = some(rotary, 2, 9)
+    cache = layer.new_cache(2)
+    layer(x[:, :4], cache=cache)
+    image = np.broadcast_to(np.arange(4, 7), (axes, 2, 3)).copy()
+    image[:, 1] = 4                                         # of sequence 1 alone
+    layer(x[:, 4:7], cache=cache, positions=image)
+    text, both = copy.copy(cache), copy.copy(cache)
+    text.select([0])
+    layer(x[:1, 7:], cache=text)
+    with pytest.raises(ValueError, match=r"^positions: got none"):
+        layer(x[:, 7:], cache=both)
+    both.truncate([7, 4])
+    got = layer(x[:, 7:], cache=both)
+    alone = layer(np.concatenate([x[1, :4], x[1, 7:]]), causal=True)
+    np.testing.assert_allclose(got[1], alone[4:], rtol=0, atol=1e-13)
+    layer(x[:, 7:], cache=both)
+    # A tree: rows 4 and 5 are two guesses for position 4, row 6 follows the second.
+    tree = layer.new_cache(2)
+    layer(x[:, :4], cache=tree)
+    mask = np.ones((3, 7), bool)
+    mask[:, 4:] = [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    layer(x[:, 4:7], cache=tree, mask=mask,
+          positions=np.broadcast_to([4, 4, 5], (axes, 2, 3)))
+    tree.keep(4, [[1, 2]] * 2)
+    got = layer(x[:, 7:], cache=tree)
+    wanted = layer(np.concatenate([x[:, :4], x[:, 5:]], axis=1), causal=True)
+    np.testing.assert_allclose(got, wanted[:, 6:], rtol=0, atol=1e-13)
 
 
 def test_left_padding(rotary):
@@ -201,7 +233,7 @@ def test_pickles_of_caches_from_before():
     old.__setstate__(state)
     assert np.array_equal(layer(x, cache=old), layer(x, cache=cache))
     with pytest.raises(ValueError, match=r"state: got one that does not fit together \(moved"):
-        old.__setstate__(state | {"moved": 3})
+        old.__setstate__(state | {"moved": "3"})
 
 
 def test_ragged_calls(rotary):

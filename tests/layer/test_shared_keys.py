@@ -196,3 +196,17 @@ def test_the_layer_needs_no_width_of_keys():
     assert late(rows, cache=cache, append=False).shape == (1, 2, 24)
     with pytest.raises(ValueError, match="cache: got a new_cache\\(\\) for query_dim, key_dim"):
         late(rows, cache=cache)
+
+
+def test_a_pool_beside_a_layer_whose_keys_are_of_another_width():
+    """W_k and W_v are not used, whatever their width."""
+    early = random_layer(0)
+    late = mha.MultiHeadAttention(WIDTH, 4, num_kv_heads=2, key_dim=7, value_dim=5, rng=1)
+    pool, cache, x = mha.PagedCache(4, 2, 6), early.new_cache(1), random_x(1, 9)
+    id = pool.new()
+    early(x[0], starts=[0, 9], cache=pool[0], sequences=[id])
+    early(x, cache=cache)
+    got = late(x[0], starts=[0, 9], cache=pool[0], sequences=[id], append=False)
+    assert np.array_equal(got, late(x, cache=cache, append=False)[0])
+    with pytest.raises(ValueError, match="starts: got some for query_dim, key_dim and value_dim"):
+        late(x[0], starts=[0, 9], cache=pool[0], sequences=[id])

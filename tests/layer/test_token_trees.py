@@ -236,3 +236,12 @@ def test_control_c_leaves_all_or_nothing(step):
     for cache in interrupts_of(lambda cache: cache.keep([2, 3], [[3, 1, 6], [2, 0, 1]], [3, 2]),
                                filled, step):
         assert contents(cache) in states
+
+
+@pytest.mark.parametrize("positions", [[2**63 - 1, -2**63], [-2**63, 2**63 - 1], [5, 7], [7, 6]])
+def test_positions_that_do_not_rise_by_one_beside_a_window(positions):
+    layer = mha.MultiHeadAttention(16, 2, rotary=mha.Rotary(8), rng=0)
+    cache = layer.new_cache(1, window=3)
+    with pytest.raises(ValueError, match="positions: got ones that do not rise by 1"):
+        layer(np.ones((1, 2, 16)), cache=cache, positions=positions)
+    assert cache.lengths.tolist() == [0]

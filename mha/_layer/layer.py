@@ -493,8 +493,8 @@ class MultiHeadAttention(OwnParameters):
         state : names with arrays, or tensors on the CPU
             Of `mha.parameters.open`, a state_dict, a tree of Flax, ...
         layout : str, by default that of config's model_type
-            How they are named and arranged: one of `mha.parameters.layouts()`, or what configs call
-            one of their models ("mistral").
+            How they are named and arranged: one of `mha.parameters.layouts()`, where models are by
+            the name that configs have ("mistral").
         prefix : str
             What stands before the layer's own names: "encoder.layer.0.attention.". With {layer} in
             it, for the number of a layer, and without layer_index: all layers.

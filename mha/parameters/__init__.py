@@ -2,8 +2,8 @@
 
 `mha.MultiHeadAttention.from_state(state, layout, prefix=..., config=...)` makes a layer of what
 a framework or a file keeps, `layer.to_state(layout)` the other way; `layouts()` lists the names of
-layouts, `open(path)` reads .safetensors, .npz and .gguf, an array at a time. A layout is a table,
-in _layouts.py.
+layouts and models, `open(path)` reads .safetensors, .npz and .gguf, an array at a time. A layout is
+a table, in _layouts.py.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import os
 from mha._base.keywords import checks_keywords
 from mha.parameters._files import Arrays
 from mha.parameters._folders import opened
-from mha.parameters._layouts import LAYOUTS
+from mha.parameters._layouts import LAYOUTS, OF_MODELS
 
 __all__ = ["layouts", "open"]
 
 
 def layouts() -> list[str]:
-    """The names of the layouts that `from_state` of layers knows.
+    """The names of layouts that `from_state` of layers takes.
 
+    Models that have one are among them, by the model_type of their configs: those whose attention
+    layers in transformers 5.23, small and of random numbers, give what those give that are read
+    here. A model of several parts is read by the model_type of its text_config.
     Those of DeepSeek are of `MultiHeadLatentAttention`, the others of `MultiHeadAttention`.
-    What configs call a layout's models (model_type) names it too: "mistral" and "qwen2" are
-    "llama", "roberta" is "bert".
 
-    >>> mha.parameters.layouts()[:3]
-    ['bart', 'bert', 'bloom']
+    >>> [name for name in mha.parameters.layouts() if name.startswith("gemma")]
+    ['gemma', 'gemma2', 'gemma3', 'gemma3_text']
     """
-    return sorted(LAYOUTS)
+    return sorted(LAYOUTS | OF_MODELS)
 
 
 @checks_keywords

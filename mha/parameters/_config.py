@@ -16,19 +16,35 @@ from mha._functions.position_biases import alibi_slopes
 from mha._functions.rotary import Rotary
 from mha.parameters._folders import config_at
 from mha.parameters._gguf_metadata import of_metadata
-from mha.parameters._table import Context
+from mha.parameters._table import Context, Layout
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
 
 # What models call it -> the sizes' name.
 SIZES = {
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
-    "kv_heads": ("num_key_value_heads", "n_kv_heads"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads",
+              "attention_heads"),
+    "kv_heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads"),
     "head_dim": ("head_dim", "d_kv"),
 }
 SIDES = ("encoder", "decoder")
 # Text models whose query, key and value have biases; those that see images, too.
 OF_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+# Models that rotate by another base than 10000, or fewer columns than all, where a config has no
+# key that says it.
+OTHER_BASE = frozenset((
+    *OF_QWEN2[1:], "apertus", "blt_global_transformer", "blt_patcher", "cohere", "csm",
+    "csm_depth_decoder_model", "cwm", "emu3_text_model", "ernie4_5", "ernie4_5_moe", "flex_olmo",
+    "gemma3_text", "gpt_oss", "gte", "helium", "higgs_audio_v2", "hy_v3", "jina_embeddings_v3",
+    "lfm2", "lfm2_moe", "mellum", "minimax", "minimax_m2", "mixtral", "mllama_text_model",
+    "modernbert", "modernbert-decoder", "nomic_bert", "olmo3", "paddleocr_vl_text", "phimoe",
+    "qwen2_5_omni_text", "qwen3_vl_moe_text", "qwen3_vl_text", "smollm3", "solar_open"))
+FEWER_COLUMNS = frozenset((
+    "bamba", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "glm_image_text", "glm_ocr_text",
+    "glmasr_encoder", "gpt_neox", "nemotron", "phi", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next", "recurrent_gemma", "stablelm"))
+BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+COLUMNS = ("partial_rotary_factor", "rotary_pct", "rotary_dim")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -49,6 +65,8 @@ def sizes(config: Mapping[str, Any], prefix: str) -> dict[str, int]:
     """heads, kv_heads and head_dim, where the config has them."""
     found = {size: as_size(config[name], f"config {name!r}") for size, names in SIZES.items()
              for name in names[::-1] if config.get(name) is not None}  # the first name is the last
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        found["kv_heads"] = 1  # what Falcon's other keys say is for its newer models
     sides = {side: as_size(config[name], f"config {name!r}") for side in SIDES
              if config.get(name := f"{side}_attention_heads") is not None}
     side = side_of(prefix)
@@ -67,11 +85,16 @@ def side_of(prefix: str) -> str | None:
     return whole[-1] if whole else words[0] if len(words) == 1 else None
 
 
-def biases(config: Mapping[str, Any], layout: str | None) -> str:
-    """Of "qkvo" the projections that have biases for sure, by a config and the layout's name."""
-    if layout == "qwen2" or config.get("model_type") in OF_QWEN2:
+def biases(config: Mapping[str, Any], layout: Layout, named: str | None) -> str:
+    """Of "qkvo" the projections that have biases for sure, by a config and the layout, as it was
+    named."""
+    if named == "qwen2" or config.get("model_type") in OF_QWEN2:
         return "qkv"
-    return "qkvo" if config.get("attention_bias") is True or config.get("qkv_bias") is True else ""
+    said = {letter for key, letters in layout.biases.items() if config.get(key) is True
+            for letter in letters}
+    if config.get("attention_out_bias") is False:
+        said -= {"o"}
+    return "".join(sorted(said))
 
 
 def number(context: Context, name: str) -> float:
@@ -81,11 +104,56 @@ def number(context: Context, name: str) -> float:
 
 
 def rotary(context: Context) -> Rotary:
+    for models, keys in ((OTHER_BASE, BASES), (FEWER_COLUMNS, COLUMNS)):
+        if context.config.get("model_type") in models and not _says(context.config, keys):
+            raise ValueError(f"config: got none of {', '.join(keys)}, which models of type"
+                             f" {context.config['model_type']!r} need, wanted one")
     nested = any(isinstance(value, Mapping) for value in _rope(context.config).values())
     by_type = nested or context.config.get("rope_local_base_freq") is not None
     return Rotary.from_config(context.config, context.sizes["head_dim"],
                                   layout=context.rotary_layout,
                                   layer_type=_layer_type(context) if by_type else None)
+
+
+def rotary_of_sliding(context: Context) -> Rotary | None:
+    """Of models whose layers that see all do not rotate."""
+    if _layer_type(context) != SLIDING:
+        return None
+    number(context, "sliding_window")
+    return rotary(context)
+
+
+def rotary_of_exaone4(context: Context) -> Rotary | None:
+    """Likewise, unless no layer slides."""
+    if context.config.get("sliding_window") is None:
+        return rotary(context)
+    return rotary_of_sliding(context)
+
+
+def rotary_of_some(context: Context) -> Rotary | None:
+    """Of layers that a list names by 1."""
+    layers = context.config.get("no_rope_layers")
+    if layers is None:
+        every = as_size(context.config.get("no_rope_layer_interval"),
+                        "config 'no_rope_layer_interval'")
+        return rotary(context) if (_index(context) + 1) % every else None
+    return rotary(context) if _of_layer(context, layers, "no_rope_layers") else None
+
+
+def rotary_of_esm(context: Context) -> Rotary | None:
+    kind = context.config.get("position_embedding_type", "absolute")
+    if kind not in ("absolute", "rotary"):
+        raise ValueError(f"config 'position_embedding_type': got {kind!r}, wanted 'absolute' or"
+                         " 'rotary'")
+    return rotary(context) if kind == "rotary" else None
+
+
+def rotary_by_type(context: Context) -> Rotary:
+    """Of ModernBERT, whose older configs have two keys for two kinds of layers."""
+    if not any(isinstance(value, Mapping) for value in _rope(context.config).values()):
+        raise ValueError("config: got no rope_parameters of full_attention and sliding_attention,"
+                         " wanted a config as transformers 5 writes it")
+    return rotary(context)
 
 
 def rotary_of_meta(context: Context) -> Rotary:
@@ -96,6 +164,13 @@ def rotary_of_meta(context: Context) -> Rotary:
                          " (Llama 3.2), low_freq_factor 1, high_freq_factor 4,"
                          " original_max_position_embeddings 8192")
     return rotary(context)
+
+
+def _says(config: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    """Whether a config has one of the keys, by the kinds of layers or at the top."""
+    rope = _rope(config)
+    return any(place.get(key) is not None for key in keys
+               for place in (config, rope, *rope.values()) if isinstance(place, Mapping))
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,6 +188,54 @@ def window(context: Context) -> Window | None:
     return as_size(width, "config 'sliding_window'") - 1, 0
 
 
+def window_both_ways(context: Context) -> Window | None:
+    """Of ModernBERT: half of local_attention to either side, beside the query's own position."""
+    half = _half_of_local(context)
+    return None if half is None else (half, half)
+
+
+def _half_of_local(context: Context) -> int | None:
+    """Of layers that slide."""
+    if _of_layer(context, context.config.get("layer_types"), "layer_types") != SLIDING:
+        return None
+    return as_size(context.config.get("local_attention"), "config 'local_attention'", least=2) // 2
+
+
+def window_of_half(context: Context) -> Window | None:
+    """Of its decoder, whose half counts the query's own position."""
+    half = _half_of_local(context)
+    return None if half is None else (half - 1, 0)
+
+
+def window_of_gpt_neo(context: Context) -> Window | None:
+    config = context.config
+    types = config.get("attention_layers")
+    if types is None:
+        raise ValueError("config: got none for 'attention_layers', wanted the list of 'global' and"
+                         " 'local', one a layer")
+    if _of_layer(context, types, "attention_layers") != "local":
+        return None
+    return as_size(config.get("window_size"), "config 'window_size'", 256) - 1, 0
+
+
+def _index(context: Context) -> int:
+    if context.layer_index is None:
+        raise ValueError("layer_index: got none, wanted the layer's number, since the config's"
+                         " layers differ")
+    return context.layer_index
+
+
+def _of_layer(context: Context, values: Any, name: str) -> Any:
+    """The layer's own of a config's list."""
+    index = _index(context)
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"config {name!r}: got {type(values).__name__}, wanted a list")
+    if not 0 <= index < len(values):
+        raise ValueError(f"layer_index: got {index}, wanted one of the {len(values)} layers of"
+                         f" the config's {name}")
+    return values[index]
+
+
 def _layer_type(context: Context) -> str:
     """Sliding or full, by what a config says or, where it is an older one, the layout."""
     config = context.config
@@ -122,20 +245,13 @@ def _layer_type(context: Context) -> str:
     first_full = config.get("max_window_layers") if config.get("use_sliding_window") else None
     if types is None and pattern is None and first_full is None:
         return SLIDING if config.get("sliding_window") is not None else FULL
-    index = context.layer_index
-    if index is None:
-        raise ValueError("layer_index: got none, wanted the layer's number, since the config's"
-                         " layers differ")
+    index = _index(context)
     if types is not None:
-        if not isinstance(types, (list, tuple)):
-            raise TypeError(f"config 'layer_types': got {type(types).__name__}, wanted a list")
-        if not 0 <= index < len(types):
-            raise ValueError(f"layer_index: got {index}, wanted one of the {len(types)} layers of"
-                             " the config's layer_types")
-        if types[index] not in (SLIDING, FULL):
-            raise ValueError(f"config 'layer_types': got {types[index]!r} for layer {index}, wanted"
+        kind = _of_layer(context, types, "layer_types")
+        if kind not in (SLIDING, FULL):
+            raise ValueError(f"config 'layer_types': got {kind!r} for layer {index}, wanted"
                              f" {SLIDING!r} or {FULL!r}")
-        return str(types[index])
+        return str(kind)
     if pattern is not None:
         every = as_size(pattern, "config 'sliding_window_pattern'")
         return SLIDING if (index + 1) % every else FULL
@@ -143,7 +259,9 @@ def _layer_type(context: Context) -> str:
 
 
 def norm_eps(context: Context) -> float:
-    return number(context, "rms_norm_eps")
+    """What is added to the mean of squares, as a config calls it."""
+    names = ("rms_norm_eps", "norm_eps", "layer_norm_eps")
+    return number(context, next((name for name in names if name in context.config), names[0]))
 
 
 def softcap(context: Context) -> float | None:
@@ -155,16 +273,23 @@ def scale_of_scalar(context: Context) -> float:
     return number(context, "query_pre_attn_scalar") ** -0.5
 
 
+def scale_of_multiplier(context: Context) -> float:
+    """Of Granite, which says it itself."""
+    return number(context, "attention_multiplier")
+
+
+def scale_of_keys(context: Context) -> float:
+    """Of keys that are multiplied by a number."""
+    return number(context, "key_multiplier") * context.sizes["head_dim"] ** -0.5
+
+
 def scale_of_gpt2(context: Context) -> float | None:
     config = context.config
     scale = 1.0
     if as_bool(config.get("scale_attn_weights", True), "config 'scale_attn_weights'"):
         scale = context.sizes["head_dim"] ** -0.5
     if config.get("scale_attn_by_inverse_layer_idx"):
-        if context.layer_index is None:
-            raise ValueError("layer_index: got none, wanted the layer's number, by which the"
-                             " config divides the scale")
-        return scale / (context.layer_index + 1)
+        return scale / (_index(context) + 1)
     return scale if scale == 1.0 else None
 
 

@@ -9,11 +9,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mha._base.arguments import printable
+from mha._base.keywords import close_matches
 from mha.parameters._layouts import LAYOUTS, OF_MODELS
+from mha.parameters._refused import refusal
 from mha.parameters._table import Form, Layout
 
 PLACE = "{layer}"  # in a prefix, for the number of a layer
 MOST_SHOWN = 12
+ONE_OF_THEM = "one of mha.parameters.layouts()"
 
 
 def layout_named(name: Any) -> Layout:
@@ -22,7 +26,11 @@ def layout_named(name: Any) -> Layout:
         raise TypeError(f"layout: got {type(name).__name__}, wanted a name")
     known = OF_MODELS | LAYOUTS
     if name not in known:
-        raise ValueError(f"layout: got {name!r}, wanted one of {', '.join(sorted(known))}")
+        why = refusal(name)
+        close = ", ".join(close_matches(name, known, 4))
+        raise ValueError(printable(f"layout: got {name!r}, " + (
+            f"which has {why}" if why else f"wanted one of {close}; or another"
+            f" of mha.parameters.layouts()" if close else f"wanted {ONE_OF_THEM}")))
     return known[name]
 
 
@@ -88,14 +96,25 @@ def left_over(layout: Layout, form: Form, names: Iterable[str]) -> list[str]:
 
 
 def looks_like(names: set[str]) -> list[str]:
-    """The layouts that these names are those of."""
-    return [layout.name for layout in LAYOUTS.values() if fits(layout, names)]
+    """The layouts that these names are those of, those first that have the fewest more; of those
+    with the same form one."""
+    found: list[tuple[str, Form]] = []
+    for layout in LAYOUTS.values():
+        form = fitting(layout, names)
+        if form is not None and all(form != other for _, other in found):
+            found.append((layout.name, form))
+    return [name for name, form in sorted(found, key=lambda each: len(each[1].keys() - names))]
 
 
 def fits(layout: Layout, names: set[str]) -> bool:
-    """Whether these are a layout's names: none is missing and none left over."""
-    return any(required(form) <= names and not left_over(layout, form, names)
-               for form in layout.forms)
+    """Whether these are a layout's names."""
+    return fitting(layout, names) is not None
+
+
+def fitting(layout: Layout, names: set[str]) -> Form | None:
+    """The form of a layout that these are the names of: none is missing and none left over."""
+    return next((form for form in layout.forms
+                 if required(form) <= names and not left_over(layout, form, names)), None)
 
 
 def required(form: Form) -> set[str]:
@@ -129,9 +148,9 @@ def _under(prefix: str, ordered: list[str]) -> set[str]:
 
 def advice(layout: Layout, under: set[str], names: Iterable[str], prefix: str) -> list[str]:
     """What else the state may be: another layout, or this one or another elsewhere."""
-    others = looks_like(under)
-    if layout.name in others:
+    if fits(layout, under):
         return []
+    others = looks_like(under)
     if others:
         return [f"looks like {' or '.join(others)}: try layout={others[0]!r}"]
     if under and required(best_forms(layout, under)[0]) & under:

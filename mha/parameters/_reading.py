@@ -21,8 +21,9 @@ from mha._functions.rotary import Layout as RotaryLayout
 from mha._functions.rotary import checked_layout
 from mha.parameters import _config as configs
 from mha.parameters import _latent
-from mha.parameters._layouts import LAYOUTS, OF_MODELS
+from mha.parameters._layouts import OF_MODELS
 from mha.parameters._names import (
+    ONE_OF_THEM,
     PLACE,
     advice,
     best_forms,
@@ -36,6 +37,7 @@ from mha.parameters._names import (
     shown,
 )
 from mha.parameters._own_names import NAME, own_layout, seen_names
+from mha.parameters._refused import refusal, unread_keys
 from mha.parameters._table import (
     FUSED,
     Array,
@@ -136,13 +138,16 @@ def _layout(given: Any, config: Mapping[str, Any] | None, state: Mapping[Any, An
     model = None if config is None else config.get("model_type")
     if isinstance(model, str) and model in OF_MODELS:
         return OF_MODELS[model]
+    why = refusal(model)
+    if why is not None:
+        raise ValueError(f"layout: got none, and model_type {model!r} in config, which has {why}")
     got = "no config" if config is None else "no model_type in config" if model is None else (
         f"model_type {model!r} in config, which has no layout here")
     first = prefix.replace(PLACE, "0")
     under = {name.removeprefix(first) for name in map(str, state) if name.startswith(first)}
     alike, own = looks_like(under), seen_names(under)
     raise ValueError(printable(
-        f"layout: got none, and {got}, wanted one of {', '.join(sorted(LAYOUTS))}, or names="
+        f"layout: got none, and {got}, wanted {ONE_OF_THEM}, or names="
         + f"; {own}" * bool(own) + f"; state has the names of {' or '.join(alike)}" * bool(alike)))
 
 
@@ -216,7 +221,7 @@ def _found(asked: Asked, form: Form, prefix: str,
         elif not stored.optional and not (stored.never_under and stored.never_under in prefix):
             missing.append(name)
     there = {name for name in form if prefix + name in asked.state}
-    wanted = configs.biases(asked.config or {}, asked.named)
+    wanted = configs.biases(asked.config or {}, layout, asked.named)
     missing += sorted(whole_biases(layout, form, there, wanted) - there)
     others = sorted(left_over(layout, form, under))
     cures = [f"{name}: wanted {layout.unsupported[name]}" for name in others
@@ -320,7 +325,7 @@ def _options(asked: Asked, context: Context,
     """The options that the layout, the config and the caller give, the last before the others."""
     layout, given, problems = asked.layout, asked.options, []
     options = dict(layout.constants)
-    problems += _unsupported(layout, context.config, under)
+    problems += _unsupported(layout, context.config, given, under)
     for name, read in layout.settings.items():
         if name in given:
             continue
@@ -334,7 +339,8 @@ def _options(asked: Asked, context: Context,
     return {**options, **given}, problems
 
 
-def _unsupported(layout: Layout, config: Mapping[str, Any], under: set[str]) -> list[str]:
+def _unsupported(layout: Layout, config: Mapping[str, Any], given: Mapping[str, Any],
+                 under: set[str]) -> list[str]:
     """What a config asks for that mha has not, and models of another layout."""
     problems = []
     for key, cure in layout.unsupported.items():
@@ -343,12 +349,14 @@ def _unsupported(layout: Layout, config: Mapping[str, Any], under: set[str]) -> 
             value = value.get(part) if isinstance(value, Mapping) else None
         if value:
             problems.append(f"config: {key} is {value!r}, which is not supported, wanted {cure}")
+    problems += unread_keys(layout, config, given) if layout.name != NAME else []
     model = config.get("model_type")
     owner = OF_MODELS.get(model) if isinstance(model, str) else None
     if owner is not None and layout.name not in (owner.name, NAME):
         cure = f"try layout={owner.name!r}" if fits(owner, under) else "wanted its own config"
         problems.append(f"config: model_type is {model!r}: {cure}")
-    return problems
+    why = refusal(model) if layout.name != NAME else None
+    return problems + [f"config: model_type is {model!r}, which has {why}"] * (why is not None)
 
 
 def _assembled(asked: Asked, form: Form, arrays: Mapping[str, Array], context: Context,

@@ -63,5 +63,6 @@ LAYOUTS = (
     Layout("t5", ({**linears(NAMES, bias=False), "relative_attention_bias.weight": Stored(
         ("relative_bias",), ("buckets", "heads"), read=expanded, write=table_of,
         in_layer_0=r"(?<=block\.)\d+", never_under="EncDecAttention")},),
-        constants={"scale": 1.0}, model_types=("t5", "mt5"), equal=ONE_WIDTH),
+        constants={"scale": 1.0}, model_types=(
+            "t5", "mt5", "pop2piano", "switch_transformers", "umt5"), equal=ONE_WIDTH),
 )

@@ -37,6 +37,10 @@ EQUAL_HEADS = (("heads", "kv_heads"), ("head_dim", "value_head_dim"))
 # The axes along which parameters stand beside each other: query, key and value; query and gate.
 FUSED = {"3": 3, "2": 2}
 BESIDE = "3 heads head_dim"  # all heads of one before those of the next
+# The same of heads that are fewer for key and value: all of the query's, the key's, the value's; or
+# for each head of the key its query heads, itself and the value's.
+ALL_HEADS, GROUPS = "all_heads", "heads_by_group"
+BESIDE_FEWER, BY_GROUP = f"{ALL_HEADS} head_dim", f"{GROUPS} head_dim"
 
 
 class Stored(NamedTuple):
@@ -60,6 +64,12 @@ class Stored(NamedTuple):
     def fused(self) -> str | None:
         """The axis along which its parameters stand beside each other."""
         return next((atom for atom in self.atoms if atom in FUSED), None)
+
+    @property
+    def joined(self) -> str | None:
+        """The axis along which the heads of its parameters stand, where these may be of two counts.
+        """
+        return next((atom for atom in self.atoms if atom in (ALL_HEADS, GROUPS)), None)
 
 
 class Context(NamedTuple):
@@ -93,6 +103,7 @@ class Layout(NamedTuple):
     rotary_layout: RotaryLayout = "half"
     latent: bool = False                  # of latent attention
     partial_biases: tuple[str, ...] = ()  # of "qkvo", which models have beside all or none
+    biases: Mapping[str, str] = {"attention_bias": "qkvo", "qkv_bias": "qkvo"}  # keys of configs
     equal: Pairs = (("query_dim", "key_dim"), ("query_dim", "value_dim"),
                     ("head_dim", "value_head_dim"))  # sizes that its models have no two of
 
@@ -146,7 +157,7 @@ def pairs(layout: Layout, form: Form) -> Pairs:
     for stored in form.values():
         first, *others = [" ".join(axes_of(name, stored)).split() for name in stored.holds]
         found += [pair for other in others for pair in zip(first, other, strict=True)
-                  if len(set(pair)) == 2]
+                  if len(set(pair)) == 2 and not (stored.joined and pair == ("heads", "kv_heads"))]
     return tuple(dict.fromkeys(found))
 
 
@@ -168,7 +179,31 @@ def solved(shapes: Iterable[tuple[Stored, tuple[int, ...]]], known: Sizes,
             for one, other in (*equal, *(pair[::-1] for pair in equal)):
                 if one in sizes:
                     sizes.setdefault(other, sizes[one])
+        sizes = with_joined(sizes)
     return sizes
+
+
+def with_joined(sizes: Sizes) -> dict[str, int]:
+    """The sizes with those of the axes where all heads stand, or the heads that follow of these."""
+    found, known = dict(sizes), sizes.keys()
+    for joined in (ALL_HEADS, GROUPS):
+        if {"heads", "kv_heads"} <= known:
+            found[joined] = sizes["heads"] + 2 * sizes["kv_heads"]
+        elif {"heads", joined} <= known and sizes[joined] > sizes["heads"]:
+            found["kv_heads"] = (sizes[joined] - sizes["heads"]) // 2
+    return found
+
+
+def places_of(joined: str, sizes: Sizes) -> list[Array]:
+    """Where along such an axis the heads of query, key and value are."""
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    places = np.arange(heads + 2 * kv_heads)
+    if joined == ALL_HEADS:
+        return np.split(places, [heads, heads + kv_heads])
+    if heads % kv_heads:
+        raise ValueError(f"num_kv_heads: got {kv_heads}, wanted one that divides num_heads {heads}")
+    groups = places.reshape(kv_heads, -1)
+    return [groups[:, :-2].ravel(), groups[:, -2], groups[:, -1]]
 
 
 def shape_of(axes: Iterable[str], sizes: Sizes) -> tuple[int, ...] | None:
@@ -190,17 +225,21 @@ def taken_out(stored: Stored, array: Array, sizes: Sizes) -> dict[str, Array]:
     """The parameters in an array of a state, as mha shapes them: new arrays."""
     atoms = stored.atoms
     split = array.reshape([sizes[atom] for atom in atoms])
+    parts: Any = split[None]
     if stored.fused is not None:
         parts = np.moveaxis(split, atoms.index(stored.fused), 0)
         atoms.remove(stored.fused)
-    else:
-        parts = split[None]
-    axes = axes_of(stored.holds[0], stored)
-    order = [atoms.index(atom) for atom in " ".join(axes).split()]
-    shape = shape_of(axes, sizes)
-    assert shape is not None
-    return {name: copied(part.transpose(order), order="C").reshape(shape)
-            for name, part in zip(stored.holds, parts, strict=True)}
+    elif stored.joined is not None:
+        at = atoms.index(stored.joined)
+        parts = [split.take(places, at) for places in places_of(stored.joined, sizes)]
+        atoms[at] = "heads"
+    order = [atoms.index(atom) for atom in " ".join(axes_of(stored.holds[0], stored)).split()]
+    found = {}
+    for name, part in zip(stored.holds, parts, strict=True):
+        shape = shape_of(axes_of(name, stored), sizes)
+        assert shape is not None
+        found[name] = copied(part.transpose(order), order="C").reshape(shape)
+    return found
 
 
 def matrices_of_blocks(stored: Stored, array: QuantisedArray,
@@ -220,14 +259,17 @@ def matrices_of_blocks(stored: Stored, array: QuantisedArray,
 
 def put_in(stored: Stored, parameters: Mapping[str, Array], sizes: Sizes) -> Array:
     """The array of a state that holds these parameters; the inverse of `taken_out`."""
-    atoms = stored.atoms
+    atoms = ["heads" if atom == stored.joined else atom for atom in stored.atoms]
     fused_at = None if stored.fused is None else atoms.index(stored.fused)
     rest = [atom for atom in atoms if atom != stored.fused]
-    own = " ".join(axes_of(stored.holds[0], stored)).split()
-    order = [own.index(atom) for atom in rest]
-    parts = [parameters[name].reshape([sizes[atom] for atom in own]).transpose(order)
-             for name in stored.holds]
-    if fused_at is None:
+    order = [" ".join(axes_of(stored.holds[0], stored)).split().index(atom) for atom in rest]
+    parts = [parameters[name].reshape([sizes[atom] for atom in " ".join(
+        axes_of(name, stored)).split()]).transpose(order) for name in stored.holds]
+    if stored.joined is not None:
+        at = atoms.index("heads")
+        together = np.concatenate(parts, at).take(
+            np.argsort(np.concatenate(places_of(stored.joined, sizes))), at)
+    elif fused_at is None:
         together = copied(parts[0], order="C")
     else:
         lengths = list(parts[0].shape)

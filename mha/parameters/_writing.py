@@ -20,6 +20,7 @@ from mha.parameters._table import (
     put_in,
     shape_of,
     whole_biases,
+    with_joined,
 )
 
 OPTIONS = ("scale", "softcap", "window", "alibi", "rotary", "norm_offset")
@@ -53,8 +54,8 @@ def _sizes(settings: Any) -> dict[str, int]:
     if settings.is_latent:
         return {**FUSED, **_latent.sizes_of(settings)}
     names = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
-    return {**FUSED, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
-            **{name: getattr(settings, name) for name in names}}
+    return with_joined({**FUSED, "heads": settings.num_heads, "kv_heads": settings.num_kv_heads,
+                        **{name: getattr(settings, name) for name in names}})
 
 
 def _wrong_parameters(layout: Layout, form: Form, parameters: dict[str, Array],

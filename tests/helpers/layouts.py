@@ -10,7 +10,11 @@ GROUPED = {"num_kv_heads": 2, "head_dim": 10}  # 4 heads of 10 columns in a widt
 ROTARY = {"num_attention_heads": HEADS, "rope_theta": 500.0}
 OF_GROUPED = {**ROTARY, "num_key_value_heads": 2, "head_dim": 10, "rms_norm_eps": 1e-5}
 GEMMA = {**OF_GROUPED, "query_pre_attn_scalar": 16, "sliding_window": 3,
-         "layer_types": ["sliding_attention", "full_attention"], "attn_logit_softcapping": 20.0}
+         "layer_types": ["sliding_attention", "full_attention"]}
+SINKS = {key: value for key, value in GEMMA.items() if key != "query_pre_attn_scalar"}
+GRANITE = {**SINKS, "attention_multiplier": 0.25}
+MODERN = {**ROTARY, "local_attention": 6, "layer_types": SINKS["layer_types"], "rope_parameters": {
+    kind: {"rope_type": "default", "rope_theta": 500.0} for kind in SINKS["layer_types"]}}
 turned = mha.Rotary(10, base=500.0)
 
 # layout: (the layer's options, the config that gives those which are not in its arrays)
@@ -20,13 +24,13 @@ LAYERS = {
     "bloom": ({"alibi": mha.alibi_slopes(HEADS)}, {"n_head": HEADS}),
     "flax": ({"head_dim": 10, "use_bias": False}, {}),
     "gemma2": ({**GROUPED, "use_bias": False, "rotary": turned, "scale": 0.25, "softcap": 20.0,
-                "window": (2, 0)}, GEMMA),
+                "window": (2, 0)}, {**GEMMA, "attn_logit_softcapping": 20.0}),
     "gemma3": ({**GROUPED, "use_bias": False, "rotary": turned, "scale": 0.25, "window": (2, 0),
                 "qk_norm": "head", "norm_eps": 1e-5, "norm_offset": 1.0}, GEMMA),
     "gpt2": ({}, {"n_head": HEADS}),
     "gpt_neox": ({"rotary": mha.Rotary(2)},
                  {"num_attention_heads": HEADS, "rotary_pct": 0.34, "rotary_emb_base": 10000}),
-    "gpt_oss": ({**GROUPED, "sinks": True, "rotary": turned, "window": (2, 0)}, GEMMA),
+    "gpt_oss": ({**GROUPED, "sinks": True, "rotary": turned, "window": (2, 0)}, SINKS),
     "keras": ({**GROUPED, "value_head_dim": 5, "key_dim": 7, "value_dim": 8, "output_dim": 9},
               {}),
     "llama": ({**GROUPED, "use_bias": "qkv", "rotary": turned}, OF_GROUPED),
@@ -48,6 +52,50 @@ LAYERS = {
             "relative_attention_max_distance": 20}),
     "vit": ({}, {"num_attention_heads": HEADS}),
     "whisper": ({"use_bias": "qvo"}, {"encoder_attention_heads": HEADS}),
+}
+
+
+# Layouts of models that differ from another's in what a config decides, or in their names alone.
+PLAIN = {**GROUPED, "use_bias": False, "rotary": turned}
+BESIDE = {**PLAIN, "rotary": mha.Rotary(10, base=500.0, layout="interleaved")}
+NORMED = {**PLAIN, "qk_norm": "head", "norm_eps": 1e-5}
+SLIDES = {"window": (2, 0)}
+HEADS_ALONE = {"num_attention_heads": HEADS}
+OF_WIDTH = {"rotary": mha.Rotary(6, base=500.0), "window": (3, 3)}
+GATE = {"output_gate": "element"}
+LAYERS |= {
+    "afmoe": ({**NORMED, **SLIDES, **GATE}, SINKS), "aimv2": ({"use_bias": False}, HEADS_ALONE),
+    "albert": LAYERS["bert"], "beit": ({"use_bias": "qvo"}, HEADS_ALONE),
+    "blip": ({"use_bias": "o"}, HEADS_ALONE),
+    "cohere": (BESIDE, OF_GROUPED), "cohere2": ({**BESIDE, **SLIDES}, SINKS),
+    "ctrl": ({}, {"n_head": HEADS}), "detr": ({**GROUPED, "use_bias": "qvo"}, {
+        "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 10}),
+    "dia": ({**PLAIN, "scale": 1.0}, OF_GROUPED), "distilbert": ({}, {"n_heads": HEADS}),
+    "esm": ({"rotary": mha.Rotary(6, base=500.0)}, {**ROTARY, "position_embedding_type": "rotary"}),
+    "exaone4": ({**NORMED, **SLIDES}, SINKS), "falcon": (PLAIN, OF_GROUPED),
+    "falcon_h1": ({**PLAIN, "scale": 0.5 * 10 ** -0.5}, {**OF_GROUPED, "key_multiplier": 0.5}),
+    "flint": ({**NORMED, **SLIDES, "sinks": True}, SINKS), "glm": (BESIDE, OF_GROUPED),
+    "glm4_moe": (NORMED, OF_GROUPED), "gpt_bigcode": ({"num_kv_heads": 1}, {
+        "n_head": HEADS, "multi_query": True}),
+    "gpt_neo": ({"use_bias": "o", "scale": 1.0, **SLIDES}, {
+        "num_heads": HEADS, "attention_layers": ["local", "global"], "window_size": 3}),
+    "gptj": ({"use_bias": False, "rotary": mha.Rotary(4, layout="interleaved")},
+             {"n_head": HEADS, "rotary_dim": 4}),
+    "granite": ({**PLAIN, **SLIDES, "scale": 0.25}, GRANITE),
+    "granite_swa": ({**PLAIN, **SLIDES, "scale": 0.25, "sinks": True}, GRANITE),
+    "hrm_text": ({**PLAIN, **GATE}, OF_GROUPED), "internvl": ({"use_bias": "o"}, HEADS_ALONE),
+    "kolibri1": ({**NORMED, **SLIDES}, SINKS), "kosmos2_5": ({"use_bias": False}, HEADS_ALONE),
+    "lfm2": (NORMED, OF_GROUPED), "mgp-str": ({}, HEADS_ALONE),
+    "minimax": (PLAIN, OF_GROUPED), "mobilebert": LAYERS["bert"],
+    "modernbert": ({"use_bias": False, **OF_WIDTH}, MODERN),
+    "modernbert-decoder": ({**PLAIN, **SLIDES}, {**MODERN, **OF_GROUPED}),
+    "molmo2": ({**NORMED, "use_bias": "qkv"}, OF_GROUPED), "phi": (PLAIN, OF_GROUPED),
+    "phi3": (PLAIN, OF_GROUPED), "pix2struct": ({"use_bias": False, "scale": 1.0}, HEADS_ALONE),
+    "recurrent_gemma": ({**PLAIN, "use_bias": "o"}, OF_GROUPED),
+    "roformer": ({"rotary": mha.Rotary(6, base=500.0, layout="interleaved")}, ROTARY),
+    "smollm3": ({**PLAIN}, {**OF_GROUPED, "no_rope_layers": [1, 0]}),
+    "solar_open": ({**PLAIN, "use_bias": "qkv"}, OF_GROUPED),
+    "timesformer": ({"use_bias": "o"}, HEADS_ALONE),
 }
 
 

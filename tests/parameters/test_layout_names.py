@@ -49,9 +49,9 @@ def test_qwen2_has_biases_by_its_name():
 
 
 @pytest.mark.parametrize(("config", "message"), [
-    (None, "layout: got none, and no config, wanted one of bart, bert"),
-    ({}, "layout: got none, and no model_type in config, wanted one of bart"),
-    ({"model_type": "falcon"}, "layout: got none, and model_type 'falcon' in config, which has no"),
+    (None, "layout: got none, and no config, wanted one of mha.parameters.layouts()"),
+    ({}, "layout: got none, and no model_type in config, wanted one of mha.parameters"),
+    ({"model_type": "cats"}, "layout: got none, and model_type 'cats' in config, which has no"),
     ({"model_type": []}, "layout: got none, and model_type [] in config, which has no layout")])
 def test_no_layout(config, message):
     state = layer_of("gpt_oss").to_state("gpt_oss", prefix="a.3.")

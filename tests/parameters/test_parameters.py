@@ -7,120 +7,26 @@ import numpy as np
 import pytest
 from half_types import BFLOAT16
 from layouts import GROUPED, HEADS, LAYERS, WIDTH, bits, error_of, flat, layer_of, read
+from stored_names import WANTED
 
 import mha
+from mha.parameters._layouts import LAYOUTS
+from mha.parameters._refused import MODELS
 
 from_state = mha.MultiHeadAttention.from_state
 every_layout = pytest.mark.parametrize("layout", sorted(LAYERS))
 
 
-def by_head(columns, heads=HEADS):
-    """(heads, width of a head, in) of a weight x @ W, (heads, width of a head) of a bias."""
-    return np.swapaxes(columns, 0, -1).reshape(heads, -1, *columns.shape[:-1])
-
-
 def test_the_tests_have_every_layout():
     of_latents = {"deepseek_v2", "deepseek_v3"}  # in test_latent_layouts.py
-    assert sorted({*LAYERS, *of_latents}) == mha.parameters.layouts()
+    assert {*LAYERS, *of_latents} == LAYOUTS.keys()
 
 
-# By name, what the layer's parameters are there: written out, not by the tables.
-def separate(q, k, v, o):
-    def wanted(layer):
-        for letter, name in zip("qkvo", (q, k, v, o)):
-            yield f"{name}.weight", getattr(layer, "W_" + letter).T
-            if getattr(layer, "b_" + letter) is not None:
-                yield f"{name}.bias", getattr(layer, "b_" + letter)
-        for name in ("q_norm", "k_norm"):
-            if getattr(layer, name) is not None:
-                yield f"{name}.weight", getattr(layer, name)
-        if layer.sinks is not None:
-            yield "sinks", layer.sinks
-    return wanted
-
-
-def of_heads(layer):
-    """q0 k0 v0 q1 k1 v1 ..., a head each."""
-    for kind in "Wb":
-        parts = [by_head(getattr(layer, f"{kind}_{letter}")) for letter in "qkv"]
-        rows = [part[head] for head in range(HEADS) for part in parts]
-        yield f"query_key_value.{'weight' if kind == 'W' else 'bias'}", np.concatenate(rows)
-    yield "dense.weight", layer.W_o.T
-    yield "dense.bias", layer.b_o
-
-
-def beside(layer, kind="W"):
-    return np.concatenate([getattr(layer, f"{kind}_{letter}") for letter in "qkv"], axis=-1)
-
-
-def gpt2(layer):
-    yield "c_attn.weight", beside(layer)
-    yield "c_attn.bias", beside(layer, "b")
-    yield "c_proj.weight", layer.W_o
-    yield "c_proj.bias", layer.b_o
-
-
-def mpt(layer):
-    yield "Wqkv.weight", beside(layer).T
-    yield "out_proj.weight", layer.W_o.T
-
-
-def pytorch(layer):
-    yield "in_proj_weight", beside(layer).T
-    yield "in_proj_bias", beside(layer, "b")
-    yield "out_proj.weight", layer.W_o.T
-    yield "out_proj.bias", layer.b_o
-
-
-def onnx(layer):
-    yield "weights", beside(layer)
-    yield "bias", beside(layer, "b")
-    yield "output_weights", layer.W_o
-    yield "output_bias", layer.b_o
-
-
-def kernels(separator, output):
-    def wanted(layer):
-        for letter, name in zip("qkv", ("query", "key", "value")):
-            heads = layer.num_heads if letter == "q" else layer.num_kv_heads
-            weight, bias = (getattr(layer, f"{kind}_{letter}") for kind in "Wb")
-            yield f"{name}{separator}kernel", weight.reshape(len(weight), heads, -1)
-            if bias is not None:
-                yield f"{name}{separator}bias", bias.reshape(heads, -1)
-        yield f"{output}{separator}kernel", layer.W_o.reshape(HEADS, -1, layer.output_dim)
-        if layer.b_o is not None:
-            yield f"{output}{separator}bias", layer.b_o
-    return wanted
-
-
-def t5(layer):
-    yield from separate("q", "k", "v", "o")(layer)
-    table = np.zeros((8, HEADS), np.float32)
-    # Of 8 buckets 4 are for keys behind: distances 0, 1, then 2 to 6, then the rest.
-    for bucket, distance in ((0, 0), (1, -1), (2, -2), (3, -20), (5, 1), (6, 2), (7, 20)):
-        table[bucket] = layer.relative_bias[:, 20 + distance]
-    yield "relative_attention_bias.weight", table
-
-
-def qwen3_next(layer):
-    """Each head's gate behind its query."""
-    both = [weight.T.reshape(HEADS, 10, WIDTH) for weight in (layer.W_q, layer.W_g)]
-    yield "q_proj.weight", np.concatenate(both, axis=1).reshape(-1, WIDTH)
-    yield from (item for item in PROJECTIONS(layer) if item[0] != "q_proj.weight")
-
-
-PROJECTIONS = separate("q_proj", "k_proj", "v_proj", "o_proj")
-OF_BART = separate("q_proj", "k_proj", "v_proj", "out_proj")
-WANTED = {
-    "bart": OF_BART, "whisper": OF_BART,
-    "bert": separate("self.query", "self.key", "self.value", "output.dense"),
-    "vit": separate("attention.query", "attention.key", "attention.value", "output.dense"),
-    "llama_meta": separate("wq", "wk", "wv", "wo"),
-    **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt_oss"), PROJECTIONS),
-    "qwen3_next": qwen3_next, "bloom": of_heads, "gpt_neox": of_heads, "gpt2": gpt2, "mpt": mpt,
-    "t5": t5,
-    "pytorch": pytorch, "onnx": onnx, "keras": kernels("/", "attention_output"),
-    "flax": kernels(".", "out")}
+def test_layouts_and_models_are_listed():
+    listed = mha.parameters.layouts()
+    assert listed == sorted(listed) and {"llama", "mistral", "gpt2", "t5", "keras"} < {*listed}
+    assert {model for layout in LAYOUTS.values() for model in layout.model_types} < {*listed}
+    assert not MODELS.keys() & {*listed}
 
 
 @every_layout
@@ -197,6 +103,12 @@ def test_vit_is_read_by_the_names_of_modules_too():
                .replace("attention.value", "v_proj").replace("output.dense", "o_proj"): array
                for name, array in state.items()}
     np.testing.assert_array_equal(read("vit", renamed).W_o, layer_of("vit").W_o)
+
+
+def test_detr_is_read_by_the_names_of_older_files_too():
+    state = layer_of("detr").to_state("detr")
+    renamed = {name.replace("o_proj", "out_proj"): array for name, array in state.items()}
+    np.testing.assert_array_equal(read("detr", renamed).W_o, layer_of("detr").W_o)
 
 
 def test_a_fused_bias_has_zeros_where_the_layer_has_none():
@@ -325,9 +237,10 @@ def test_all_that_is_wrong_is_one_error():
 
 
 OTHERS = [  # read as, what it is, what is advised
-    ("bert", "llama", "looks like llama or gemma2"), ("llama", "bert", "try layout='bert'"),
+    ("bert", "llama", "looks like llama: try"), ("llama", "bert", "try layout='bert'"),
     ("llama", "qwen3", "looks like qwen3"), ("bart", "whisper", "try layout='whisper'"),
-    ("whisper", "bart", "try layout='bart'"), ("gpt2", "gpt_neox", "looks like gpt_neox or bloom"),
+    ("whisper", "bart", "try layout='bart'"),
+    ("gpt2", "gpt_neox", "looks like gpt_neox or falcon or bloom"),
     ("keras", "flax", "try layout='flax'"), ("bert", "pytorch", "try layout='pytorch'"),
     ("llama", "gpt_oss", "try layout='gpt_oss'"), ("t5", "mpt", "try layout='mpt'"),
     ("llama", "t5", "try layout='t5'"), ("bert", "vit", "try layout='vit'"),
@@ -403,7 +316,9 @@ def test_a_bias_by_distance_that_is_no_table_is_an_error():
 @pytest.mark.parametrize(("arguments", "kind", "message"), [
     (([], "bert"), TypeError, "state: got list"),
     (({3: 1}, "bert"), TypeError, "state: got the name 3"),
-    (({}, "brt"), ValueError, "layout: got 'brt', wanted one of bart, bert"),
+    (({}, "brt"), ValueError, "layout: got 'brt', wanted one of bert, bart, mbart, plbart; or"),
+    (({}, "?"), ValueError, "layout: got '?', wanted one of mha.parameters.layouts()"),
+    (({}, "deepseek_v32"), ValueError, "layout: got 'deepseek_v32', which has latent attention"),
     (({}, 3), TypeError, "layout: got int"),
     (({}, "bert"), ValueError, "missing self.query.weight"),
 ])

@@ -9,7 +9,7 @@ from typing import Any
 from mha.parameters import _config as config
 from mha.parameters._table import Layout, Setting
 
-BY_HAND = "wanted attention by hand, with mha.attention behind it"
+BY_HAND = "wanted attention by hand: mha.linear and mha.scaled_dot_product_attention"
 # Why, beside what to do: the models.
 REASONS: Mapping[str, tuple[str, ...]] = {
     "latent attention with more than DeepSeek-V3's has; wanted an mha.MultiHeadLatentAttention made"

@@ -367,7 +367,7 @@ def test_proportional():
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl_text"])
 def test_a_layer_of_sections(model_type):
     layer = mha.MultiHeadAttention(16, 2, rng=0, use_bias="qkv")
-    config = {"model_type": model_type, "num_attention_heads": 2,
+    config = {"model_type": model_type, "num_attention_heads": 2, "rope_theta": 1e4,
               "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
     read = mha.MultiHeadAttention.from_state(layer.to_state("llama"), config=config)
     assert read.rotary == mha.Rotary(8, sections=(1, 1, 2))

@@ -32,8 +32,8 @@ def extended(before: CacheState, window: CacheWindow, n: int, counts: Array | No
     else:
         shortest, longest = int(lengths.min()), int(lengths.max())
     state = _with_room(before, window, longest, longest - shortest + n)
-    return state._replace(lengths=lengths, shortest=shortest, longest=longest,
-                          moved=_moved(before, moved))
+    return CacheState(state.key, state.value, lengths, shortest, longest, state.start, state.first,
+                      state.kept, _moved(before, moved))
 
 
 def _moved(before: CacheState, moved: Array | None) -> Array | None:
@@ -54,7 +54,7 @@ def _with_room(before: CacheState, window: CacheWindow, longest: int, ragged: in
     needed = first_needed(before.shortest, window.size) // BLOCK * BLOCK
     start = max(before.start, needed)
     # Kept ones stand right before the others: where they are to move, all do, to new arrays.
-    state = before if window.keep_first else before._replace(
+    state = before if window.keep_first or start == before.start else before._replace(
         start=start, first=before.first + start - before.start)
     fits = state.first + longest - state.start <= columns
     if fits and (most is None or columns <= most + ragged):

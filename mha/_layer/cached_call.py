@@ -62,7 +62,7 @@ def call(state: LayerState, query: ArrayLike, key: Maybe, value: Maybe, *, cache
          return_lse: bool) -> Any:
     """A layer's call where cache, append, lengths or padding is given: query (batch, n,
     query_dim), or (n, query_dim), in; the output, and weights and lse where asked for, out."""
-    appends = as_bool(append, "append")
+    appends = append is True or as_bool(append, "append")
     if not isinstance(padding, str):
         raise TypeError(f'padding: got {type(padding).__name__}, wanted "right" or "left"')
     if padding not in ("right", "left"):
@@ -113,17 +113,15 @@ def _call(state: LayerState, query: ArrayLike, cache: KVCache, appends: bool, le
         keys, values = (np.empty((batch, 0, width), x.dtype)
                         for width in (settings.key_dim, settings.value_dim))
 
-    def kept(after: CacheState) -> dict[str, int]:
-        first = cache.keep_first
-        return {"keep_first": first, "dropped": after.dropped} if first else {}
-
     def attend(after: CacheState, append: Append) -> Any:
         """All of the call, before the cache changes."""
         (key, value), append = _as_read(after, append, settings.dtype)
+        kept = ({"keep_first": cache.keep_first, "dropped": after.dropped} if cache.keep_first
+                else {})
         results = core(x, keys, values, *state.call, head_gate,
                        _placed(options, after, first, real, is_memory),
                        return_weights=return_weights, return_lse=return_lse, dtype=settings.dtype,
-                       cached_key=key, cached_value=value, append=append, **kept(after))
+                       cached_key=key, cached_value=value, append=append, **kept)
         results = list(results) if isinstance(results, tuple) else [results]
         if real is not None:
             results[0][~real] = 0
@@ -143,8 +141,10 @@ def _positions(settings: LayerSettings, given: Array | None, before: CacheState,
                real: Array | None) -> tuple[Array | None, Array | None]:
     """Where the n rows of each sequence stand, by default one behind the other; and in which
     sequences (batch,), if any, that is elsewhere along some of several position axes."""
+    if settings.rotary is None:
+        return given, None
     axes = position_axes(settings.rotary)
-    if settings.rotary is None or (axes == 1 and given is not None):
+    if axes == 1 and given is not None:
         return given, None
     places = np.arange(n) + (first if isinstance(first, int) else first[:, None])
     if axes == 1:

@@ -336,9 +336,12 @@ class MultiHeadAttention(OwnParameters):
                     return_weights=return_weights, return_lse=return_lse)
             keys = query if key is None else key
             values = keys if value is None else value
+            # One by one: a call by *state.call takes half a microsecond more.
+            W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g, num_heads, num_kv_heads = state.call
             with drawn(chosen) as drawn_options:
                 return core(
-                    query, keys, values, *state.call, head_gate, drawn_options,
+                    query, keys, values, W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g,
+                    num_heads, num_kv_heads, head_gate, drawn_options,
                     return_weights=return_weights, return_lse=return_lse,
                     dtype=state.settings.dtype)
         except (TypeError, ValueError) as error:

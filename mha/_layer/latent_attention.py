@@ -385,11 +385,10 @@ class MultiHeadLatentAttention(OwnParameters):
         """
         from mha.parameters._reading import layers_from_state
 
-        read = layers_from_state(
+        return cls._of(layers_from_state(
             state, layout, None, None, prefix, config, layer_index, {"num_heads": num_heads}, dtype,
             None, {"rotary": rotary, "norm_eps": norm_eps, "scale": scale}, _checked_state,
-            latent=True)
-        return [*map(cls._of, read)] if isinstance(read, list) else cls._of(read)
+            latent=True))
 
     @checks_keywords
     def to_state(self, layout: str, *, prefix: str = "") -> dict[str, Array]:
@@ -442,12 +441,7 @@ class MultiHeadLatentAttention(OwnParameters):
         ...                              value_head_dim=32).quantize("q8_0").frozen
         True
         """
-        names = wanted_names(parameters, MATRICES, "parameters")
-        if parameters is not MATRICES:
-            for name in names:
-                layer_state.check_has(self._state.settings, name)
-        self._change(lambda state: layer_state.in_blocks(state, kind, names))
-        return self
+        return self._quantize(kind, parameters, MATRICES)
 
     @checks_keywords
     def prune_heads(self, heads: Collection[int]) -> Self:

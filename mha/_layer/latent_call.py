@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 from mha._base.arguments import as_array, as_positions, check_rows
-from mha._base.dtypes import as_computed, computing_dtype, is_half, returned, rounded, shown
+from mha._base.dtypes import as_computed, is_half, returned, rounded, shown
 from mha._functions.gradients import Gradient
 from mha._functions.options import AttentionOptions, check_score_axes, is_block_mask
 from mha._functions.packed_weight import numbers_of
 from mha._functions.rotary import as_record, position_axes
+from mha._layer.steps import checked_gate, linear_backward
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
@@ -234,7 +235,8 @@ class SavingCore(LatentCore):
         """The output, and backward(grad_output, grad_lse, wanted)."""
         self.saved: dict[str, Any] = {}
         rows = self.rows(query, query if key is None else key, positions, key_positions)
-        gate = None if head_gate is None else _checked_gate(head_gate, self.settings)
+        gate = (None if head_gate is None
+                else checked_gate(self.settings, head_gate)[:, None, None])
         queries = self.queries(rows)
         keys, values = self.expanded(*self.latents(rows))
         attended, self.saved["attention"] = _core.scaled_dot_product_attention(
@@ -328,11 +330,8 @@ class _Backward:
 
     def _linear(self, grad_output: Array, name: str) -> Array:
         """The gradient of the step's rows; those of W and b go to `found`."""
-        names = {"weight": f"W_{name}", "bias": f"b_{name}"}
-        gradients = _core.linear_backward(self.saved[name], grad_output, None, {
-            "x", *(step for step, own in names.items() if own in self.wanted)})
-        self.found |= {own: gradients[step] for step, own in names.items()}
-        return np.asarray(gradients["x"])
+        return np.asarray(linear_backward(self.saved[name], grad_output, name, {"x", *self.wanted},
+                                          self.found))
 
     def _norm(self, grad_output: Array, name: str) -> Array:
         gradients = _core.prepare_heads_backward(self.saved[name], grad_output, None, {"x", "norm"})
@@ -348,13 +347,3 @@ class _Backward:
         """Shaped as the rows were given, and rounded where they are halves."""
         rows, given = gradient[0] if self.rows.is_one else gradient, self.rows.given
         return shown(rounded(rows, given)) if is_half(given) else rows
-
-
-def _checked_gate(head_gate: ArrayLike, settings: Any) -> Array:
-    """(heads, 1, 1) in the type in which the layer computes."""
-    gate = as_array(head_gate, "head_gate")
-    gate = gate.astype(np.float32) if gate.dtype == bool else gate
-    if gate.shape != (settings.num_heads,):
-        raise ValueError(f"head_gate: got shape {gate.shape}, wanted ({settings.num_heads},)")
-    return as_computed(gate, "head_gate", settings.dtype).astype(
-        computing_dtype(settings.dtype))[:, None, None]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mha._base.pieces import copied
-from mha._functions.packed_weight import numbers_of
 from mha._layer.state import (
     LayerState,
     heads_that_stay,
     new_state,
     of_heads,
+    own_copy,
     prunable,
     with_packed,
 )
@@ -25,12 +24,7 @@ def pruned(state: LayerState, heads: list[int]) -> LayerState:
               "W_uv": settings.value_head_dim, "W_o": settings.value_head_dim}
     parameters: dict[str, Any] = {
         name: of_heads(parameter, kept, widths[name], 0 if name == "W_o" else 1)
-        if name in widths else _kept(parameter)
+        if name in widths else own_copy(parameter)
         for name, parameter in state.parameters.items()}
     settings = settings._replace(num_heads=len(kept))
     return with_packed(settings, parameters) if in_blocks_now else new_state(settings, parameters)
-
-
-def _kept(parameter: Any) -> Any:
-    """What has no columns of heads: blocks as they are, an array as a new one."""
-    return parameter if hasattr(parameter, "_blocks") else copied(numbers_of(parameter), order="C")

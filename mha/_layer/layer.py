@@ -546,14 +546,13 @@ class MultiHeadAttention(OwnParameters):
         """
         from mha.parameters._reading import layers_from_state
 
-        read = layers_from_state(
+        return cls._of(layers_from_state(
             state, layout, names, transposed, prefix, config, layer_index,
             {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}, dtype,
             rotary_layout,
             {"dropout": dropout, "scale": scale, "softcap": softcap, "window": window,
              "alibi": alibi, "rotary": rotary, "norm_eps": norm_eps, "norm_offset": norm_offset},
-            layer_state.state_of)
-        return [*map(cls._of, read)] if isinstance(read, list) else cls._of(read)
+            layer_state.state_of))
 
     @checks_keywords
     def to_state(self, layout: str, *, prefix: str = "") -> dict[str, Any]:
@@ -610,11 +609,7 @@ class MultiHeadAttention(OwnParameters):
         >>> mha.MultiHeadAttention(512, 8).quantize("q8_0").frozen
         True
         """
-        names = wanted_names(parameters, WEIGHTS, "parameters")
-        if parameters is not WEIGHTS and "W_g" in names:
-            layer_state.check_has(self._state.settings, "W_g")
-        self._change(lambda state: layer_state.in_blocks(state, kind, names))
-        return self
+        return self._quantize(kind, parameters, WEIGHTS)
 
     @checks_keywords
     def prune_heads(self, heads: Collection[int]) -> Self:

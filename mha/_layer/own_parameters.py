@@ -7,12 +7,12 @@ import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_array
+from mha._base.arguments import as_array, wanted_names
 from mha._base.atomic import Step, assign, one_go, take
 from mha._base.dtypes import layer_dtype, shown
 from mha._base.keywords import OwnNames, checks_keywords
@@ -45,9 +45,12 @@ class OwnParameters(OwnNames):
     _checked_settings: Callable[..., Any]  # makes them of its fields, which nobody has checked
 
     @classmethod
-    def _of(cls, state: LayerState) -> Any:
+    def _of(cls, read: LayerState | list[LayerState]) -> Any:
+        """The layer, or layers, that `from_state` has read."""
+        if isinstance(read, list):
+            return [cls._of(state) for state in read]
         layer = cls.__new__(cls)
-        layer._state = state
+        layer._state = read
         return layer
 
     def parameters(self) -> dict[str, Array]:
@@ -147,6 +150,14 @@ class OwnParameters(OwnNames):
                 if self._state is old:
                     take(steps)
                     return
+
+    def _quantize(self, kind: str, parameters: Collection[str], matrices: tuple[str, ...]) -> Self:
+        """`quantize`, of these matrices: by default all that the layer has."""
+        names = wanted_names(parameters, matrices, "parameters")
+        for name in names if parameters is not matrices else ():
+            layer_state.check_has(self._state.settings, name)
+        self._change(lambda state: layer_state.in_blocks(state, kind, names))
+        return self
 
     def _set_parameter(self, name: str, array: ArrayLike) -> None:
         layer_state.check_not_frozen(self._state, name)

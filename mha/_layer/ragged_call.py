@@ -31,6 +31,7 @@ from mha._layer.cached_call import (
 from mha._layer.paged_cache import PagedLayer
 from mha._layer.prepare_heads import gated, heads_of, prepared
 from mha._layer.state import CallArguments, LayerState
+from mha._layer.steps import checked_gate, linear_backward
 
 Array = NDArray[Any]
 Maybe = ArrayLike | None
@@ -139,7 +140,7 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
     given, rows, begins, where = _checked(state, x, starts, positions, others)
     layer_state.known_dtype(state.settings.dtype, has_gradients=True)
     arguments = layer_state.plain_call(state)
-    gate = None if head_gate is None else _checked_gate(state, head_gate)
+    gate = None if head_gate is None else checked_gate(state.settings, head_gate)[:, None]
     steps = _projected(state, arguments, rows, begins, save=True, positions=where)
     query, key, value = (step.heads for step in steps)
     with drawn(options) as drawn_options:
@@ -154,15 +155,15 @@ def vjp(state: LayerState, x: ArrayLike, starts: ArrayLike, options: AttentionOp
     def pullback(grad_output: ArrayLike, grad_lse: Maybe = None) -> MultiHeadAttentionGradients:
         """The gradients of a loss by name, from those by the output and by lse (or None: zeros)."""
         found: dict[str, Gradient] = dict.fromkeys(MultiHeadAttentionGradients._fields)
-        grad_merged = _linear_backward(saved_output, grad_output, "o", wanted | {"x"}, found)
+        grad_merged = linear_backward(saved_output, grad_output, "o", wanted | {"x"}, found)
         grad_rows = []
         if arguments.W_g is not None:
             of_gate = _core.output_gate_backward(saved_gate, grad_merged, None,
                                                  {"merged", "logits"})
             grad_merged = of_gate["merged"]
             if wanted & OF_GATE:
-                grad_rows.append(_linear_backward(saved_logits, np.asarray(of_gate["logits"]), "g",
-                                                  _with_x(wanted), found))
+                grad_rows.append(linear_backward(saved_logits, np.asarray(of_gate["logits"]), "g",
+                                                 _with_x(wanted), found))
         grad_attended = grad_gated = np.asarray(grad_merged).reshape(attended.shape)
         if gate is not None:
             grad_attended = grad_gated * gate
@@ -222,22 +223,12 @@ def _projected_backward(step: Projected, grad_heads: Gradient, wanted: set[str],
                                                  {"x"} | {"norm"} if norm in wanted else {"x"})
         found[norm] = gradients["norm"]
         grad_projected = np.asarray(gradients["x"])[0]
-    return _linear_backward(step.linear, grad_projected, step.which, _with_x(wanted), found)
+    return linear_backward(step.linear, grad_projected, step.which, _with_x(wanted), found)
 
 
 def _with_x(wanted: set[str]) -> set[str]:
     """With "x", the rows of query, where query's gradient is wanted."""
     return wanted | {"x"} if "query" in wanted else wanted
-
-
-def _linear_backward(saved: object, grad_output: ArrayLike, which: str, wanted: set[str],
-                     found: dict[str, Gradient]) -> Any:
-    """The gradient of "x" where it is wanted; those of W and b go to `found`."""
-    names = {"x": "x", f"W_{which}": "weight", f"b_{which}": "bias"}
-    gradients = _core.linear_backward(saved, grad_output, None, {
-        step for name, step in names.items() if name in wanted})
-    found |= {name: gradients[step] for name, step in names.items() if name != "x"}
-    return gradients["x"]
 
 
 def _merged(heads: Array) -> Array:
@@ -286,13 +277,3 @@ def _checked_starts(starts: ArrayLike, total_len: int) -> Array:
         raise ValueError(f"starts: got {given[-1]} at last, wanted {total_len}, the number of rows"
                          " of query")
     return given
-
-
-def _checked_gate(state: LayerState, head_gate: ArrayLike) -> Array:
-    """(num_heads, 1) in the type in which the layer computes."""
-    gate = as_array(head_gate, "head_gate")
-    gate = gate.astype(np.float32) if gate.dtype == bool else gate
-    heads = state.settings.num_heads
-    if gate.shape != (heads,):
-        raise ValueError(f"head_gate: got shape {gate.shape}, wanted ({heads},)")
-    return as_computed(gate, "head_gate", state.settings.dtype).copy()[:, None]

@@ -193,8 +193,12 @@ def frozen(state: LayerState) -> LayerState:
     if state.packed is not None:
         return state
     return with_packed(state.settings, {
-        name: parameter if isinstance(parameter, PackedWeight) else copied(parameter, order="C")
-        for name, parameter in state.parameters.items()})
+        name: own_copy(parameter) for name, parameter in state.parameters.items()})
+
+
+def own_copy(parameter: Any) -> Any:
+    """A copy of an array; a packed weight, which never changes, is its own."""
+    return parameter if isinstance(parameter, PackedWeight) else copied(parameter, order="C")
 
 
 def with_packed(settings: LayerSettings, parameters: dict[str, Any]) -> LayerState:

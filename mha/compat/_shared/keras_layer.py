@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mha import _core
 from mha._base.arguments import as_size
 from mha._base.keywords import checks_keywords
 from mha._functions.heads import merge_heads, split_heads
@@ -245,7 +246,7 @@ class Layer(Weighted):
             split_heads(of_query(query), heads), split_heads(of_key(key), kv_heads),
             split_heads(of_value(value), kv_heads), return_weights=return_weights, **options)
         attended, *weights = attended if return_weights else (attended,)
-        gated = merge_heads(attended) * _sigmoid(self._computed("gate")(query))
+        gated = _core.output_gate(merge_heads(attended), self._computed("gate")(query), heads)
         return (of_output(gated), *weights) if return_weights else of_output(gated)
 
     def _computed(self, name: str) -> Projection:
@@ -338,8 +339,3 @@ def _told_axes(initializer: Any, input_axes: int, axes: int) -> Any:
     told = zip(names, (list(range(input_axes)), list(range(input_axes, axes))))
     config = {**initializer.get_config(), **dict(told), "seed": initializer.seed}
     return type(initializer).from_config(config)
-
-
-def _sigmoid(x: Array) -> Array:
-    """By tanh, which no x can overflow; in the type of x."""
-    return np.tanh(x / 2) / 2 + x.dtype.type(0.5)

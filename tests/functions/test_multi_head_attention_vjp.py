@@ -60,6 +60,21 @@ def test_reference_against_complex_steps(options):
         assert np.isclose((got[name] * direction).sum(), wanted, rtol=1e-10, atol=1e-12), name
 
 
+def check_by_complex_step(generator, arguments, **options):
+    """The gradients, ours and the reference's, by all of the arguments."""
+    output, pullback = mha.multi_head_attention_vjp(**arguments, **options)
+    grad_output = generator.standard_normal(output.shape)
+    got = pullback(grad_output)
+    by_reference = reference.multi_head_attention_vjp(**arguments, **options)[1](grad_output)
+    for name, array in arguments.items():
+        direction = generator.standard_normal(array.shape)
+        stepped = reference.multi_head_attention(
+            **{**arguments, name: array + 1j * STEP * direction}, **options)
+        wanted = (stepped.imag / STEP * grad_output).sum()
+        for gradient in (getattr(got, name), by_reference[name]):
+            assert np.isclose((gradient * direction).sum(), wanted, rtol=1e-10, atol=1e-12), name
+
+
 def scale_of(exact, name):
     """b_k moves all scores of a query alike, which softmax does not see: its gradient is what
     rounding leaves of 0, and measured by that of W_k."""

@@ -5,7 +5,7 @@ import pytest
 from agreement import assert_accurate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_multi_head_attention_vjp import STEP, check, figure_arguments
+from test_multi_head_attention_vjp import check, check_by_complex_step, figure_arguments
 
 import mha
 from mha import _core, reference
@@ -76,18 +76,7 @@ def test_gradients_by_complex_step(kind, shares):
         arguments["key"] = arguments["query"]
     if shares in ("value is key", "all are one"):
         arguments["value"] = arguments["key"]
-    options = {**HEADS, "causal": True}
-    output, pullback = mha.multi_head_attention_vjp(**arguments, **options)
-    grad_output = rng.standard_normal(output.shape)
-    got = pullback(grad_output)
-    by_reference = reference.multi_head_attention_vjp(**arguments, **options)[1](grad_output)
-    for name, array in arguments.items():
-        direction = rng.standard_normal(array.shape)
-        stepped = reference.multi_head_attention(
-            **{**arguments, name: array + 1j * STEP * direction}, **options)
-        wanted = (stepped.imag / STEP * grad_output).sum()
-        for gradient in (getattr(got, name), by_reference[name]):
-            assert np.isclose((gradient * direction).sum(), wanted, rtol=1e-10, atol=1e-12), name
+    check_by_complex_step(rng, arguments, **HEADS, causal=True)
 
 
 @pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])

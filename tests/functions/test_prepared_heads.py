@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from agreement import FLOOR, assert_accurate, relative_error
 from option_cases import SCORES
-from test_multi_head_attention_vjp import STEP, check, figure_arguments
+from test_multi_head_attention_vjp import check, check_by_complex_step, figure_arguments
 
 import mha
 from mha import reference
@@ -66,17 +66,7 @@ def test_gradients_by_complex_step(norm, layout):
                "norm_offset": -0.3, "norm_eps": 0.01, "causal": True, "query_offset": 2,
                "positions": rng.integers(-50, 50, 5),
                "key_positions": rng.integers(-50, 50, (2, 7))}
-    output, pullback = mha.multi_head_attention_vjp(**arguments, **options)
-    grad_output = rng.standard_normal(output.shape)
-    got = pullback(grad_output)
-    by_reference = reference.multi_head_attention_vjp(**arguments, **options)[1](grad_output)
-    for name, array in arguments.items():
-        direction = rng.standard_normal(array.shape)
-        stepped = reference.multi_head_attention(
-            **{**arguments, name: array + 1j * STEP * direction}, **options)
-        wanted = (stepped.imag / STEP * grad_output).sum()
-        for gradient in (getattr(got, name), by_reference[name]):
-            assert np.isclose((gradient * direction).sum(), wanted, rtol=1e-10, atol=1e-12), name
+    check_by_complex_step(rng, arguments, **options)
 
 
 @pytest.mark.parametrize("sizes", [SMALL, WHOLE, ODD], ids=["small", "whole panels", "odd"])

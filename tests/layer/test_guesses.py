@@ -1,12 +1,10 @@
 """Guesses that are taken back: after truncate to anything from the lengths before the last call on,
 a cache with a window goes on with the bits of plain decoding."""
 
-import copy
-import pickle
-
 import ml_dtypes
 import numpy as np
 import pytest
+from cached_calls import WAYS, guess
 
 import mha
 
@@ -52,13 +50,6 @@ def test_all_rows_of_the_last_call_can_be_taken_back_at_every_length(window, n):
         assert np.array_equal(got, wanted[:, at:at + n]), at
 
 
-def same(cache):
-    return cache
-
-
-WAYS = [same, copy.copy, lambda cache: pickle.loads(pickle.dumps(cache))]
-
-
 @pytest.mark.parametrize("dtype", [None, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("window", [1, 20, 128, 200])
@@ -69,18 +60,7 @@ def test_speculative_decoding_of_a_ragged_batch(window, padding, dtype):
     whole = plain(layer, x, window, dtype)
     cache, at = layer.new_cache(3, window=window, dtype=dtype), np.zeros(3, int)
     while at.min() + 70 < LENGTH:
-        n = int(rng.choice([1, 2, 9, 60]))
-        counts = np.minimum(rng.integers(0, n + 1, 3), LENGTH - at)
-        right = np.array([rng.integers(0, count + 1) for count in counts])
-        rows = np.full((3, n, 24), np.nan, np.float32)
-        firsts = n - counts if padding == "left" else np.zeros(3, int)
-        for i, first in enumerate(firsts):
-            rows[i, first:first + counts[i]] = rng.standard_normal((counts[i], 24))
-            rows[i, first:first + right[i]] = x[i, at[i]:at[i] + right[i]]
-        output = layer(rows, cache=cache, lengths=counts, padding=padding)
-        for i, first in enumerate(firsts):
-            assert np.array_equal(output[i, first:first + right[i]],
-                                  whole[i, at[i]:at[i] + right[i]])
+        right = guess(layer, cache, x, whole, at, padding, rng)
         cache = WAYS[rng.integers(len(WAYS))](cache)
         if rng.random() < 0.3:
             order = rng.integers(0, 3, 3)

@@ -7,6 +7,7 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
+from cached_calls import WAYS, guess, in_pieces, pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import interrupts_of
@@ -41,36 +42,13 @@ def plain(layer, x, window, keep_first, dtype=None, **options):
     return layer(x, cache=layer.new_cache(len(x), dtype=dtype), mask=mask, **options)
 
 
-def sizes(length, size, rng):
-    at = 0
-    while at < length:
-        step = int(rng.integers(1, 90)) if size is None else size
-        yield at, min(at + step, length)
-        at += step
-
-
-def rows_of(scores, begin, end):
-    if isinstance(scores, mha.BlockMask):
-        return scores[begin:end, :end]
-    return scores[..., begin:end, :end]
-
-
-def in_pieces(layer, x, cache, size, **options):
-    calls = []
-    for begin, end in sizes(x.shape[1], size, np.random.default_rng(0)):
-        own = {name: rows_of(given, begin, end) if name in ("mask", "bias") else given
-               for name, given in options.items()}
-        calls.append(layer(x[:, begin:end], cache=cache, **own))
-    return np.concatenate(calls, axis=1)
-
-
 @pytest.mark.parametrize("size", [1, 7, 128, None, LENGTH])
 @pytest.mark.parametrize(("window", "keep_first"), [
     (1, 1), (40, 4), (40, 128), (128, 130), (200, 5), (300, 300)])
 def test_any_cut_gives_the_bits_of_one_call_under_a_mask(size, window, keep_first):
     layer, x = random_layer(rotary=mha.Rotary(6)), random_x(1, LENGTH)
     cache = layer.new_cache(1, window=window, keep_first=keep_first)
-    got = in_pieces(layer, x, cache, size)
+    got = in_pieces(layer, x, cache, size, most=90)
     assert np.array_equal(got, plain(layer, x, window, keep_first))
     if size != LENGTH and LENGTH - window > -(-keep_first // 128) * 128 + 128:
         assert cache.start > 0
@@ -103,7 +81,7 @@ def test_with_every_option(name, size, dtype):
         whole = {"mask": given["mask"].to_dense()}
     wanted = plain(layer, x, window, 5, **whole)
     cache = layer.new_cache(2, window=50, keep_first=5)
-    assert np.array_equal(in_pieces(layer, x, cache, size, **given), wanted)
+    assert np.array_equal(in_pieces(layer, x, cache, size, most=90, **given), wanted)
     assert cache.start > 128
 
 
@@ -113,7 +91,8 @@ def test_of_narrow_caches(size, dtype):
     layer = mha.MultiHeadAttention(64, 2, rng=0, rotary=mha.Rotary(32))
     x = np.random.default_rng(0).standard_normal((2, LENGTH, 64)).astype(np.float32)
     cache = layer.new_cache(2, dtype=dtype, window=60, keep_first=7)
-    assert np.array_equal(in_pieces(layer, x, cache, size), plain(layer, x, 60, 7, dtype))
+    got = in_pieces(layer, x, cache, size, most=90)
+    assert np.array_equal(got, plain(layer, x, 60, 7, dtype))
     assert cache.start > 128
 
 
@@ -147,13 +126,6 @@ def test_against_the_reference_in_float64():
     assert np.abs(got - wanted).max() <= 1e-13 * np.abs(wanted).max()
 
 
-def same(cache):
-    return cache
-
-
-WAYS = [same, copy.copy, lambda cache: pickle.loads(pickle.dumps(cache))]
-
-
 @pytest.mark.parametrize("dtype", [None, np.float16])
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize(("window", "keep_first"), [(1, 3), (20, 128), (128, 5)])
@@ -166,18 +138,7 @@ def test_guesses_of_a_ragged_batch(window, keep_first, padding, dtype):
     cache = layer.new_cache(3, window=window, keep_first=keep_first, dtype=dtype)
     at = np.zeros(3, int)
     while at.min() + 70 < LENGTH:
-        n = int(rng.choice([1, 2, 9, 60]))
-        counts = np.minimum(rng.integers(0, n + 1, 3), LENGTH - at)
-        right = np.array([rng.integers(0, count + 1) for count in counts])
-        rows = np.full((3, n, WIDTH), np.nan, np.float32)
-        firsts = n - counts if padding == "left" else np.zeros(3, int)
-        for i, first in enumerate(firsts):
-            rows[i, first:first + counts[i]] = rng.standard_normal((counts[i], WIDTH))
-            rows[i, first:first + right[i]] = x[i, at[i]:at[i] + right[i]]
-        output = layer(rows, cache=cache, lengths=counts, padding=padding)
-        for i, first in enumerate(firsts):
-            assert np.array_equal(output[i, first:first + right[i]],
-                                  whole[i, at[i]:at[i] + right[i]])
+        right = guess(layer, cache, x, whole, at, padding, rng)
         cache = WAYS[rng.integers(len(WAYS))](cache)
         if rng.random() < 0.5:
             indices = np.tile(np.arange(max(1, right.max())), (3, 1))
@@ -208,7 +169,7 @@ def test_a_shared_layer_sees_the_first_positions_too():
     x, y = random_x(1, LENGTH), random_x(1, LENGTH, seed=2)
     wanted = both(y, x, causal=True, mask=visible(LENGTH, 30, 4))
     cache = early.new_cache(1, window=30, keep_first=4)
-    for begin, end in sizes(LENGTH, 23, None):
+    for begin, end in pieces(LENGTH, 23, None):
         early(x[:, begin:end], cache=cache)
         before = contents(cache)
         got = late(y[:, begin:end], cache=cache, append=False)
@@ -364,7 +325,7 @@ def test_of_a_pool_with_many_first_positions():
     layer = random_layer()
     pool, x = mha.PagedCache(9, 2, 6, window=20, keep_first=200), random_x(900)
     id, cache = pool.new(), layer.new_cache(1, window=20, keep_first=200)
-    for begin, end in sizes(900, 61, None):
+    for begin, end in pieces(900, 61, None):
         got = layer(x[begin:end], starts=[0, end - begin], cache=pool[0], sequences=[id])
         assert np.array_equal(got, layer(x[None, begin:end], cache=cache)[0])
     assert pool.pages_free >= 5

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from cached_calls import in_pieces, pieces
 from interrupts import interrupts_of
 from option_cases import SCORES
 
@@ -29,25 +30,6 @@ def random_layer(dtype=np.float32, **options):
 
 def random_x(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal((*shape, 24)).astype(np.float32)
-
-
-def pieces(length, size, rng):
-    """Bounds of pieces of this size, or of any."""
-    at = 0
-    while at < length:
-        step = int(rng.integers(1, 60)) if size is None else size
-        yield at, min(at + step, length)
-        at += step
-
-
-def in_pieces(layer, x, cache, size, seed=0, **options):
-    """The results of all calls joined along the queries."""
-    calls = []
-    for begin, end in pieces(x.shape[1], size, np.random.default_rng(seed)):
-        own = {name: array[..., begin:end, :end] if name in ("mask", "bias") else array
-               for name, array in options.items()}
-        calls.append(layer(x[:, begin:end], cache=cache, **own))
-    return np.concatenate(calls, axis=1)
 
 
 def options_of(name):

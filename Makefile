@@ -12,9 +12,9 @@
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
-# make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-grid, bench-kernels,
-#             bench-flex, bench-latent, bench-linear, bench-masks, bench-quantised,
-#             bench-reshaping, bench-training
+# make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-cliffs (SHAPES=200
+#             at random: where is a peer ahead?), bench-grid, bench-kernels, bench-flex,
+#             bench-latent, bench-linear, bench-masks, bench-quantised, bench-reshaping, bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -49,7 +49,7 @@ SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "Th
 .PHONY: help run view train chat docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers sweep-transformers test-large \
 	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
 	test-browser test-frozen test-free-threaded \
-	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-dask bench-view bench-grid bench-kernels \
+	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-cliffs bench-dask bench-view bench-grid bench-kernels \
 	bench-flex bench-latent bench-linear bench-masks bench-quantised bench-reshaping bench-training format clean check-prerequisites check-windows check-model
 
 run: $(VENV)/.run
@@ -340,6 +340,11 @@ bench-masks: $(VENV)/.run
 bench-quantised: $(VENV)/.test
 	$(MAKE) --no-print-directory -C benchmarks/machine
 	$(BIN)/python benchmarks/bench_quantised.py --write
+
+SHAPES ?= 200
+SEED ?= 0
+bench-cliffs: .venv-bench/.built
+	.venv-bench/bin/python benchmarks/bench_cliffs.py --shapes $(SHAPES) --seed $(SEED) --write
 
 bench-flex: .venv-bench/.built
 	.venv-bench/bin/python benchmarks/flex.py --write

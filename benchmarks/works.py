@@ -17,6 +17,16 @@ MASK_MODS = {
     "prefix of 1,000": lambda b, h, q, k: (q >= k) | (k < 1000),
 }
 
+# how inputs are stored -> which of them
+LAYOUTS = {"": (), "positions first": ("query", "key", "value"), "columns first": ("key", "value")}
+
+
+def stored(array, layout):
+    """The numbers of (batch, heads, len, columns) in another order of memory: (batch, len, heads,
+    columns), as projections give them, or (batch, heads, columns, len), as some caches are."""
+    first, second = (1, 2) if layout == "positions first" else (2, 3)
+    return np.ascontiguousarray(array.swapaxes(first, second)).swapaxes(first, second)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -37,6 +47,9 @@ class Work:
     padding: bool = False  # a mask (batch, 1, 1, key_len)
     mask_mod: str = ""  # a name out of MASK_MODS: a mask (query_len, key_len)
     bias: bool = False  # (1, heads, query_len, key_len)
+    dense_mask: bool = False  # (1, 1, query_len, key_len), half of it hidden at random
+    layout: str = ""  # of attention's inputs: see LAYOUTS
+    value_dim: int = 0  # 0: head_dim
     kv_heads: int = 0  # 0: as many as heads
     weights: bool = False  # returned too
     transposed: bool = False  # a projection's weight lies as (out, in), as PyTorch stores it
@@ -49,6 +62,11 @@ class Work:
     peers: tuple = tuple(PEERS)
 
     @property
+    def of_values(self):
+        """Columns of a value."""
+        return self.value_dim or self.shape[-1]
+
+    @property
     def operations(self):
         """Floating-point operations that the figure needs (half the scores where causal). On the
         backward pass each product of projections has two, the two of attention have five."""
@@ -56,7 +74,8 @@ class Work:
         attention_factor, projection_factor = (3.5, 3) if self.gradients else (1, 1)
         if self.kind == "attention":
             batch, heads, query_len, key_len, head_dim = self.shape
-            forward = 4 * batch * heads * query_len * key_len * head_dim * visible
+            columns = head_dim + self.of_values
+            forward = 2 * batch * heads * query_len * key_len * columns * visible
             return forward * attention_factor
         batch, length, width, _, *blocks = self.shape
         if self.kind == "decoder":
@@ -79,7 +98,8 @@ class Work:
             return layers * width * (4 * width + 2 * batch * positions) * size
         if self.kind == "attention":
             batch, heads, _, key_len, head_dim = self.shape
-            return 2 * batch * (self.kv_heads or heads) * key_len * head_dim * size
+            columns = head_dim + self.of_values
+            return batch * (self.kv_heads or heads) * key_len * columns * size
         return 4 * self.shape[2] ** 2 * size
 
     def arrays(self):
@@ -124,17 +144,22 @@ class Work:
         arrays = {
             "query": normal(batch, heads, query_len, head_dim),
             "key": normal(batch, kv_heads, key_len, head_dim),
-            "value": normal(batch, kv_heads, key_len, head_dim),
+            "value": normal(batch, kv_heads, key_len, self.of_values),
         }
         if self.padding:
             lengths = random.integers(key_len // 2, key_len + 1, batch)
             arrays["mask"] = np.arange(key_len) < lengths[:, None, None, None]
         if self.mask_mod:
             arrays["mask"] = MASK_MODS[self.mask_mod](0, 0, *np.ogrid[:query_len, :key_len])
+        if self.dense_mask:
+            arrays["mask"] = random.random((1, 1, query_len, key_len)) < 0.5
+            arrays["mask"][..., 0] = True  # libraries differ in what no key gives
         if self.gradients:
-            arrays["grad_output"] = normal(batch, heads, query_len, head_dim)
+            arrays["grad_output"] = normal(batch, heads, query_len, self.of_values)
         if self.bias:
             arrays["bias"] = normal(1, heads, query_len, key_len)
+        for name in LAYOUTS[self.layout]:
+            arrays[name] = stored(arrays[name], self.layout)
         return arrays
 
 

@@ -46,11 +46,13 @@ def compiled_flex(work, *tensors):
 def prepare_gradients(work, arrays):
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     grad_output = tensors.pop("grad_output")
+    mask = tensors.pop("mask", tensors.pop("bias", None))
     inputs = [tensor.requires_grad_() for tensor in tensors.values()]
 
     def attend(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=work.causal,
-                                              dropout_p=work.dropout)
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=work.causal,
+                                              dropout_p=work.dropout,
+                                              enable_gqa=bool(work.kv_heads))
 
     def layer(x, *weights):
         heads = work.shape[3]

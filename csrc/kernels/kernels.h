@@ -121,7 +121,8 @@ typedef struct mha_prefetch_rows {
 } mha_prefetch_rows;
 
 /* One head and a block of consecutive queries. Strides count elements; the last axes of query, key,
- * value and output are contiguous. */
+ * value and output are contiguous. Keys or values by columns are (columns, key_len) instead, and
+ * their stride is that of a column; they have no pages. */
 typedef struct mha_attention_block {
     mha_checkpoint *checkpoint; /* of the thread; asked again and again, in every dimension */
     int64_t query_len;          /* of this block, at most query_block of the kernel set */
@@ -130,6 +131,7 @@ typedef struct mha_attention_block {
     const void *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
+    bool key_by_columns, value_by_columns;
     mha_pages pages;    /* of key and value; stored_key is 0 then */
     bool brings_values; /* prefetches them before they are needed: no block before has read them */
     int64_t stored_key; /* the one that key and value begin with, and their gradients */
@@ -217,6 +219,7 @@ typedef struct mha_few_queries_block {
     const void *key, *value; /* of key 0 */
     int64_t key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage;
+    bool key_by_columns, value_by_columns;
     mha_pages pages;
     bool from_memory; /* caches do not hold the keys and values of the call */
     int64_t first_block, end_block;
@@ -293,10 +296,9 @@ typedef struct mha_merge_block {
     void *shares; /* scratch for `parts` elements */
 } mha_merge_block;
 
-/* to[head][key] = from[key][head]: of one query, the numbers of a mask or bias whose heads lie
- * last. Strides count numbers; the rows of `to` have room for whole vectors. */
-typedef void mha_put_heads_first(const void *from, int64_t key_stride, int64_t keys, int64_t heads,
-                                 void *to, int64_t head_stride);
+/* to[column][row] = from[row][column]. Strides count numbers from a row to the next. */
+typedef void mha_transpose(const void *from, int64_t from_stride, int64_t rows, int64_t columns,
+                           void *to, int64_t to_stride);
 
 typedef struct mha_attention_kernels {
     int64_t query_block; /* the most queries of one call */
@@ -306,7 +308,7 @@ typedef struct mha_attention_kernels {
     void (*forward)(const mha_attention_block *blocks, int count, void *scratch);
     size_t (*backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
-    mha_put_heads_first *put_heads_first; /* of a bias */
+    mha_transpose *transpose;
 } mha_attention_kernels;
 
 /* `forward` computes all of it. Else in each round first `score` and then `weigh` take all blocks

@@ -29,8 +29,14 @@ static int64_t item_size(const mha_tensor *tensor, mha_dtype dtype) {
     return (int64_t)mha_storage_size(dtype, tensor->storage);
 }
 
+bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype) {
+    return tensor->storage == MHA_AS_COMPUTED && mha_extent(tensor, 1) > 1 &&
+           mha_stride(tensor, 1) != item_size(tensor, dtype);
+}
+
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype) {
-    return mha_stride(tensor, 2) / item_size(tensor, dtype);
+    return mha_stride(tensor, mha_lies_by_columns(tensor, dtype) ? 1 : 2) /
+           item_size(tensor, dtype);
 }
 
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
@@ -59,7 +65,14 @@ void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, i
                      int64_t head, int64_t first, int64_t end, char *own) {
     const int64_t columns = mha_extent(tensor, 1);
     const size_t width = (size_t)columns * mha_dtype_size(attention->dtype);
-    mha_read_row *read_row = mha_kernels_for(attention->dtype)->elementwise->read_row;
+    const mha_kernels *kernels = mha_kernels_for(attention->dtype);
+    mha_read_row *read_row = kernels->elementwise->read_row;
+    if (mha_lies_by_columns(tensor, attention->dtype)) {
+        kernels->attention->transpose(mha_at_row(tensor, attention->batch_axes, batch, head, first),
+                                      mha_row_stride(tensor, attention->dtype), columns,
+                                      end - first, own, columns);
+        return;
+    }
     for (int64_t row = first; row < end; row++, own += width) {
         read_row(mha_at_row(tensor, attention->batch_axes, batch, head, row), tensor->storage, own,
                  columns);
@@ -88,6 +101,8 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .key_storage = a->key.storage,
         .value_storage = a->value.storage,
         .output_storage = a->output.storage,
+        .key_by_columns = mha_lies_by_columns(&a->key, a->dtype),
+        .value_by_columns = mha_lies_by_columns(&a->value, a->dtype),
         .pages = a->pages,
         .key_begin = visible->begin,
         .key_end = visible->end,

@@ -34,7 +34,10 @@ mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_ten
  * prefetching it is worth the effort. */
 bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
 
-/* Elements between two rows. */
+/* Whether key or value is stored (columns, rows), as caches of some libraries are. */
+bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype);
+
+/* Elements between two rows; between two columns where they lie by columns. */
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
 
 /* Whether rows are better copied where they are read often: something else lies between two, as

@@ -216,6 +216,8 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->key_storage = a->key.storage;
     block->value_storage = a->value.storage;
     block->output_storage = a->output.storage;
+    block->key_by_columns = mha_lies_by_columns(&a->key, a->dtype);
+    block->value_by_columns = mha_lies_by_columns(&a->value, a->dtype);
     block->pages = a->pages;
     for (int64_t row = 0; row < block->rows; row++) {
         const row_place place = place_of(job, row_task, row);

@@ -51,8 +51,9 @@ static inline uint64_t load_bytes(const uint8_t *from, int64_t count) {
     return bytes;
 }
 
-/* The kernels' put_heads_first, of the bytes of a mask, in squares of eight keys and eight heads.
- * Up to four heads leave the upper half of each row to eight more keys. */
+/* As the kernels' transpose, of the bytes of a mask, in squares of eight keys and eight heads. Up
+ * to four heads leave the upper half of each row to eight more keys. Whole squares are written: the
+ * rows of `to` have room for them. */
 static void put_bytes_heads_first(const void *from, int64_t key_stride, int64_t keys, int64_t heads,
                                   void *to, int64_t head_stride) {
     for (int64_t head = 0; head < heads; head += SIDE) {
@@ -94,7 +95,7 @@ static bool heads_lie_last(const mha_tensor *option, int64_t item) {
 
 /* Rows and heads are an odd number of cache lines apart, so that they spread over all sets of a
  * cache. */
-static mha_heads_copy plan_copy(const mha_tensor *option, int64_t item, mha_put_heads_first *put,
+static mha_heads_copy plan_copy(const mha_tensor *option, int64_t item, mha_transpose *put,
                                 int64_t heads, int64_t queries, double most) {
     const mha_heads_copy none = {.option = NULL};
     if (!heads_lie_last(option, item)) {
@@ -116,8 +117,7 @@ mha_heads_copy mha_plan_mask_copy(const mha_attention *attention, int64_t heads,
 mha_heads_copy mha_plan_bias_copy(const mha_attention *attention, int64_t heads, int64_t queries,
                                   double most) {
     return plan_copy(&attention->options->bias, (int64_t)mha_dtype_size(attention->dtype),
-                     mha_kernels_for(attention->dtype)->attention->put_heads_first, heads, queries,
-                     most);
+                     mha_kernels_for(attention->dtype)->attention->transpose, heads, queries, most);
 }
 
 /* The keys begin..end of one query and `count` heads. begin is the first key of a line of the copy:

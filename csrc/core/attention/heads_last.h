@@ -13,7 +13,7 @@ typedef struct mha_heads_copy {
     int64_t item;             /* bytes of a number */
     int64_t heads, query_stride, head_stride;
     size_t bytes;
-    mha_put_heads_first *put;
+    mha_transpose *put;
 } mha_heads_copy;
 
 /* Of so many heads and queries. Nothing is copied where there is no such option, where its heads do

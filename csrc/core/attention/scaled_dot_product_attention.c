@@ -83,6 +83,7 @@ static void read_from_copy(const mha_attention_job *job, int64_t batch_head,
         blocks[i].key_stride = blocks[i].head_dim;
         blocks[i].value_stride = blocks[i].value_head_dim;
         blocks[i].key_storage = blocks[i].value_storage = MHA_AS_COMPUTED;
+        blocks[i].key_by_columns = blocks[i].value_by_columns = false;
     }
 }
 
@@ -243,10 +244,16 @@ static int joint_blocks_of(const mha_attention_job *job, int num_threads) {
 }
 
 /* The kernel's scratch, and the copy of a head's keys and values, where their rows lie apart and
- * enough queries read them to repay it (docs/journal.md); at most MOST_COPIED bytes. */
+ * enough queries read them to repay it (docs/journal.md); at most so many bytes. Rows by columns
+ * would be transposed for each query tile. */
 static void plan_scratch(mha_attention_job *job) {
-    enum { MOST_COPIED = 2 << 20, FEWEST = 512 };
     const mha_attention *a = job->attention;
+    const bool by_columns =
+        mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
+    const int64_t of_a_tile = job->joint_blocks * job->kernels->attention->query_block;
+    const double most = by_columns ? 16 << 20 : 2 << 20;
+    const int64_t fewest_queries = by_columns ? of_a_tile + 1 : 512;
+    const int64_t fewest_keys = by_columns ? 1 : 512;
     const int64_t head_dim = mha_extent(&a->key, 1), value_head_dim = mha_extent(&a->value, 1);
     const double column = (double)mha_extent(&a->key, 2) * (double)mha_dtype_size(a->dtype);
     const double bytes = column * ((double)head_dim + (double)value_head_dim);
@@ -255,8 +262,8 @@ static void plan_scratch(mha_attention_job *job) {
     job->copies_heads =
         (mha_rows_lie_apart(&a->key, a->dtype) || mha_rows_lie_apart(&a->value, a->dtype)) &&
         a->pages.table == NULL && job->joint_heads == 0 &&
-        a->options->window_left == MHA_UNLIMITED && bytes <= MOST_COPIED &&
-        mha_smaller(mha_extent(&a->query, 2), mha_extent(&a->key, 2)) >= FEWEST;
+        a->options->window_left == MHA_UNLIMITED && bytes <= most &&
+        mha_extent(&a->query, 2) >= fewest_queries && mha_extent(&a->key, 2) >= fewest_keys;
     if (job->copies_heads) {
         job->keys_size = sizeof(head_copy) + (size_t)(column * (double)head_dim);
         job->values_size = (size_t)(column * (double)value_head_dim);

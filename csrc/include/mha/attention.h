@@ -84,8 +84,8 @@ typedef struct mha_pages {
 } mha_pages;
 
 /* query  (batch..., heads, query_len, head_dim)          last axis contiguous
- * key    (batch..., kv_heads, key_len, head_dim)         last axis contiguous
- * value  (batch..., kv_heads, key_len, value_head_dim)   last axis contiguous
+ * key    (batch..., kv_heads, key_len, head_dim)         last axis contiguous; in the forward pass,
+ * value  (batch..., kv_heads, key_len, value_head_dim)   of real, instead the axis before the last
  * output (batch..., heads, query_len, value_head_dim)    last axis contiguous
  * weights, if wanted: C-contiguous (batch..., heads, query_len, key_len)
  * lse,     if wanted: C-contiguous (batch..., heads, query_len)

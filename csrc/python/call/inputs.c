@@ -87,7 +87,9 @@ int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs) 
         return -1;
     }
     for (int i = 0; i < 3; i++) {
-        *converted[i] = mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
+        *converted[i] = i > 0 && inputs->may_lie_by_columns
+                            ? mha_as_stored_either_way(arrays[i], inputs->dtype, INPUT_NAMES[i])
+                            : mha_as_stored(arrays[i], inputs->dtype, INPUT_NAMES[i]);
         if (*converted[i] == NULL) {
             return -1;
         }

@@ -7,6 +7,7 @@
 
 typedef struct attention_inputs {
     PyArrayObject *query, *key, *value; /* owned; the element type, last axes contiguous */
+    bool may_lie_by_columns;            /* or of key and value the axis before; else copied */
     mha_dtype dtype;                    /* of the arithmetic */
     int result_typenum; /* of the output: halves where all three are, which are read as they are */
     score_shape scores;

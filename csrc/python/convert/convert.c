@@ -155,6 +155,21 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
     return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
 }
 
+static bool lies_by_columns(PyArrayObject *array, mha_dtype dtype) {
+    const int rows = PyArray_NDIM(array) - 2;
+    const npy_intp item = PyArray_ITEMSIZE(array);
+    return rows >= 0 && PyArray_TYPE(array) == mha_typenum(dtype) &&
+           PyArray_STRIDE(array, rows) == item && PyArray_STRIDE(array, rows + 1) % item == 0;
+}
+
+PyArrayObject *mha_as_stored_either_way(PyArrayObject *array, mha_dtype dtype, const char *name) {
+    PyArrayObject *stored = mha_as_strided_stored(array, dtype, name);
+    return or_copy(stored,
+                   stored != NULL &&
+                       (mha_last_axis_is_contiguous(stored) || lies_by_columns(stored, dtype)),
+                   name);
+}
+
 PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name) {
     PyArrayObject *stored = mha_as_strided_stored(array, dtype, name);
     return or_copy(stored, stored != NULL && PyArray_IS_C_CONTIGUOUS(stored), name);

@@ -81,6 +81,10 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
 /* As mha_as_real, but where the arithmetic is float32 halves stay what they are. */
 PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 
+/* The same, but numbers of the arithmetic may also lie by columns: those of the axis before the
+ * last one side by side. */
+PyArrayObject *mha_as_stored_either_way(PyArrayObject *array, mha_dtype dtype, const char *name);
+
 /* The same, C-contiguous as a whole. */
 PyArrayObject *mha_as_contiguous_stored(PyArrayObject *array, mha_dtype dtype, const char *name);
 

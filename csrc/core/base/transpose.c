@@ -1,0 +1,63 @@
+/* Rows that become columns, outside of a step: copies of arrays that lie the other way around. */
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+/* A square tile is copied first: where rows lie a power of two apart, the first cache cannot keep
+ * their lines until all of their numbers have been used. */
+enum { TILE = 64 };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Some rows and columns, number by number; item is a constant. */
+static inline void move_numbers(const char *from, int64_t from_stride, int64_t rows,
+                                int64_t columns, const size_t item, char *to, int64_t to_stride) {
+    for (int64_t column = 0; column < columns; column++) {
+        for (int64_t row = 0; row < rows; row++) {
+            memcpy(to + column * to_stride + row * (int64_t)item,
+                   from + row * from_stride + column * (int64_t)item, item);
+        }
+    }
+}
+
+static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
+                      size_t item, char *to, int64_t to_stride) {
+    if (item == 1) {
+        move_numbers(from, from_stride, rows, columns, 1, to, to_stride);
+    } else {
+        move_numbers(from, from_stride, rows, columns, 2, to, to_stride);
+    }
+}
+
+/* By the kernel, if it has numbers of this size. */
+static bool move_vectors(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
+                         size_t item, char *to, int64_t to_stride) {
+    if (item != sizeof(float) && item != sizeof(double)) {
+        return false;
+    }
+    const int64_t size = (int64_t)item;
+    const mha_attention_kernels *kernels =
+        mha_kernels_for(item == sizeof(float) ? MHA_FLOAT32 : MHA_FLOAT64)->attention;
+    kernels->transpose(from, from_stride / size, rows, columns, to, to_stride / size);
+    return true;
+}
+
+void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, int64_t columns,
+                           size_t item, void *to, int64_t to_stride) {
+    const int64_t size = (int64_t)item;
+    _Alignas(64) char tile[TILE * TILE * sizeof(double)];
+    for (int64_t column = 0; column < columns; column += TILE) {
+        const int64_t width = smaller(columns - column, TILE), stride = width * size;
+        for (int64_t row = 0; row < rows; row += TILE) {
+            const int64_t height = smaller(rows - row, TILE);
+            const char *source = (const char *)from + row * from_stride + column * size;
+            char *target = (char *)to + column * to_stride + row * size;
+            for (int64_t i = 0; i < height; i++) {
+                memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
+            }
+            if (!move_vectors(tile, stride, height, width, item, target, to_stride)) {
+                move_tile(tile, stride, height, width, item, target, to_stride);
+            }
+        }
+    }
+}

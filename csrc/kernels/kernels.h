@@ -22,8 +22,8 @@ enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEP
  * side by side, or transposed. */
 enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TRANSPOSED = 8 };
 
-/* The widest block of queries of any kernel set. */
-enum { MHA_MAX_QUERY_BLOCK = 48 };
+/* The widest block of queries of any kernel set, and its vectors. */
+enum { MHA_MAX_QUERY_BLOCK = 48, MHA_QUERY_VECTORS = 3 };
 
 /* Sums over queries, in the gradients of key and value, are chains of so many. */
 enum { MHA_QUERY_CHAIN = MHA_MAX_QUERY_BLOCK };
@@ -230,6 +230,30 @@ typedef struct mha_few_queries_block {
     mha_few_queries_row row[MHA_MAX_FEW_ROWS];
 } mha_few_queries_block;
 
+/* One query of any head, over keys of that head. Lse, maximum and denominator as in
+ * mha_attention_block; of one number each. */
+typedef struct mha_few_keys_row {
+    const void *query, *key, *value; /* (head_dim,), and key 0 */
+    int64_t key_begin, key_end;      /* it sees key_begin <= j < key_end */
+    void *output;                    /* (value_head_dim,); NULL: of a lane that is not in use */
+    void *lse, *maximum, *denominator;
+    bool is_finite; /* the output that was written, where not all of the block's are */
+} mha_few_keys_row;
+
+/* Queries over few keys, so many vectors of query_lanes of them, one of a head each: `shared`
+ * vectors, one behind the other, are of the same heads. Of the scores scale alone is read. */
+typedef struct mha_few_keys_block {
+    mha_checkpoint *checkpoint;
+    int vectors, shared;
+    int64_t key_len, head_dim, value_head_dim; /* key_len: 1 to MHA_KEY_CHAIN */
+    int64_t key_stride, value_stride;
+    mha_storage query_storage, key_storage, value_storage, output_storage; /* none in blocks */
+    mha_scores scores;
+    bool sees_all_keys; /* every row */
+    bool is_finite;     /* all of the output that was written */
+    mha_few_keys_row row[MHA_MAX_QUERY_BLOCK];
+} mha_few_keys_block;
+
 /* c (rows, columns) = a (rows, depth) @ one panel (depth, columns) + bias. The panel is either a
  * packed one, zero-padded to full width, or columns of the weight itself: of any number and
  * strides, or of halves as many as a panel has, side by side. a is transposed where it lies as
@@ -306,6 +330,8 @@ typedef struct mha_attention_kernels {
     size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
     /* `count` blocks of one head: a block of keys is read once for all of them. */
     void (*forward)(const mha_attention_block *blocks, int count, void *scratch);
+    size_t (*few_keys_scratch_size)(int64_t key_len, int64_t head_dim, int64_t value_head_dim);
+    void (*few_keys)(mha_few_keys_block *block, void *scratch); /* also enough for one block */
     size_t (*backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
     mha_transpose *transpose;

@@ -35,6 +35,10 @@ bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype) {
 }
 
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype) {
+    return mha_stride(tensor, 2) / item_size(tensor, dtype);
+}
+
+int64_t mha_key_stride(const mha_tensor *tensor, mha_dtype dtype) {
     return mha_stride(tensor, mha_lies_by_columns(tensor, dtype) ? 1 : 2) /
            item_size(tensor, dtype);
 }
@@ -69,7 +73,7 @@ void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, i
     mha_read_row *read_row = kernels->elementwise->read_row;
     if (mha_lies_by_columns(tensor, attention->dtype)) {
         kernels->attention->transpose(mha_at_row(tensor, attention->batch_axes, batch, head, first),
-                                      mha_row_stride(tensor, attention->dtype), columns,
+                                      mha_key_stride(tensor, attention->dtype), columns,
                                       end - first, own, columns);
         return;
     }
@@ -95,8 +99,8 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
         .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
         .query_stride = mha_row_stride(&a->query, a->dtype),
-        .key_stride = mha_row_stride(&a->key, a->dtype),
-        .value_stride = mha_row_stride(&a->value, a->dtype),
+        .key_stride = mha_key_stride(&a->key, a->dtype),
+        .value_stride = mha_key_stride(&a->value, a->dtype),
         .query_storage = a->query.storage,
         .key_storage = a->key.storage,
         .value_storage = a->value.storage,

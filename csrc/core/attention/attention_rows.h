@@ -37,8 +37,11 @@ bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
 /* Whether key or value is stored (columns, rows), as caches of some libraries are. */
 bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype);
 
-/* Elements between two rows; between two columns where they lie by columns. */
+/* Elements between two rows. */
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
+
+/* The same of key or value; between two columns where these lie by columns. */
+int64_t mha_key_stride(const mha_tensor *tensor, mha_dtype dtype);
 
 /* Whether rows are better copied where they are read often: something else lies between two, as
  * where all heads lie side by side: then the rows of one head are pages apart, and reading them

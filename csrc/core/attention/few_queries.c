@@ -210,8 +210,8 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->end_key = 0;
     block->key = mha_at_row(&a->key, a->batch_axes, first.batch, first.kv_head, 0);
     block->value = mha_at_row(&a->value, a->batch_axes, first.batch, first.kv_head, 0);
-    block->key_stride = mha_row_stride(&a->key, a->dtype);
-    block->value_stride = mha_row_stride(&a->value, a->dtype);
+    block->key_stride = mha_key_stride(&a->key, a->dtype);
+    block->value_stride = mha_key_stride(&a->value, a->dtype);
     block->query_storage = a->query.storage;
     block->key_storage = a->key.storage;
     block->value_storage = a->value.storage;

@@ -3,6 +3,7 @@
  * but for copies of at most 16 MB a worker. */
 #include "core/attention/attention_job.h"
 #include "core/attention/attention_rows.h"
+#include "core/attention/few_keys.h"
 #include "core/attention/few_queries.h"
 #include "core/base/run.h"
 
@@ -381,6 +382,9 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
     int threads;
     if (mha_nothing_to_attend(attention)) {
         return MHA_OK;
+    }
+    if (mha_has_few_keys(attention)) {
+        return mha_few_keys_forward(attention, execution);
     }
     if (mha_has_few_queries(attention)) {
         return mha_few_queries_forward(attention, execution);

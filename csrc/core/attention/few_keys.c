@@ -1,0 +1,205 @@
+/* Step 3 of the figure where keys are few and heads many: sets of some elements, small windows, the
+ * first tokens of many sequences. What counts is what a head costs beside its multiply-adds, so a
+ * task is a block of queries of as many heads as fill it. */
+#include "core/attention/few_keys.h"
+
+#include "core/attention/attention_rows.h"
+#include "core/base/run.h"
+#include "threads/partition.h"
+
+typedef struct few_keys_job {
+    const mha_attention *attention;
+    const mha_kernels *kernels;
+    int64_t lanes;
+    int64_t heads, kv_heads, query_len;
+    int64_t key_heads;   /* those of all batch items */
+    int64_t queries;     /* of a key head: those of all heads that share it */
+    int64_t shared;      /* vectors of queries that a task takes of the same key heads ... */
+    int64_t head_blocks; /* ... each a lane, and how many times as many key heads */
+    int64_t query_tasks; /* of a block of key heads */
+    mha_pieces scratch;  /* of each worker */
+} few_keys_job;
+
+/* Options that change scores, or that have numbers for each head. */
+static bool has_plain_scores(const mha_attention *a) {
+    const mha_attention_options *o = a->options;
+    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->weights == NULL &&
+           o->mask.data == NULL && o->block_mask.starts == NULL && o->bias.data == NULL &&
+           o->alibi.data == NULL && o->relative_bias.data == NULL && o->sinks.data == NULL &&
+           o->softcap == 0 && o->dropout_threshold == 0 && o->keep_first == 0 &&
+           !o->uniform_empty_rows;
+}
+
+static bool has_plain_rows(const mha_attention *a) {
+    return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0 &&
+           !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype);
+}
+
+/* Where measured to be the faster kernel (docs/journal.md): one vector of queries of each head, or
+ * as many as go through the keys together; and keys and values that the first cache holds. */
+static bool few_keys_are_faster(const few_keys_job *job) {
+    enum { MOST_BYTES = 12 << 10 };
+    const mha_attention *a = job->attention;
+    const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
+    const double bytes = (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
+    return job->query_tasks == 1 && bytes <= MOST_BYTES && 3 * job->key_heads >= job->lanes;
+}
+
+static mha_status describe(const mha_attention *a, few_keys_job *job) {
+    const int64_t vectors = MHA_QUERY_VECTORS;
+    int64_t batch;
+    job->attention = a;
+    job->kernels = mha_kernels_for(a->dtype);
+    job->lanes = job->kernels->attention->query_lanes;
+    job->heads = mha_extent(&a->query, 3);
+    job->kv_heads = mha_extent(&a->key, 3);
+    job->query_len = mha_extent(&a->query, 2);
+    job->queries = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads * job->query_len;
+    MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes, &batch));
+    if (__builtin_mul_overflow(batch, job->kv_heads, &job->key_heads)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    job->query_tasks = mha_divide_up(job->queries, vectors);
+    job->shared = job->queries == 0 ? 1 : mha_divide_up(job->queries, job->query_tasks);
+    job->head_blocks = vectors / job->shared;
+    return MHA_OK;
+}
+
+bool mha_has_few_keys(const mha_attention *a) {
+    const int64_t key_len = mha_extent(&a->key, 2);
+    few_keys_job job;
+    return key_len > 0 && key_len <= MHA_KEY_CHAIN && has_plain_scores(a) && has_plain_rows(a) &&
+           mha_extent(&a->query, 1) > 0 && mha_extent(&a->value, 1) > 0 &&
+           describe(a, &job) == MHA_OK && job.queries > 0 && few_keys_are_faster(&job);
+}
+
+/* A number of lse and such, or NULL. */
+static void *number_at(const few_keys_job *job, void *numbers, int64_t at) {
+    return numbers == NULL ? NULL
+                           : (char *)numbers + at * (int64_t)mha_dtype_size(job->attention->dtype);
+}
+
+/* A query of a key head: which batch item, head and query. */
+typedef struct query_place {
+    int64_t batch, kv_head, head, query;
+} query_place;
+
+static query_place place_of(const few_keys_job *job, int64_t key_head, int64_t number) {
+    query_place place = {.batch = key_head / job->kv_heads, .kv_head = key_head % job->kv_heads};
+    place.head = place.kv_head * (job->heads / job->kv_heads) + number / job->query_len;
+    place.query = number % job->query_len;
+    return place;
+}
+
+/* Where row number `row` of a task comes from; whether it is there, or else some other row. */
+static bool find_row(const few_keys_job *job, int64_t task, int64_t row, query_place *place) {
+    const int64_t vector = row / job->lanes, lane = row % job->lanes;
+    const int64_t head_block = task / job->query_tasks * job->head_blocks + vector / job->shared;
+    const int64_t key_head = head_block * job->lanes + lane;
+    const int64_t number = task % job->query_tasks * job->shared + vector % job->shared;
+    *place = place_of(job, mha_smaller(key_head, job->key_heads - 1),
+                      mha_smaller(number, job->queries - 1));
+    return key_head < job->key_heads && number < job->queries;
+}
+
+static void fill_row(const few_keys_job *job, const query_place *p, bool is_there,
+                     mha_few_keys_row *row) {
+    const mha_attention *a = job->attention;
+    row->query = mha_at_row(&a->query, a->batch_axes, p->batch, p->head, p->query);
+    row->key = mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
+    row->value = mha_at_row(&a->value, a->batch_axes, p->batch, p->kv_head, 0);
+    row->output = row->lse = row->maximum = row->denominator = NULL;
+    row->is_finite = true;
+    if (is_there) {
+        const int64_t at = mha_result_row(a, p->batch, p->head, p->query);
+        row->output = mha_at_row(&a->output, a->batch_axes, p->batch, p->head, p->query);
+        row->lse = number_at(job, a->lse, at);
+        row->maximum = number_at(job, a->maximum, at);
+        row->denominator = number_at(job, a->denominator, at);
+    }
+}
+
+/* Vectors of queries of a task: fewer at the end. */
+static int vectors_of(const few_keys_job *job, int64_t task) {
+    const int64_t first = task / job->query_tasks * job->head_blocks;
+    const int64_t all = mha_divide_up(job->key_heads, job->lanes);
+    return (int)(mha_smaller(all - first, job->head_blocks) * job->shared);
+}
+
+static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker,
+                       mha_few_keys_block *block) {
+    const mha_attention *a = job->attention;
+    block->checkpoint = &worker->checkpoint;
+    block->vectors = vectors_of(job, task);
+    block->shared = (int)job->shared;
+    block->key_len = mha_extent(&a->key, 2);
+    block->head_dim = mha_extent(&a->query, 1);
+    block->value_head_dim = mha_extent(&a->value, 1);
+    block->key_stride = mha_row_stride(&a->key, a->dtype);
+    block->value_stride = mha_row_stride(&a->value, a->dtype);
+    block->query_storage = a->query.storage;
+    block->key_storage = a->key.storage;
+    block->value_storage = a->value.storage;
+    block->output_storage = a->output.storage;
+    block->sees_all_keys = true;
+    mha_fill_scores(a, 0, 0, &block->scores);
+    for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
+        mha_few_keys_row *row = &block->row[i];
+        query_place place;
+        const bool is_there = find_row(job, task, i, &place);
+        fill_row(job, &place, is_there, row);
+        block->sees_all_keys &= mha_visible_ranges(a, place.batch, place.query, 1,
+                                                   &row->key_begin, &row->key_end);
+    }
+}
+
+/* Rows that passed the largest number on their way, or see what is not finite, again by the kernel
+ * that knows better. */
+static void attend_again(const few_keys_job *job, int64_t task, const mha_few_keys_block *done,
+                         mha_worker *worker) {
+    for (int64_t i = 0; i < done->vectors * job->lanes; i++) {
+        mha_key_ranges visible;
+        mha_attention_block block;
+        query_place place;
+        if (find_row(job, task, i, &place) && !done->row[i].is_finite) {
+            mha_fill_query_block(job->attention, place.batch, place.head, place.query, 1, &visible,
+                                 &block);
+            block.checkpoint = &worker->checkpoint;
+            job->kernels->attention->forward(&block, 1, mha_piece(&job->scratch, worker->number));
+        }
+    }
+}
+
+/* Task: some queries of some key heads, a lane each. */
+static void attend_lanes(void *context, int64_t task, mha_worker *worker) {
+    const few_keys_job *job = context;
+    mha_few_keys_block block;
+    fill_block(job, task, worker, &block);
+    job->kernels->attention->few_keys(&block, mha_piece(&job->scratch, worker->number));
+    if (!block.is_finite) {
+        attend_again(job, task, &block, worker);
+    }
+}
+
+mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution) {
+    const size_t used_before = execution->workspace.used;
+    const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
+    few_keys_job job;
+    int64_t batch_heads, tasks;
+    MHA_TRY(mha_check_columns(a));
+    MHA_TRY(describe(a, &job));
+    const int64_t head_tasks =
+        mha_divide_up(mha_divide_up(job.key_heads, job.lanes), job.head_blocks);
+    if (__builtin_mul_overflow(job.key_heads, job.heads / job.kv_heads, &batch_heads) ||
+        __builtin_mul_overflow(head_tasks, job.query_tasks, &tasks)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    const double operations = mha_attention_operations(a, batch_heads);
+    const int threads = mha_threads_for(tasks, operations, execution->num_threads);
+    const size_t bytes = kernels->few_keys_scratch_size(
+        mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
+    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)threads, &job.scratch));
+    const mha_status status = mha_run_tasks(execution, tasks, threads, attend_lanes, &job);
+    mha_workspace_give_back(&execution->workspace, used_before);
+    return status;
+}

@@ -1,0 +1,122 @@
+"""Attention over few keys, of many heads: a kernel whose lanes are heads. The bits are those of the
+others, which weights that are asked for bring about; the numbers those of the reference."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from option_cases import option_cases
+
+import mha
+
+
+def draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim, value_dim, dtype):
+    """query, key, value."""
+    return [rng.standard_normal((batch, *shape)).astype(dtype)
+            for shape in ((heads, query_len, head_dim), (kv_heads, key_len, head_dim),
+                          (kv_heads, key_len, value_dim))]
+
+
+def compare(arrays, **options):
+    """With lse, beside a call that wants weights too; and what the gradients make of it."""
+    attend = mha.scaled_dot_product_attention
+    output, _, lse = attend(*arrays, return_weights=True, return_lse=True, **options)
+    np.testing.assert_array_equal(attend(*arrays, **options), output)
+    for got, wanted in zip(attend(*arrays, return_lse=True, **options), (output, lse), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 31, 32, 33, 64, 80, 130])
+def test_the_bits_of_the_other_kernels(head_dim, dtype, threads):
+    rng = np.random.default_rng(head_dim)
+    with mha.threads(threads):
+        for key_len in (1, 2, 5, 8, 16, 17, 63, 64, 65):
+            for batch, heads, kv_heads, query_len in ((7, 8, 8, 1), (5, 6, 3, 1), (4, 4, 4, 3)):
+                compare(draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim,
+                             head_dim // 2 + 1, dtype))
+
+
+@pytest.mark.parametrize("query_len", [1, 2, 3])
+def test_positions_and_lengths(query_len):
+    rng = np.random.default_rng(query_len)
+    arrays = draw(rng, 6, 8, 8, query_len, 9, 40, 40, np.float32)
+    for options in ({"causal": True}, {"causal": True, "query_offset": 4}, {"window": (2, 1)},
+                    {"key_lengths": rng.integers(0, 10, 6)}, {"scale": 0.3}, {"scale": 0.0},
+                    {"key_lengths": rng.integers(0, 10, (6, query_len)), "causal": True,
+                     "query_offset": rng.integers(0, 9, 6)}):
+        compare(arrays, **options)
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_each_option(query_len):
+    """Those that this kernel does not take too."""
+    rng = np.random.default_rng(8)
+    arrays = draw(rng, 6, 8, 8, query_len, 9, 40, 40, np.float32)
+    for name, values in option_cases(rng, (6,), 8, query_len, 9).items():
+        for value in values:
+            other = {"dropout": 0.3} if name == "dropout_offsets" else {}
+            compare(arrays, **{name: value}, **other, rng=1 if "dropout" in name else None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_shape(data):
+    size = st.integers
+    batch, kv_heads, group = (data.draw(size(0, most)) for most in (9, 20, 3))
+    query_len, key_len = data.draw(size(0, 3)), data.draw(size(0, 66))
+    head_dim, value_dim = data.draw(size(0, 70)), data.draw(size(0, 70))
+    rng = np.random.default_rng(data.draw(size(0, 99)))
+    arrays = draw(rng, batch, kv_heads * max(group, 1), kv_heads, query_len, key_len, head_dim,
+                  value_dim, data.draw(st.sampled_from([np.float32, np.float64])))
+    if data.draw(st.booleans()):  # as projections store them
+        arrays = [np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2) for array in arrays]
+    compare(arrays, causal=data.draw(st.booleans()))
+
+
+def test_outputs_that_lie_apart():
+    rng = np.random.default_rng(9)
+    arrays = draw(rng, 5, 8, 8, 2, 6, 20, 20, np.float32)
+    wanted = mha.scaled_dot_product_attention(*arrays)
+    out = np.empty((5, 2, 8, 24), np.float32)[..., :20].swapaxes(1, 2)
+    assert mha.scaled_dot_product_attention(*arrays, out=out) is out
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_numbers_that_are_not_finite():
+    """Those behind the causal mask do not count; a row's own stay its own; sums of large values
+    that pass the largest number are taken again."""
+    rng = np.random.default_rng(10)
+    query, key, value = draw(rng, 6, 8, 8, 3, 8, 32, 32, np.float32)
+    query[1, 2, 0, 3], key[2, 3, 1], value[3, 4, 5] = np.nan, np.inf, -np.inf
+    key[:, :, -1], value[:, :, -1] = np.nan, np.nan
+    compare((query, key, value), causal=True, query_offset=4)
+    output = mha.scaled_dot_product_attention(query, key, value, causal=True, query_offset=4)
+    assert np.isnan(output[1, 2, 0]).all() and np.isfinite(output[1, 2, 1:]).all()
+    assert np.isneginf(output[3, 4, 1:]).all() and np.isfinite(output[[0, 4, 5]]).all()
+    query[:], value[:] = 1, 3e38
+    compare((query, np.zeros_like(key), value))
+    assert np.isfinite(mha.scaled_dot_product_attention(query, np.zeros_like(key), value)).all()
+
+
+def test_gradients_use_its_statistics():
+    rng = np.random.default_rng(11)
+    query, key, value = draw(rng, 6, 8, 8, 2, 7, 24, 24, np.float64)
+    output, pullback = mha.scaled_dot_product_attention_vjp(query, key, value)
+    np.testing.assert_array_equal(output, mha.scaled_dot_product_attention(query, key, value))
+    _, wanted = mha.reference.scaled_dot_product_attention_vjp(query, key, value)
+    grad = np.cos(output)
+    for name, got in zip(("query", "key", "value"), pullback(grad), strict=False):
+        np.testing.assert_allclose(got, wanted(grad)[name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (np.float64, 1e-14)])
+def test_beside_the_reference(dtype, tolerance):
+    rng = np.random.default_rng(12)
+    for query_len, key_len in ((1, 1), (1, 12), (3, 7)):
+        arrays = draw(rng, 5, 12, 4 if query_len == 1 else 12, query_len, key_len, 64, 64, dtype)
+        wanted = mha.reference.scaled_dot_product_attention(
+            *(array.astype(np.longdouble) if dtype == np.float64 else array.astype(np.float64)
+              for array in arrays))
+        np.testing.assert_allclose(mha.scaled_dot_product_attention(*arrays), wanted, rtol=0,
+                                   atol=tolerance)

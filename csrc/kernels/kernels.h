@@ -234,6 +234,8 @@ typedef struct mha_few_queries_block {
  * mha_attention_block; of one number each. */
 typedef struct mha_few_keys_row {
     const void *query, *key, *value; /* (head_dim,), and key 0 */
+    const uint8_t *mask;             /* of key 0, or NULL */
+    const void *bias;                /* the same */
     int64_t key_begin, key_end;      /* it sees key_begin <= j < key_end */
     void *output;                    /* (value_head_dim,); NULL: of a lane that is not in use */
     void *lse, *maximum, *denominator;
@@ -249,7 +251,8 @@ typedef struct mha_few_keys_block {
     int64_t key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage; /* none in blocks */
     mha_scores scores;
-    bool sees_all_keys; /* every row */
+    int64_t mask_key_stride, bias_key_stride;
+    bool sees_all_keys; /* every row, by key_begin and key_end */
     bool is_finite;     /* all of the output that was written */
     mha_few_keys_row row[MHA_MAX_QUERY_BLOCK];
 } mha_few_keys_block;

@@ -4,6 +4,7 @@
 #include "core/attention/few_keys.h"
 
 #include "core/attention/attention_rows.h"
+#include "core/attention/few_queries.h"
 #include "core/base/run.h"
 #include "threads/partition.h"
 
@@ -20,14 +21,13 @@ typedef struct few_keys_job {
     mha_pieces scratch;  /* of each worker */
 } few_keys_job;
 
-/* Options that change scores, or that have numbers for each head. */
+/* Whether nothing changes scores but a mask and a bias. */
 static bool has_plain_scores(const mha_attention *a) {
     const mha_attention_options *o = a->options;
     return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->weights == NULL &&
-           o->mask.data == NULL && o->block_mask.starts == NULL && o->bias.data == NULL &&
-           o->alibi.data == NULL && o->relative_bias.data == NULL && o->sinks.data == NULL &&
-           o->softcap == 0 && o->dropout_threshold == 0 && o->keep_first == 0 &&
-           !o->uniform_empty_rows;
+           o->block_mask.starts == NULL && o->alibi.data == NULL && o->relative_bias.data == NULL &&
+           o->sinks.data == NULL && o->softcap == 0 && o->dropout_threshold == 0 &&
+           o->keep_first == 0 && !o->uniform_empty_rows;
 }
 
 static bool has_plain_rows(const mha_attention *a) {
@@ -35,14 +35,19 @@ static bool has_plain_rows(const mha_attention *a) {
            !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype);
 }
 
-/* Where measured to be the faster kernel (docs/journal.md): one vector of queries of each head, or
- * as many as go through the keys together; and keys and values that the first cache holds. */
+/* Where measured to be the faster kernel (docs/journal.md): beside the kernel for few queries,
+ * which reads a key once for all heads that share it, and beside that for blocks, which does not.
+ */
 static bool few_keys_are_faster(const few_keys_job *job) {
-    enum { MOST_BYTES = 12 << 10 };
     const mha_attention *a = job->attention;
+    const bool shares_keys = mha_has_few_queries(a);
+    const double most_bytes = shares_keys ? 12 << 10 : 64 << 10;
+    const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
-    const double bytes = (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
-    return job->query_tasks == 1 && bytes <= MOST_BYTES && 3 * job->key_heads >= job->lanes;
+    const double bytes =
+        (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
+    return job->query_tasks <= most_tasks && bytes <= most_bytes &&
+           3 * job->key_heads >= job->lanes;
 }
 
 static mha_status describe(const mha_attention *a, few_keys_job *job) {
@@ -102,12 +107,20 @@ static bool find_row(const few_keys_job *job, int64_t task, int64_t row, query_p
     return key_head < job->key_heads && number < job->queries;
 }
 
+/* A query's row of a mask or bias, or NULL. */
+static const void *row_of_option(const mha_tensor *option, int batch_axes, const query_place *p) {
+    return option->data == NULL ? NULL
+                                : mha_at_row(option, batch_axes, p->batch, p->head, p->query);
+}
+
 static void fill_row(const few_keys_job *job, const query_place *p, bool is_there,
                      mha_few_keys_row *row) {
     const mha_attention *a = job->attention;
     row->query = mha_at_row(&a->query, a->batch_axes, p->batch, p->head, p->query);
     row->key = mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
     row->value = mha_at_row(&a->value, a->batch_axes, p->batch, p->kv_head, 0);
+    row->mask = row_of_option(&a->options->mask, a->batch_axes, p);
+    row->bias = row_of_option(&a->options->bias, a->batch_axes, p);
     row->output = row->lse = row->maximum = row->denominator = NULL;
     row->is_finite = true;
     if (is_there) {
@@ -141,6 +154,8 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->key_storage = a->key.storage;
     block->value_storage = a->value.storage;
     block->output_storage = a->output.storage;
+    block->mask_key_stride = mha_stride(&a->options->mask, 1);
+    block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;
     mha_fill_scores(a, 0, 0, &block->scores);
     for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
@@ -148,8 +163,8 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
         query_place place;
         const bool is_there = find_row(job, task, i, &place);
         fill_row(job, &place, is_there, row);
-        block->sees_all_keys &= mha_visible_ranges(a, place.batch, place.query, 1,
-                                                   &row->key_begin, &row->key_end);
+        block->sees_all_keys &=
+            mha_visible_ranges(a, place.batch, place.query, 1, &row->key_begin, &row->key_end);
     }
 }
 

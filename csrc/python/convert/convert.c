@@ -155,11 +155,14 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
     return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
 }
 
+/* A few rows are copied: kernels for few keys read rows alone. */
 static bool lies_by_columns(PyArrayObject *array, mha_dtype dtype) {
+    enum { FEWEST_ROWS = 65 };
     const int rows = PyArray_NDIM(array) - 2;
     const npy_intp item = PyArray_ITEMSIZE(array);
     return rows >= 0 && PyArray_TYPE(array) == mha_typenum(dtype) &&
-           PyArray_STRIDE(array, rows) == item && PyArray_STRIDE(array, rows + 1) % item == 0;
+           PyArray_DIM(array, rows) >= FEWEST_ROWS && PyArray_STRIDE(array, rows) == item &&
+           PyArray_STRIDE(array, rows + 1) % item == 0;
 }
 
 PyArrayObject *mha_as_stored_either_way(PyArrayObject *array, mha_dtype dtype, const char *name) {

@@ -41,6 +41,12 @@ if [ ! -d "$site/numpy" ]; then
         --only-binary=:all: --implementation cp --python-version "$version" --abi "$abi" --abi none \
         "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100,<6.156' matplotlib tqdm ml_dtypes
 fi
+# gguf, which quantised numbers are compared with, reads YAML: of that there is no wheel, but it runs
+# without its extension.
+if [ ! -d "$site/gguf" ]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site" --no-deps \
+        --no-binary pyyaml pyyaml gguf
+fi
 
 # The extension twice: sanitized for the threads, plain for the suite.
 build_extension() { # into folder $1, with MHA_SANITIZE=$2

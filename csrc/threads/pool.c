@@ -1,7 +1,8 @@
 /* One pool for the process. A job is published by one atomic word, which workers join by counting
  * themselves into it; they and the caller take task numbers from one atomic counter until it runs
  * out. Between two jobs in short succession no lock is taken: workers that find nothing new spin
- * for SPIN_NANOSECONDS and only then park on a condition. */
+ * for SPIN_NANOSECONDS and only then park on a condition. Where there are more threads than CPUs,
+ * as many as would only take the others' time park at once. */
 #include "threads/pool.h"
 
 #include <setjmp.h>
@@ -36,6 +37,8 @@ static struct pool {
     _Atomic uint64_t state;
     _Atomic int64_t next_task;
     atomic_int finished; /* of the workers that joined */
+    atomic_int cpus;     /* that the process might use when the last worker was started */
+    atomic_int spinning; /* workers */
     atomic_bool stopped; /* the tasks are to be left as they are */
 
     mha_system_mutex parking;
@@ -64,6 +67,7 @@ static void start_over_in_child(void) {
     atomic_store(&pool.next_team, NULL);
     atomic_store(&pool.state, 0);
     atomic_store(&pool.finished, 0);
+    atomic_store(&pool.spinning, 0);
     atomic_store(&pool.stopped, false);
     atomic_store(&pool.parked_workers, 0);
     atomic_store(&pool.parked_callers, 0);
@@ -112,12 +116,20 @@ static void park_until(bool (*is_ready)(uint32_t of), uint32_t of, atomic_int *p
     mha_system_unlock(&pool.parking);
 }
 
-static void wake(atomic_int *parked, mha_system_condition *condition) {
-    if (atomic_load(parked) > 0) {
-        mha_system_lock(&pool.parking);
-        mha_system_wake_all(condition);
-        mha_system_unlock(&pool.parking);
+/* Wakes `wanted` of the parked, or all where there are no more. */
+static void wake(atomic_int *parked, int wanted, mha_system_condition *condition) {
+    if (atomic_load(parked) == 0) {
+        return;
     }
+    mha_system_lock(&pool.parking);
+    if (atomic_load(parked) <= wanted) {
+        mha_system_wake_all(condition);
+    } else {
+        for (int i = 0; i < wanted; i++) {
+            mha_system_wake_one(condition);
+        }
+    }
+    mha_system_unlock(&pool.parking);
 }
 
 static bool is_another_job(uint32_t seen) {
@@ -143,7 +155,17 @@ static bool join_job(uint32_t *seen, int *worker) {
 
 static void leave_job(void) {
     atomic_fetch_add(&pool.finished, 1);
-    wake(&pool.parked_callers, &pool.job_done);
+    wake(&pool.parked_callers, 1, &pool.job_done);
+}
+
+/* A worker waits for another job: it spins first, unless as many as there are other CPUs do. */
+static void wait_for_job(uint32_t seen) {
+    const bool has_cpu = atomic_fetch_add(&pool.spinning, 1) < atomic_load(&pool.cpus) - 1;
+    const bool is_there = has_cpu && spin_until(is_another_job, seen);
+    atomic_fetch_sub(&pool.spinning, 1);
+    if (!is_there) {
+        park_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
+    }
 }
 
 static void work(void) {
@@ -155,9 +177,7 @@ static void work(void) {
             run_tasks(worker);
             leave_job();
         }
-        if (!spin_until(is_another_job, seen)) {
-            park_until(is_another_job, seen, &pool.parked_workers, &pool.new_job);
-        }
+        wait_for_job(seen);
     }
 }
 
@@ -171,6 +191,7 @@ static void set_fork_handler(void) {
 static void start_workers(int wanted) {
     if (pool.num_workers < wanted) {
         set_fork_handler();
+        atomic_store(&pool.cpus, mha_system_usable_cpus());
     }
     while (pool.num_workers < wanted && mha_system_start_thread(work)) {
         pool.num_workers++;
@@ -258,7 +279,8 @@ static void park_caller(uint32_t joined) {
 /* Closes the job to late workers and waits for those inside, polling on. */
 static void wait_for_workers(caller *c) {
     const uint32_t joined = (uint32_t)joined_of(atomic_fetch_and(&pool.state, ~WANTED_MASK));
-    if (spin_until(have_finished, joined)) {
+    const bool has_cpu = pool.team != NULL || (int)joined < atomic_load(&pool.cpus);
+    if (has_cpu && spin_until(have_finished, joined)) {
         return;
     }
     while (!have_finished(joined)) {
@@ -339,7 +361,7 @@ static void run_pooled(int64_t num_tasks, int helpers, mha_task_function functio
     if (pool.team != NULL) {
         lead_team(c);
     } else {
-        wake(&pool.parked_workers, &pool.new_job);
+        wake(&pool.parked_workers, helpers, &pool.new_job);
         lead_job(c);
     }
     if (!was_forked(c)) {

@@ -32,6 +32,9 @@ static inline void mha_system_wait(mha_system_condition *condition, mha_system_m
 static inline void mha_system_wake_all(mha_system_condition *condition) {
     pthread_cond_broadcast(condition);
 }
+static inline void mha_system_wake_one(mha_system_condition *condition) {
+    pthread_cond_signal(condition);
+}
 
 static inline mha_system_thread mha_system_this_thread(void) { return pthread_self(); }
 static inline bool mha_system_is_this_thread(mha_system_thread thread) {

@@ -40,6 +40,10 @@ void mha_system_wake_all(mha_system_condition *condition) {
     WakeAllConditionVariable(variable_of(condition));
 }
 
+void mha_system_wake_one(mha_system_condition *condition) {
+    WakeConditionVariable(variable_of(condition));
+}
+
 mha_system_thread mha_system_this_thread(void) { return GetCurrentThreadId(); }
 bool mha_system_is_this_thread(mha_system_thread thread) { return GetCurrentThreadId() == thread; }
 

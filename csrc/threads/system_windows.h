@@ -23,6 +23,7 @@ void mha_system_unlock(mha_system_mutex *mutex);
 
 void mha_system_wait(mha_system_condition *condition, mha_system_mutex *mutex);
 void mha_system_wake_all(mha_system_condition *condition);
+void mha_system_wake_one(mha_system_condition *condition);
 
 mha_system_thread mha_system_this_thread(void);
 bool mha_system_is_this_thread(mha_system_thread thread);

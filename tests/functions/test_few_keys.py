@@ -110,7 +110,7 @@ def test_gradients_use_its_statistics():
         np.testing.assert_allclose(got, wanted(grad)[name], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (np.float64, 1e-14)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-14)])
 def test_beside_the_reference(dtype, tolerance):
     rng = np.random.default_rng(12)
     for query_len, key_len in ((1, 1), (1, 12), (3, 7)):

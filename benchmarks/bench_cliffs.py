@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import random_shapes
 from page import machine_name
-from process import Process
+from process import KEEP_MEMORY, Process
 from random_shapes import multiply_adds
 from tqdm import tqdm
 from works import PEERS, Work
@@ -32,7 +32,6 @@ from works import PEERS, Work
 import mha
 
 HERE = Path(__file__).parent
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 REPETITIONS = 3
 SHARE_OF_LOSS = 0.7  # of its logarithm, which a simpler shape keeps
 STEEP = 1.25  # of a neighbour's time a multiply-add

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from page import machine_name
-from process import Process
+from process import KEEP_MEMORY, Process
 from tqdm import tqdm
 from works import Work
 
@@ -31,7 +31,6 @@ SHAPES = ((64, 64), (768, 768), (768, 2048), (2048, 768), (4096, 4096), (64, 320
 QUICK_ROWS, QUICK_SHAPES = (1, 4, 16, 64, 256), ((64, 64), (768, 2048), (4096, 4096))
 MOST_OPERATIONS = 1024 * 4096 * 4096
 REPETITIONS = 3  # of what is lost
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
 
 def measure(processes, work, threads, rounds, seconds):

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# Of the environment of processes whose results' memory is kept: pages new from the system would
+# cost more than many a call.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
 
 class Process:

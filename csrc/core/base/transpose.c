@@ -7,8 +7,6 @@
  * their lines until all of their numbers have been used. */
 enum { TILE = 64 };
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Some rows and columns, number by number; item is a constant. */
 static inline void move_numbers(const char *from, int64_t from_stride, int64_t rows,
                                 int64_t columns, const size_t item, char *to, int64_t to_stride) {
@@ -47,9 +45,9 @@ void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, 
     const int64_t size = (int64_t)item;
     _Alignas(64) char tile[TILE * TILE * sizeof(double)];
     for (int64_t column = 0; column < columns; column += TILE) {
-        const int64_t width = smaller(columns - column, TILE), stride = width * size;
+        const int64_t width = mha_smaller(columns - column, TILE), stride = width * size;
         for (int64_t row = 0; row < rows; row += TILE) {
-            const int64_t height = smaller(rows - row, TILE);
+            const int64_t height = mha_smaller(rows - row, TILE);
             const char *source = (const char *)from + row * from_stride + column * size;
             char *target = (char *)to + column * to_stride + row * size;
             for (int64_t i = 0; i < height; i++) {

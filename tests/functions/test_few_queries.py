@@ -113,3 +113,22 @@ def test_strides_of_a_cache():
     assert np.array_equal(got, mha.scaled_dot_product_attention(query, key.copy(), value.copy()))
     backwards = mha.scaled_dot_product_attention(query, key[:, :, ::-1], value[:, :, ::-1])
     np.testing.assert_allclose(backwards, got, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("poison", [None, np.inf, np.nan])
+def test_the_bits_of_blocks_at_any_width(dtype, poison):
+    """Queries alone and among 24, which the kernel for blocks takes; rows close and apart."""
+    rng = np.random.default_rng(4)
+    for head_dim in (*range(1, 25), 31, 33, 36, 43, 65, 100):
+        for key_len in (12, 16, 21, 64, 65, 130):
+            rows = rng.standard_normal((2, key_len, 2, head_dim + head_dim // 2 + 1)).astype(dtype)
+            if poison is not None:
+                rows[0, key_len // 2, 0, -1] = rows[1, 0, 1, 0] = poison
+            key, value = np.split(rows.swapaxes(1, 2), [head_dim], axis=-1)
+            query = rng.standard_normal((2, 2, 24, head_dim)).astype(dtype)
+            blocks = mha.scaled_dot_product_attention(query, key, value)
+            for query_len in (1, 2, 4, 8):
+                for keys in ((key, value), (key.copy(), value.copy())):
+                    few = mha.scaled_dot_product_attention(query[:, :, :query_len], *keys)
+                    np.testing.assert_array_equal(few, blocks[:, :, :query_len])

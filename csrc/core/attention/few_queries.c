@@ -28,16 +28,20 @@ typedef struct few_job {
 } few_job;
 
 /* Where measured to be the faster kernel: docs/journal.md. */
-static bool few_is_faster(int64_t query_len, int64_t key_len, int64_t head_dim) {
-    return (query_len == 1 && key_len >= 12) ||
+static bool few_is_faster(const mha_attention *attention) {
+    const int64_t query_len = mha_extent(&attention->query, 2);
+    const int64_t key_len = mha_extent(&attention->key, 2);
+    const int64_t head_dim = mha_extent(&attention->query, 1);
+    const bool wide = mha_kernels_for(attention->dtype)->attention->query_lanes >= 16;
+    return (query_len == 1 && key_len >= 12) || (query_len <= 2 && key_len >= 128) ||
+           (query_len <= 4 && key_len >= 128 && head_dim >= 8) ||
            (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
-           (query_len <= 8 && key_len >= 1024 && head_dim >= 32);
+           (query_len <= 8 && key_len >= 1024 && head_dim >= 32) ||
+           (query_len <= 8 && key_len >= 128 && head_dim >= 64 && wide);
 }
 
 bool mha_has_few_queries(const mha_attention *attention) {
-    return mha_extent(&attention->query, 2) > 0 &&
-           few_is_faster(mha_extent(&attention->query, 2), mha_extent(&attention->key, 2),
-                         mha_extent(&attention->query, 1)) &&
+    return mha_extent(&attention->query, 2) > 0 && few_is_faster(attention) &&
            attention->score_function == MHA_DOT_PRODUCT && !attention->options->uniform_empty_rows;
 }
 

@@ -248,6 +248,7 @@ typedef struct mha_few_keys_block {
     mha_checkpoint *checkpoint;
     int vectors, shared;
     int64_t key_len, head_dim, value_head_dim; /* key_len: 1 to MHA_KEY_CHAIN */
+    bool key_by_columns, value_by_columns;     /* (columns, key_len), strides between columns */
     int64_t key_stride, value_stride;
     mha_storage query_storage, key_storage, value_storage, output_storage; /* none in blocks */
     mha_scores scores;

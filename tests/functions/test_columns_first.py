@@ -55,6 +55,18 @@ def test_sizes_around_those_of_tiles(key_len, head_dim):
         compare(*draw(rng, (3, query_len, head_dim), (3, key_len, head_dim), value_dim, np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("key_len", [11, 12, 17, 33, 64, 65])
+def test_few_keys_of_many_heads(key_len, dtype):
+    rng = np.random.default_rng(key_len)
+    for query_len in (1, 2, 3):
+        for head_dim, value_dim in ((8, 8), (21, 3), (32, 1)):
+            arrays = draw(rng, (5, 8, query_len, head_dim), (5, 4, key_len, head_dim), value_dim,
+                          dtype)
+            compare(*arrays)
+            compare(*arrays, mask=rng.random((query_len, key_len)) < 0.6)
+
+
 def test_each_worker_copies_a_head_for_many_queries():
     rng = np.random.default_rng(0)
     arrays = draw(rng, (1, 3, 1100, 48), (1, 3, 1030, 48), 40, np.float32)

@@ -31,8 +31,7 @@ static bool has_plain_scores(const mha_attention *a) {
 }
 
 static bool has_plain_rows(const mha_attention *a) {
-    return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0 &&
-           !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype);
+    return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
 /* Where measured to be the faster kernel (docs/journal.md): beside the kernel for few queries,
@@ -148,8 +147,10 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->key_len = mha_extent(&a->key, 2);
     block->head_dim = mha_extent(&a->query, 1);
     block->value_head_dim = mha_extent(&a->value, 1);
-    block->key_stride = mha_row_stride(&a->key, a->dtype);
-    block->value_stride = mha_row_stride(&a->value, a->dtype);
+    block->key_by_columns = mha_lies_by_columns(&a->key, a->dtype);
+    block->value_by_columns = mha_lies_by_columns(&a->value, a->dtype);
+    block->key_stride = mha_key_stride(&a->key, a->dtype);
+    block->value_stride = mha_key_stride(&a->value, a->dtype);
     block->query_storage = a->query.storage;
     block->key_storage = a->key.storage;
     block->value_storage = a->value.storage;

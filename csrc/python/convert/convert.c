@@ -155,9 +155,8 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
     return with_contiguous_rows(mha_as_strided_stored(array, dtype, name), name);
 }
 
-/* A few rows are copied: kernels for few keys read rows alone. */
 static bool lies_by_columns(PyArrayObject *array, mha_dtype dtype) {
-    enum { FEWEST_ROWS = 65 };
+    enum { FEWEST_ROWS = 12 }; /* fewer are copied, all at once: docs/journal.md */
     const int rows = PyArray_NDIM(array) - 2;
     const npy_intp item = PyArray_ITEMSIZE(array);
     return rows >= 0 && PyArray_TYPE(array) == mha_typenum(dtype) &&

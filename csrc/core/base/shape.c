@@ -1,4 +1,4 @@
-/* Element types, checked sizes, and where things lie in a strided tensor. */
+/* Element types, and the shapes and strides of tensors. */
 #include "mha/tensor.h"
 
 #include <float.h>
@@ -9,24 +9,6 @@ static const mha_element_type element_types[MHA_NUM_DTYPES] = {
 };
 
 const mha_element_type *mha_element_type_of(mha_dtype dtype) { return &element_types[dtype]; }
-
-size_t mha_dtype_size(mha_dtype dtype) { return element_types[dtype].size; }
-
-size_t mha_storage_size(mha_dtype dtype, mha_storage storage) {
-    return storage == MHA_AS_COMPUTED  ? mha_dtype_size(dtype)
-           : mha_is_quantised(storage) ? 1
-                                       : sizeof(uint16_t);
-}
-
-mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {
-    return __builtin_mul_overflow(a, b, product) ? MHA_SIZE_OVERFLOW : MHA_OK;
-}
-
-mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
-    return __builtin_add_overflow(a, b, sum) ? MHA_SIZE_OVERFLOW : MHA_OK;
-}
-
-int64_t mha_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 bool mha_is_empty(const int64_t *shape, int axes) {
     for (int axis = 0; axis < axes; axis++) {
@@ -50,23 +32,6 @@ mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) {
     }
     *count = product;
     return MHA_OK;
-}
-
-int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index) {
-    int64_t offset = 0;
-    for (int axis = axes - 1; axis >= 0; axis--) {
-        offset += index % tensor->shape[axis] * tensor->strides[axis];
-        index /= tensor->shape[axis];
-    }
-    return offset;
-}
-
-int64_t mha_extent(const mha_tensor *tensor, int from_last) {
-    return tensor->shape[tensor->axes - from_last];
-}
-
-int64_t mha_stride(const mha_tensor *tensor, int from_last) {
-    return tensor->strides[tensor->axes - from_last];
 }
 
 bool mha_is_shared(const mha_tensor *tensor, int from_last) {

@@ -50,11 +50,18 @@ typedef struct mha_tensor {
     int64_t strides[MHA_MAX_AXES];
 } mha_tensor;
 
-size_t mha_dtype_size(mha_dtype dtype);
+/* Here and below: inline what is asked for so often that a call would cost more than it does. */
+static inline size_t mha_dtype_size(mha_dtype dtype) {
+    return dtype == MHA_FLOAT32 ? sizeof(float) : sizeof(double);
+}
 
 /* Bytes of an element that lies so, where the arithmetic is in `dtype`; 1 of blocks, whose rows are
  * counted in bytes. */
-size_t mha_storage_size(mha_dtype dtype, mha_storage storage);
+static inline size_t mha_storage_size(mha_dtype dtype, mha_storage storage) {
+    return storage == MHA_AS_COMPUTED  ? mha_dtype_size(dtype)
+           : mha_is_quantised(storage) ? 1
+                                       : sizeof(uint16_t);
+}
 
 /* Rounds `count` float32 numbers to halves, ties to even, or to whole blocks; and back, exactly. */
 void mha_round_numbers(const float *from, void *to, mha_storage storage, int64_t count);
@@ -66,14 +73,18 @@ void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, 
                            size_t item, void *to, int64_t to_stride);
 
 /* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
-mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) MHA_MUST_CHECK;
-mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) MHA_MUST_CHECK;
+MHA_MUST_CHECK static inline mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {
+    return __builtin_mul_overflow(a, b, product) ? MHA_SIZE_OVERFLOW : MHA_OK;
+}
+MHA_MUST_CHECK static inline mha_status mha_add_sizes(size_t a, size_t b, size_t *sum) {
+    return __builtin_add_overflow(a, b, sum) ? MHA_SIZE_OVERFLOW : MHA_OK;
+}
 
 static inline int64_t mha_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t mha_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* a / b, rounded up; a >= 0, b > 0. */
-int64_t mha_divide_up(int64_t a, int64_t b);
+static inline int64_t mha_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* Whether an axis is 0. */
 bool mha_is_empty(const int64_t *shape, int axes);
@@ -82,7 +93,14 @@ bool mha_is_empty(const int64_t *shape, int axes);
 mha_status mha_count_elements(const int64_t *shape, int axes, int64_t *count) MHA_MUST_CHECK;
 
 /* Byte offset of item `index` (in C order) over the first `axes` axes of the tensor. */
-int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index);
+static inline int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int64_t index) {
+    int64_t offset = 0;
+    for (int axis = axes - 1; axis > 0; axis--) {
+        offset += index % tensor->shape[axis] * tensor->strides[axis];
+        index /= tensor->shape[axis];
+    }
+    return axes == 0 ? 0 : offset + index * tensor->strides[0];
+}
 
 /* The strides of C order; all 0 where the tensor is empty. Its size in bytes has been checked. Or
  * the same with rows that are row_bytes apart. */
@@ -90,8 +108,12 @@ void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype);
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes);
 
 /* Extent of axis `axes - from_last`, and its stride in bytes: mha_extent(t, 1) is the last. */
-int64_t mha_extent(const mha_tensor *tensor, int from_last);
-int64_t mha_stride(const mha_tensor *tensor, int from_last);
+static inline int64_t mha_extent(const mha_tensor *tensor, int from_last) {
+    return tensor->shape[tensor->axes - from_last];
+}
+static inline int64_t mha_stride(const mha_tensor *tensor, int from_last) {
+    return tensor->strides[tensor->axes - from_last];
+}
 
 /* Whether one number serves all of axis `axes - from_last`. Strides alone do not say so: those of
  * NumPy's empty arrays are 0 whatever the axis. */

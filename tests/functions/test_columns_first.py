@@ -67,6 +67,16 @@ def test_few_keys_of_many_heads(key_len, dtype):
             compare(*arrays, mask=rng.random((query_len, key_len)) < 0.6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("query_len", range(1, 10))
+def test_threads_share_the_keys_of_a_head(query_len, dtype):
+    rng = np.random.default_rng(query_len)
+    arrays = draw(rng, (1, query_len, 32), (1, 9000, 32), 16, dtype)
+    for threads in (1, 2, 3):
+        with mha.threads(threads):
+            compare(*arrays)
+
+
 def test_each_worker_copies_a_head_for_many_queries():
     rng = np.random.default_rng(0)
     arrays = draw(rng, (1, 3, 1100, 48), (1, 3, 1030, 48), 40, np.float32)

@@ -163,7 +163,6 @@ static void fill_row(const few_job *job, int64_t batch, int64_t head, int64_t qu
         .maximum = result_of(job, batch, head, query, a->maximum, 1),
         .denominator = result_of(job, batch, head, query, a->denominator, 1),
     };
-    mha_fill_scores(a, batch, head, &row->scores);
     mha_visible_ranges(a, batch, query, 1, &row->key_begin, &row->key_end);
 }
 
@@ -227,6 +226,11 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
         const row_place place = place_of(job, row_task, row);
         mha_few_queries_row *r = &block->row[row];
         fill_row(job, place.batch, place.head, place.query, r);
+        if (row > 0 && place.head == first.head) {
+            r->scores = block->row[0].scores;
+        } else {
+            mha_fill_scores(a, place.batch, place.head, &r->scores);
+        }
         if (r->key_begin < r->key_end) {
             const int64_t begin = r->key_begin - r->key_begin % MHA_KEY_BLOCK;
             block->first_key = mha_smaller(block->first_key, begin);

@@ -146,7 +146,9 @@ def detached_array(array: Any, name: str) -> NDArray[Any]:
     if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):
         from mha._base.torch_tensors import plain
 
-        array = plain(array, name)  # before it loses, detached, what its class says
+        array = plain(array, name).detach()  # detached it loses what its class says
+        # Of a type that NumPy lacks the core makes the array.
+        array = array if array.dtype is sys.modules["torch"].bfloat16 else array.numpy()
     return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 

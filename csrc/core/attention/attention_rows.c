@@ -14,6 +14,12 @@ int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t he
     return (batch * mha_extent(&attention->query, 3) + head) * apart + row;
 }
 
+void *mha_result_at(const mha_attention *attention, void *result, int64_t result_row,
+                    int64_t count) {
+    const int64_t item = (int64_t)mha_dtype_size(attention->dtype);
+    return result == NULL ? NULL : (char *)result + result_row * count * item;
+}
+
 mha_status mha_check_columns(const mha_attention *attention) {
     return mha_extent(&attention->query, 1) > MHA_MOST_COLUMNS ||
                    mha_extent(&attention->value, 1) > MHA_MOST_COLUMNS
@@ -85,7 +91,6 @@ void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, i
 
 void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, int64_t first,
                           int64_t count, mha_key_ranges *visible, mha_attention_block *block) {
-    const int64_t item = (int64_t)mha_dtype_size(a->dtype);
     const int64_t heads = mha_extent(&a->query, 3), key_len = mha_extent(&a->key, 2);
     const int64_t kv_head = head / (heads / mha_extent(&a->key, 3));
     const int64_t row = mha_result_row(a, batch, head, first);
@@ -112,10 +117,10 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .key_end = visible->end,
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, first),
         .output_stride = mha_row_stride(&a->output, a->dtype),
-        .weights = a->weights == NULL ? NULL : (char *)a->weights + row * key_len * item,
-        .lse = a->lse == NULL ? NULL : (char *)a->lse + row * item,
-        .maximum = a->maximum == NULL ? NULL : (char *)a->maximum + row * item,
-        .denominator = a->maximum == NULL ? NULL : (char *)a->denominator + row * item,
+        .weights = mha_result_at(a, a->weights, row, key_len),
+        .lse = mha_result_at(a, a->lse, row, 1),
+        .maximum = mha_result_at(a, a->maximum, row, 1),
+        .denominator = mha_result_at(a, a->denominator, row, 1),
     };
     mha_fill_scores(a, batch, head, &block->scores);
     block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);

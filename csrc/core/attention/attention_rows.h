@@ -19,6 +19,10 @@ char *mha_at_row(const mha_tensor *tensor, int batch_axes, int64_t batch, int64_
 /* The place of (batch, head, row) in lse, maximum and denominator. */
 int64_t mha_result_row(const mha_attention *attention, int64_t batch, int64_t head, int64_t row);
 
+/* The `count` numbers of such a row in a result (batch..., heads, query_len, count), or NULL. */
+void *mha_result_at(const mha_attention *attention, void *result, int64_t result_row,
+                    int64_t count);
+
 /* The queries first..first+count of a head, with everything that the problem says of them. Fills
  * `visible`, which the block points to. In place: a block is 350 bytes, and a small task's work
  * little more than copying it. */

@@ -77,12 +77,6 @@ bool mha_has_few_keys(const mha_attention *a) {
            describe(a, &job) == MHA_OK && job.queries > 0 && few_keys_are_faster(&job);
 }
 
-/* A number of lse and such, or NULL. */
-static void *number_at(const few_keys_job *job, void *numbers, int64_t at) {
-    return numbers == NULL ? NULL
-                           : (char *)numbers + at * (int64_t)mha_dtype_size(job->attention->dtype);
-}
-
 /* A query of a key head: which batch item, head and query. */
 typedef struct query_place {
     int64_t batch, kv_head, head, query;
@@ -125,9 +119,9 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
     if (is_there) {
         const int64_t at = mha_result_row(a, p->batch, p->head, p->query);
         row->output = mha_at_row(&a->output, a->batch_axes, p->batch, p->head, p->query);
-        row->lse = number_at(job, a->lse, at);
-        row->maximum = number_at(job, a->maximum, at);
-        row->denominator = number_at(job, a->denominator, at);
+        row->lse = mha_result_at(a, a->lse, at, 1);
+        row->maximum = mha_result_at(a, a->maximum, at, 1);
+        row->denominator = mha_result_at(a, a->denominator, at, 1);
     }
 }
 

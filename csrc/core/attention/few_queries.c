@@ -143,25 +143,18 @@ static mha_status plan(const mha_attention *attention, int num_threads, few_job 
     return MHA_OK;
 }
 
-/* A row's `count` numbers of a result (batch..., heads, query_len, count), or NULL. */
-static void *result_of(const few_job *job, int64_t batch, int64_t head, int64_t query, void *result,
-                       int64_t count) {
-    const int64_t at = mha_result_row(job->attention, batch, head, query);
-    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    return result == NULL ? NULL : (char *)result + at * count * item;
-}
-
 static void fill_row(const few_job *job, int64_t batch, int64_t head, int64_t query,
                      mha_few_queries_row *row) {
     const mha_attention *a = job->attention;
+    const int64_t at = mha_result_row(a, batch, head, query);
     *row = (mha_few_queries_row){
         .query = mha_at_row(&a->query, a->batch_axes, batch, head, query),
         .query_index = query,
         .output = mha_at_row(&a->output, a->batch_axes, batch, head, query),
-        .weights = result_of(job, batch, head, query, a->weights, job->key_len),
-        .lse = result_of(job, batch, head, query, a->lse, 1),
-        .maximum = result_of(job, batch, head, query, a->maximum, 1),
-        .denominator = result_of(job, batch, head, query, a->denominator, 1),
+        .weights = mha_result_at(a, a->weights, at, job->key_len),
+        .lse = mha_result_at(a, a->lse, at, 1),
+        .maximum = mha_result_at(a, a->maximum, at, 1),
+        .denominator = mha_result_at(a, a->denominator, at, 1),
     };
     mha_visible_ranges(a, batch, query, 1, &row->key_begin, &row->key_end);
 }

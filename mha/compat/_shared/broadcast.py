@@ -38,7 +38,7 @@ def attention_with_weights(query: NDArray[Any], key: NDArray[Any], value: NDArra
 def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
     """Broadcast the axes before each array's last own_axes against each other, as views."""
     shapes = [array.shape for array in arrays]
-    if min(array.ndim for array in arrays) < own_axes:
+    if min(map(len, shapes)) < own_axes:
         raise ValueError(f"query, key, value: got shapes {shapes}, wanted at least {own_axes}"
                          " dimensions")
     try:
@@ -46,6 +46,8 @@ def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]
     except ValueError:
         raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
                          f" {own_axes} that broadcast") from None
+    if all(shape[:-own_axes] == leading for shape in shapes):
+        return [*arrays]
     return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]
 
 

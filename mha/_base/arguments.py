@@ -3,6 +3,7 @@ argument, what came and what was wanted."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
@@ -147,8 +148,8 @@ def detached_array(array: Any, name: str) -> NDArray[Any]:
         from mha._base.torch_tensors import plain
 
         array = plain(array, name).detach()  # detached it loses what its class says
-        # Of a type that NumPy lacks the core makes the array.
-        array = array if array.dtype is sys.modules["torch"].bfloat16 else array.numpy()
+        with contextlib.suppress(TypeError):  # of a type that NumPy lacks, which the core reads
+            array = array.numpy()
     return as_array(array.detach() if hasattr(array, "detach") else array, name)
 
 

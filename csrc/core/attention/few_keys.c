@@ -35,11 +35,12 @@ static bool has_plain_rows(const mha_attention *a) {
 }
 
 /* Where measured to be the faster kernel (docs/journal.md): beside the kernel for few queries,
- * which reads a key once for all heads that share it, and beside that for blocks, which does not.
- */
+ * which reads a key once for all heads that share it, and beside that for blocks, which does not;
+ * of very few keys it is ahead of both alike. */
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
-    const bool shares_keys = mha_has_few_queries(a);
+    const int64_t fewest_keys = job->query_len == 1 ? 12 : 32;
+    const bool shares_keys = mha_has_few_queries(a) && mha_extent(&a->key, 2) >= fewest_keys;
     const double most_bytes = shares_keys ? 12 << 10 : 64 << 10;
     const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);

@@ -33,7 +33,11 @@ static bool few_is_faster(const mha_attention *attention) {
     const int64_t key_len = mha_extent(&attention->key, 2);
     const int64_t head_dim = mha_extent(&attention->query, 1);
     const bool wide = mha_kernels_for(attention->dtype)->attention->query_lanes >= 16;
-    return (query_len == 1 && key_len >= 12) || (query_len <= 2 && key_len >= 128) ||
+    return (query_len == 1 && key_len >= 12) ||
+           (query_len == 1 && key_len >= 6 && head_dim >= 64) ||
+           (query_len <= 2 && key_len >= 16 && head_dim >= 64) ||
+           (query_len <= 4 && key_len >= 16 && head_dim >= 256) ||
+           (query_len <= 2 && key_len >= 128) ||
            (query_len <= 4 && key_len >= 128 && head_dim >= 8) ||
            (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
            (query_len <= 8 && key_len >= 1024 && head_dim >= 32) ||

@@ -121,7 +121,7 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
     """Queries alone and among 24, which the kernel for blocks takes; rows close and apart."""
     rng = np.random.default_rng(4)
     for head_dim in (*range(1, 25), 31, 33, 36, 43, 65, 100):
-        for key_len in (12, 16, 21, 64, 65, 130):
+        for key_len in (7, 12, 16, 21, 35, 65, 130):
             rows = rng.standard_normal((2, key_len, 2, head_dim + head_dim // 2 + 1)).astype(dtype)
             if poison is not None:
                 rows[0, key_len // 2, 0, -1] = rows[1, 0, 1, 0] = poison

@@ -32,16 +32,18 @@ static bool few_is_faster(const mha_attention *attention) {
     const int64_t query_len = mha_extent(&attention->query, 2);
     const int64_t key_len = mha_extent(&attention->key, 2);
     const int64_t head_dim = mha_extent(&attention->query, 1);
-    const bool wide = mha_kernels_for(attention->dtype)->attention->query_lanes >= 16;
-    return (query_len == 1 && key_len >= 12) ||
-           (query_len == 1 && key_len >= 6 && head_dim >= 64) ||
-           (query_len <= 2 && key_len >= 16 && head_dim >= 64) ||
-           (query_len <= 4 && key_len >= 16 && head_dim >= 256) ||
-           (query_len <= 2 && key_len >= 128) ||
-           (query_len <= 4 && key_len >= 128 && head_dim >= 8) ||
-           (query_len <= 4 && key_len >= 32 && head_dim >= 32) ||
-           (query_len <= 8 && key_len >= 1024 && head_dim >= 32) ||
-           (query_len <= 8 && key_len >= 128 && head_dim >= 64 && wide);
+    static const struct {
+        int most_queries, least_keys, least_head_dim, least_lanes;
+    } calls[] = {{1, 6, 64, 0},  {1, 12, 0, 0},  {2, 16, 64, 0},   {2, 128, 0, 0},  {4, 16, 256, 0},
+                 {4, 32, 32, 0}, {4, 128, 8, 0}, {8, 128, 64, 16}, {8, 1024, 32, 0}};
+    const int64_t lanes = mha_kernels_for(attention->dtype)->attention->query_lanes;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        if (query_len <= calls[i].most_queries && key_len >= calls[i].least_keys &&
+            head_dim >= calls[i].least_head_dim && lanes >= calls[i].least_lanes) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool mha_has_few_queries(const mha_attention *attention) {

@@ -4,8 +4,8 @@
 #include <float.h>
 
 static const mha_element_type element_types[MHA_NUM_DTYPES] = {
-    [MHA_FLOAT32] = {"float32", sizeof(float), FLT_MAX},
-    [MHA_FLOAT64] = {"float64", sizeof(double), DBL_MAX},
+    [MHA_FLOAT32] = {"float32", FLT_MAX},
+    [MHA_FLOAT64] = {"float64", DBL_MAX},
 };
 
 const mha_element_type *mha_element_type_of(mha_dtype dtype) { return &element_types[dtype]; }

@@ -34,7 +34,6 @@ static inline bool mha_is_quantised(mha_storage storage) { return storage >= MHA
 /* What is to be known of an element type, apart from its kernels. */
 typedef struct mha_element_type {
     const char *name;
-    size_t size;    /* bytes */
     double largest; /* finite number */
 } mha_element_type;
 

@@ -87,18 +87,34 @@ typedef union emulated_integers {
 EMULATE_REAL(ps, __m512, emulated_floats, float, 16, __mmask16)
 EMULATE_REAL(pd, __m512d, emulated_doubles, double, 8, __mmask8)
 
-/* 16 bytes into a quarter of a vector; the others of one that is begun so are anything. */
-#define EMULATE_QUARTERS(suffix, vector, quarter_vector)                                           \
+/* 16 bytes into a quarter of a vector, 32 into a half; the others of one that is begun so are
+ * anything. shuffle: two quarters of a, then two of b, which of them two bits of `which` say. */
+#define EMULATE_QUARTERS(suffix, vector, quarter_vector, half_vector)                              \
     EMULATED vector emulated_insert_##suffix(vector a, quarter_vector b, int quarter) {            \
         memcpy((char *)&a + 16 * quarter, &b, sizeof b);                                           \
         return a;                                                                                  \
     }                                                                                              \
     EMULATED vector emulated_begin_##suffix(quarter_vector b) {                                    \
         return emulated_insert_##suffix(emulated_set1_##suffix(0), b, 0);                          \
+    }                                                                                              \
+    EMULATED vector emulated_insert_half_##suffix(vector a, half_vector b, int half) {             \
+        memcpy((char *)&a + 32 * half, &b, sizeof b);                                              \
+        return a;                                                                                  \
+    }                                                                                              \
+    EMULATED vector emulated_begin_half_##suffix(half_vector b) {                                  \
+        return emulated_insert_half_##suffix(emulated_set1_##suffix(0), b, 0);                     \
+    }                                                                                              \
+    EMULATED vector emulated_shuffle_quarters_##suffix(vector a, vector b, int which) {            \
+        vector result;                                                                             \
+        for (int i = 0; i < 4; i++) {                                                              \
+            const vector *from = i < 2 ? &a : &b;                                                  \
+            memcpy((char *)&result + 16 * i, (const char *)from + 16 * (which >> 2 * i & 3), 16);  \
+        }                                                                                          \
+        return result;                                                                             \
     }
 
-EMULATE_QUARTERS(ps, __m512, __m128)
-EMULATE_QUARTERS(pd, __m512d, __m128d)
+EMULATE_QUARTERS(ps, __m512, __m128, __m256)
+EMULATE_QUARTERS(pd, __m512d, __m128d, __m256d)
 
 /* `how` is a constant of _mm256_cmp. */
 #undef _mm512_cmp_ps_mask
@@ -243,6 +259,16 @@ EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
 #define _mm512_castsi512_pd(a) ((__m512d)(a))
 #undef _mm512_insertf32x4
 #undef _mm512_insertf64x2
+#undef _mm512_insertf32x8
+#undef _mm512_insertf64x4
+#undef _mm512_shuffle_f32x4
+#undef _mm512_shuffle_f64x2
+#define _mm512_insertf32x8 emulated_insert_half_ps
+#define _mm512_insertf64x4 emulated_insert_half_pd
+#define _mm512_shuffle_f32x4 emulated_shuffle_quarters_ps
+#define _mm512_shuffle_f64x2 emulated_shuffle_quarters_pd
+#define _mm512_castps256_ps512 emulated_begin_half_ps
+#define _mm512_castpd256_pd512 emulated_begin_half_pd
 #define _mm512_insertf32x4 emulated_insert_ps
 #define _mm512_insertf64x2 emulated_insert_pd
 #define _mm512_castps128_ps512 emulated_begin_ps

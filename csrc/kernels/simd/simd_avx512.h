@@ -72,6 +72,11 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
     }
     v_turn_fours(fours, columns);
 }
+/* Eight columns of rows, a half of a line: of row and row + 4. */
+INLINE vector v_load_two_rows(const real *row, int64_t stride) {
+    const vector first = _mm512_castps256_ps512(_mm256_loadu_ps(row));
+    return _mm512_insertf32x8(first, _mm256_loadu_ps(row + 4 * stride), 1);
+}
 INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
     vector fours[4][4]; /* of each piece */
 #pragma GCC unroll 16
@@ -79,8 +84,12 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
         const real *row = rows + i * stride;
         KEEP_ADDRESS(row);
 #pragma GCC unroll 16
-        for (int piece = 0; piece < 4; piece++) {
-            fours[piece][i] = v_load_four_rows(row + piece * PIECE_COLUMNS, stride);
+        for (int piece = 0; piece < 4; piece += 2) {
+            const real *half = row + piece * PIECE_COLUMNS;
+            const vector low = v_load_two_rows(half, stride);
+            const vector high = v_load_two_rows(half + 8 * stride, stride);
+            fours[piece][i] = _mm512_shuffle_f32x4(low, high, 0x88);
+            fours[piece + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
         }
     }
 #pragma GCC unroll 16
@@ -182,6 +191,11 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
     columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
 }
+/* Four columns of rows, a half of a line: of row and row + 2. */
+INLINE vector v_load_two_rows(const real *row, int64_t stride) {
+    const vector first = _mm512_castpd256_pd512(_mm256_loadu_pd(row));
+    return _mm512_insertf64x4(first, _mm256_loadu_pd(row + 2 * stride), 1);
+}
 INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
     vector pairs[4][2]; /* of each piece */
 #pragma GCC unroll 16
@@ -189,8 +203,12 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
         const real *row = rows + i * stride;
         KEEP_ADDRESS(row);
 #pragma GCC unroll 16
-        for (int piece = 0; piece < 4; piece++) {
-            pairs[piece][i] = v_load_four_rows(row + piece * PIECE_COLUMNS, stride);
+        for (int piece = 0; piece < 4; piece += 2) {
+            const real *half = row + piece * PIECE_COLUMNS;
+            const vector low = v_load_two_rows(half, stride);
+            const vector high = v_load_two_rows(half + 4 * stride, stride);
+            pairs[piece][i] = _mm512_shuffle_f64x2(low, high, 0x88);
+            pairs[piece + 1][i] = _mm512_shuffle_f64x2(low, high, 0xdd);
         }
     }
 #pragma GCC unroll 16

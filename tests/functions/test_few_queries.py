@@ -132,3 +132,42 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                 for keys in ((key, value), (key.copy(), value.copy())):
                     few = mha.scaled_dot_product_attention(query[:, :, :query_len], *keys)
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
+
+
+GRADIENT_OPTIONS = {
+    "none": {},
+    "mask": {"mask": np.random.default_rng(6).random(400) < 0.7},
+    "causal, softcap": {"causal": True, "query_offset": 30, "softcap": 1.5},
+    "window, dropout": {"window": (60, 20), "query_offset": 50, "dropout": 0.2, "rng": 3},
+    "sinks": {"sinks": np.array([0.3, -1.0])},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS)
+def test_gradients_have_the_bits_of_blocks(options, dtype):
+    """Queries alone and among 24, of which the others add zeros to the gradients of the keys. What
+    a mask hides is not finite."""
+    rng = np.random.default_rng(5)
+    for head_dim, value_head_dim, key_len in [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7),
+                                              (100, 16, 64), (128, 40, 33), (8, 64, 200)]:
+        chosen = dict(GRADIENT_OPTIONS[options])
+        rows = rng.standard_normal((2, key_len, 2, head_dim + value_head_dim + 1)).astype(dtype)
+        if "mask" in chosen:
+            chosen["mask"] = chosen["mask"][:key_len]
+            rows[:, ~chosen["mask"]] = np.nan
+            rows[:, ~chosen["mask"], :, ::2] = np.inf
+        key, value, _ = np.split(rows.swapaxes(1, 2), [head_dim, head_dim + value_head_dim], -1)
+        query = rng.standard_normal((2, 2, 24, head_dim)).astype(dtype)
+        for query_len in (1, 2, 3, 4, 8):
+            grad_output = rng.standard_normal((2, 2, 24, value_head_dim)).astype(dtype)
+            grad_output[:, :, query_len:] = 0
+            _, back = mha.scaled_dot_product_attention_vjp(query, key, value, **chosen)
+            blocks = back(grad_output)
+            few = query[:, :, :query_len]
+            _, back = mha.scaled_dot_product_attention_vjp(few, key, value, **chosen)
+            gradients = back(grad_output[:, :, :query_len])
+            np.testing.assert_array_equal(gradients.query, blocks.query[:, :, :query_len])
+            np.testing.assert_array_equal(gradients.key, blocks.key)
+            np.testing.assert_array_equal(gradients.value, blocks.value)
+            assert np.isfinite(gradients.query).all()

@@ -68,8 +68,9 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike |
     -------
     (output, pullback). pullback(grad_output) takes the gradient of a loss with respect to the
     output (..., out) and returns those with respect to x, weight and bias, shaped as they are:
-    grad_output @ weight^T, x^T @ grad_output and the sum of the rows of grad_output. They have the
-    type of x, or the argument's own where that is narrower.
+    grad_output @ weight^T, x^T @ grad_output and the sum of the rows of grad_output. That of x has
+    the type of x. Those of weight and bias have the type of the arithmetic, float64 where x has it,
+    else float32; in float32 the gradients of halves are halves.
 
     Raises
     ------

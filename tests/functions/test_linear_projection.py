@@ -267,3 +267,15 @@ def test_the_gradient_of_no_biases_takes_no_memory():
     pullback = mha.linear_vjp(x, np.ones((2, 0), np.float32), np.ones(0, np.float32),
                               wrt=["bias"])[1]
     assert pullback(np.empty((2**40, 0), np.float32)).bias.shape == (0,)
+
+
+@pytest.mark.parametrize("x", ["f2", "f4", "f8", "i4"])
+@pytest.mark.parametrize("weight", ["f2", "f4", "f8", "i4"])
+def test_types_of_gradients_are_those_of_the_docstring(x, weight):
+    output, back = mha.linear_vjp(np.ones((2, 3), x), np.ones((3, 4), weight), np.ones(4, weight))
+    gradients = back(np.ones_like(output))
+    of_x = {"i4": "f8"}.get(x, x)
+    arithmetic = "f8" if of_x == "f8" else "f4"
+    expected = "f2" if arithmetic == "f4" and weight == "f2" else arithmetic
+    assert gradients.x.dtype == of_x
+    assert gradients.weight.dtype == gradients.bias.dtype == expected

@@ -134,6 +134,25 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
 
 
+@pytest.mark.parametrize("head_dim, stride", [(64, 1024), (128, 192), (128, 1024), (256, 300)])
+@pytest.mark.parametrize("poison", [None, np.inf, np.nan])
+def test_keys_that_lie_apart_have_the_bits_of_those_that_do_not(head_dim, stride, poison):
+    """With AVX-512 all chains of some keys are in the lanes, whatever the number of keys."""
+    rng = np.random.default_rng(7)
+    rows = rng.standard_normal((130, stride)).astype(np.float32)
+    if poison is not None:
+        rows[13, head_dim - 1] = poison
+    query = rng.standard_normal((24, head_dim)).astype(np.float32)
+    for key_len in (*range(15, 36), 63, 64, 65, 100, 127, 128, 129, 130):
+        key, value = rows[:key_len, :head_dim], np.abs(rows[:key_len, 7:60])
+        for query_len in (1, 2, 3, 4):
+            apart = mha.scaled_dot_product_attention(query[:query_len], key, value)
+            close = mha.scaled_dot_product_attention(query[:query_len], key.copy(), value)
+            np.testing.assert_array_equal(apart, close)
+            blocks = mha.scaled_dot_product_attention(query, key, value)
+            np.testing.assert_array_equal(apart, blocks[:query_len])
+
+
 GRADIENT_OPTIONS = {
     "none": {},
     "mask": {"mask": np.random.default_rng(6).random(400) < 0.7},

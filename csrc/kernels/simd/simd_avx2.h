@@ -13,6 +13,7 @@ typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
 #define PIECE_COLUMNS 4
+#define LOADS_CHAINS /* v_load_chains */
 enum { UNROLL = 2, PAIR_UNROLL = 4 };
 INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }
@@ -42,15 +43,9 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
-    vector fours[4], pairs[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) { /* rows i and i + 4 side by side */
-        const real *row = rows + i * stride;
-        KEEP_ADDRESS(row);
-        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row));
-        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
-    }
+/* Four columns of eight rows, where `fours` has rows i and i + 4 side by side. */
+INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
+    vector pairs[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i += 2) {
         pairs[i] = _mm256_unpacklo_ps(fours[i], fours[i + 1]);
@@ -62,6 +57,34 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
         columns[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
         columns[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
     }
+}
+INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+    vector fours[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row));
+        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
+    }
+    v_turn_fours(fours, columns);
+}
+/* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
+ * further. */
+INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
+                          vector columns[PIECE_COLUMNS]) {
+    const real *row[LANES];
+    vector fours[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        row[i] = rows + i / chains * stride + i % chains * width;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[i]));
+        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row[i + 4]), 1);
+    }
+    v_turn_fours(fours, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};

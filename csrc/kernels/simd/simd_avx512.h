@@ -15,6 +15,7 @@ typedef __m512 vector;
 #define LANES 16
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
+#define LOADS_CHAINS /* v_load_chains */
 INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }
@@ -72,10 +73,10 @@ INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIEC
     }
     v_turn_fours(fours, columns);
 }
-/* Eight columns of rows, a half of a line: of row and row + 4. */
-INLINE vector v_load_two_rows(const real *row, int64_t stride) {
-    const vector first = _mm512_castps256_ps512(_mm256_loadu_ps(row));
-    return _mm512_insertf32x8(first, _mm256_loadu_ps(row + 4 * stride), 1);
+/* Eight columns of two rows, a half of a line. */
+INLINE vector v_load_halves(const real *first, const real *second) {
+    const vector half = _mm512_castps256_ps512(_mm256_loadu_ps(first));
+    return _mm512_insertf32x8(half, _mm256_loadu_ps(second), 1);
 }
 INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
     vector fours[4][4]; /* of each piece */
@@ -86,10 +87,35 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
 #pragma GCC unroll 16
         for (int piece = 0; piece < 4; piece += 2) {
             const real *half = row + piece * PIECE_COLUMNS;
-            const vector low = v_load_two_rows(half, stride);
-            const vector high = v_load_two_rows(half + 8 * stride, stride);
+            const vector low = v_load_halves(half, half + 4 * stride);
+            const vector high = v_load_halves(half + 8 * stride, half + 12 * stride);
             fours[piece][i] = _mm512_shuffle_f32x4(low, high, 0x88);
             fours[piece + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
+        }
+    }
+#pragma GCC unroll 16
+    for (int piece = 0; piece < 4; piece++) {
+        v_turn_fours(fours[piece], columns + piece * PIECE_COLUMNS);
+    }
+}
+/* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
+ * further. */
+INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
+                          vector columns[LINE_COLUMNS]) {
+    const real *row[LANES];
+    vector fours[4][4];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        row[i] = rows + i / chains * stride + i % chains * width;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 16
+        for (int at = 0; at < LINE_COLUMNS; at += 2 * PIECE_COLUMNS) {
+            const vector low = v_load_halves(row[i] + at, row[i + 4] + at);
+            const vector high = v_load_halves(row[i + 8] + at, row[i + 12] + at);
+            fours[at / PIECE_COLUMNS][i] = _mm512_shuffle_f32x4(low, high, 0x88);
+            fours[at / PIECE_COLUMNS + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
         }
     }
 #pragma GCC unroll 16

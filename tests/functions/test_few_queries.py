@@ -134,7 +134,8 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
 
 
-@pytest.mark.parametrize("head_dim, stride", [(64, 1024), (128, 192), (128, 1024), (256, 300)])
+@pytest.mark.parametrize(("head_dim", "stride"),
+                         [(64, 1024), (128, 192), (128, 1024), (256, 300)])
 @pytest.mark.parametrize("poison", [None, np.inf, np.nan])
 def test_keys_that_lie_apart_have_the_bits_of_those_that_do_not(head_dim, stride, poison):
     """With AVX-512 all chains of some keys are in the lanes, whatever the number of keys."""
@@ -168,8 +169,9 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
     """Queries alone and among 24, of which the others add zeros to the gradients of the keys. What
     a mask hides is not finite."""
     rng = np.random.default_rng(5)
-    for head_dim, value_head_dim, key_len in [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7),
-                                              (100, 16, 64), (128, 40, 33), (8, 64, 200)]:
+    shapes = [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7), (100, 16, 64), (128, 40, 33),
+              (8, 64, 200)]
+    for head_dim, value_head_dim, key_len in shapes:
         chosen = dict(GRADIENT_OPTIONS[options])
         rows = rng.standard_normal((2, key_len, 2, head_dim + value_head_dim + 1)).astype(dtype)
         if "mask" in chosen:

@@ -78,25 +78,34 @@ INLINE vector v_load_halves(const real *first, const real *second) {
     const vector half = _mm512_castps256_ps512(_mm256_loadu_ps(first));
     return _mm512_insertf32x8(half, _mm256_loadu_ps(second), 1);
 }
-INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
-    vector fours[4][4]; /* of each piece */
+/* A line of row i and of those 4, 8 and 12 further, in fours[piece][i]. */
+INLINE void v_load_fours(const real *const rows[4], vector fours[4][4], const int i) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *row = rows + i * stride;
-        KEEP_ADDRESS(row);
-#pragma GCC unroll 16
-        for (int piece = 0; piece < 4; piece += 2) {
-            const real *half = row + piece * PIECE_COLUMNS;
-            const vector low = v_load_halves(half, half + 4 * stride);
-            const vector high = v_load_halves(half + 8 * stride, half + 12 * stride);
-            fours[piece][i] = _mm512_shuffle_f32x4(low, high, 0x88);
-            fours[piece + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
-        }
+    for (int piece = 0; piece < 4; piece += 2) {
+        const int at = piece * PIECE_COLUMNS;
+        const vector low = v_load_halves(rows[0] + at, rows[1] + at);
+        const vector high = v_load_halves(rows[2] + at, rows[3] + at);
+        fours[piece][i] = _mm512_shuffle_f32x4(low, high, 0x88);
+        fours[piece + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
     }
+}
+INLINE void v_turn_line(vector fours[4][4], vector columns[LINE_COLUMNS]) {
 #pragma GCC unroll 16
     for (int piece = 0; piece < 4; piece++) {
         v_turn_fours(fours[piece], columns + piece * PIECE_COLUMNS);
     }
+}
+INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
+    vector fours[4][4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+        const real *const of_fours[4] = {row, row + 4 * stride, row + 8 * stride,
+                                         row + 12 * stride};
+        v_load_fours(of_fours, fours, i);
+    }
+    v_turn_line(fours, columns);
 }
 /* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
  * further. */
@@ -110,18 +119,10 @@ INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, co
     }
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i++) {
-#pragma GCC unroll 16
-        for (int at = 0; at < LINE_COLUMNS; at += 2 * PIECE_COLUMNS) {
-            const vector low = v_load_halves(row[i] + at, row[i + 4] + at);
-            const vector high = v_load_halves(row[i + 8] + at, row[i + 12] + at);
-            fours[at / PIECE_COLUMNS][i] = _mm512_shuffle_f32x4(low, high, 0x88);
-            fours[at / PIECE_COLUMNS + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
-        }
+        const real *const of_fours[4] = {row[i], row[i + 4], row[i + 8], row[i + 12]};
+        v_load_fours(of_fours, fours, i);
     }
-#pragma GCC unroll 16
-    for (int piece = 0; piece < 4; piece++) {
-        v_turn_fours(fours[piece], columns + piece * PIECE_COLUMNS);
-    }
+    v_turn_line(fours, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);

@@ -226,6 +226,43 @@ def test_rows_in_the_same_sets_of_the_cache_give_the_same_bits(dtype, width):
                     assert np.array_equal(mha.linear(x, packed, bias), wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("depth", [512, 1024, 2048, 3072, 4096, 8192])
+def test_columns_in_the_same_sets_of_the_cache_give_the_same_bits(dtype, depth):
+    """One row and columns a multiple of 4 KB apart: the bits of packed weights, and of any x."""
+    rng = np.random.default_rng(depth)
+    for out in (1, 2, 7, 16, 17, 30, 33):
+        for further in (0, 1024):
+            weight = rng.standard_normal((out, depth + further)).astype(dtype)[:, :depth].T
+            x, bias = (rng.standard_normal(size).astype(dtype) for size in (depth, out))
+            x[[0, -1]] = np.inf, -0.0
+            weight[0] = np.linspace(1, 2, out)
+            packed = _core.pack_weight(weight)
+            for threads in (1, 2):
+                with mha.threads(threads):
+                    wanted = mha.linear(x, packed, bias)
+                    assert np.array_equal(mha.linear(x, weight, bias), wanted)
+                    finite = np.where(np.isinf(x), dtype(3), x)
+                    ours = mha.linear(finite, weight)
+                    assert np.array_equal(ours, mha.linear(finite, packed))
+                    exact = finite.astype("f8") @ weight.astype("f8")
+                    most = np.abs(finite).astype("f8") @ np.abs(weight).astype("f8")
+                    assert np.all(np.abs(ours - exact) <= 8 * np.finfo(dtype).eps * most)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_rows_of_a_transposed_weight_give_the_bits_of_packed_ones(dtype):
+    """Vectors of columns two at a time, one, or none; columns that lie apart; ends of the depth."""
+    rng = np.random.default_rng(4)
+    for depth in (0, 1, 5, 127, 128, 131, 300):
+        for out in (1, 3, 4, 8, 9, 15, 16, 17, 24, 31, 33, 64, 70):
+            weight = rng.standard_normal((out, depth + out % 3)).astype(dtype)[:, :depth].T
+            packed = _core.pack_weight(weight)
+            for rows in (1, 2, 3, 4, 7):
+                x = rng.standard_normal((rows, depth)).astype(dtype)
+                assert np.array_equal(mha.linear(x, weight), mha.linear(x, packed))
+
+
 def test_one_row_alone_is_the_same_row():
     rng = np.random.default_rng(3)
     x = rng.standard_normal((20, 600), np.float32)

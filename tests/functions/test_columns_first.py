@@ -56,7 +56,7 @@ def test_sizes_around_those_of_tiles(key_len, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("key_len", [11, 12, 17, 33, 64, 65])
+@pytest.mark.parametrize("key_len", [1, 3, 4, 5, 7, 8, 9, 11, 12, 17, 33, 64, 65])
 def test_few_keys_of_many_heads(key_len, dtype):
     rng = np.random.default_rng(key_len)
     for query_len in (1, 2, 3):
@@ -157,7 +157,8 @@ def test_beside_the_reference():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(3, 70, 130), (1, 8, 8), (2, 9, 65), (130, 200)])
+@pytest.mark.parametrize("shape", [(3, 70, 130), (1, 8, 8), (2, 9, 65), (130, 200), (5, 4, 16),
+                                   (3, 18, 9), (67, 128), (67, 5)])
 def test_copies_of_what_lies_by_columns(dtype, shape):
     """mha.linear copies its x, of any type."""
     rng = np.random.default_rng(7)

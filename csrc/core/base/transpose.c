@@ -3,9 +3,9 @@
 
 #include "kernels/kernels.h"
 
-/* A square tile is copied first: where rows lie a power of two apart, the first cache cannot keep
+/* A square tile is copied first where rows lie a power of two apart: the first cache cannot keep
  * their lines until all of their numbers have been used. */
-enum { TILE = 64 };
+enum { TILE = 64, BYTES_OF_A_POWER = 512 };
 
 /* Some rows and columns, number by number; item is a constant. */
 static inline void move_numbers(const char *from, int64_t from_stride, int64_t rows,
@@ -50,11 +50,16 @@ void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, 
             const int64_t height = mha_smaller(rows - row, TILE);
             const char *source = (const char *)from + row * from_stride + column * size;
             char *target = (char *)to + column * to_stride + row * size;
-            for (int64_t i = 0; i < height; i++) {
-                memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
+            int64_t source_stride = from_stride;
+            if (from_stride % BYTES_OF_A_POWER == 0) {
+                for (int64_t i = 0; i < height; i++) {
+                    memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
+                }
+                source = tile;
+                source_stride = stride;
             }
-            if (!move_vectors(tile, stride, height, width, item, target, to_stride)) {
-                move_tile(tile, stride, height, width, item, target, to_stride);
+            if (!move_vectors(source, source_stride, height, width, item, target, to_stride)) {
+                move_tile(source, source_stride, height, width, item, target, to_stride);
             }
         }
     }

@@ -156,7 +156,7 @@ PyArrayObject *mha_as_stored(PyArrayObject *array, mha_dtype dtype, const char *
 }
 
 static bool lies_by_columns(PyArrayObject *array, mha_dtype dtype) {
-    enum { FEWEST_ROWS = 12 }; /* fewer are copied, all at once: docs/journal.md */
+    enum { FEWEST_ROWS = 4 }; /* fewer are copied, all at once: docs/journal.md */
     const int rows = PyArray_NDIM(array) - 2;
     const npy_intp item = PyArray_ITEMSIZE(array);
     return rows >= 0 && PyArray_TYPE(array) == mha_typenum(dtype) &&

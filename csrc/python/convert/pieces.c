@@ -49,7 +49,7 @@ static int copy_part(PyArrayObject *to, PyArrayObject *from, int axis, npy_intp 
 /* The axis along which numbers of `from` lie side by side, and not those of `to`, whose last axis
  * they are; -1 where NumPy's own copy is as fast. */
 static int axis_to_transpose(PyArrayObject *to, PyArrayObject *from) {
-    enum { FEWEST = 8 };
+    enum { FEWEST = 4 };
     const int last = PyArray_NDIM(to) - 1;
     const npy_intp item = PyArray_ITEMSIZE(from);
     if (last < 1 || item > (npy_intp)sizeof(double) || (item & (item - 1)) != 0 ||

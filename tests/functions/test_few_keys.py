@@ -32,12 +32,13 @@ def test_the_bits_of_the_other_kernels(head_dim, dtype, threads):
     rng = np.random.default_rng(head_dim)
     with mha.threads(threads):
         for key_len in (1, 2, 5, 8, 16, 17, 63, 64, 65):
-            for batch, heads, kv_heads, query_len in ((7, 8, 8, 1), (5, 6, 3, 1), (4, 4, 4, 3)):
+            for batch, heads, kv_heads, query_len in ((7, 8, 8, 1), (5, 6, 3, 1), (4, 4, 4, 3),
+                                                         (3, 7, 7, 4), (2, 9, 9, 6)):
                 compare(draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim,
                              head_dim // 2 + 1, dtype))
 
 
-@pytest.mark.parametrize("query_len", [1, 2, 3])
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])
 def test_positions_and_lengths(query_len):
     rng = np.random.default_rng(query_len)
     arrays = draw(rng, 6, 8, 8, query_len, 9, 40, 40, np.float32)
@@ -48,7 +49,7 @@ def test_positions_and_lengths(query_len):
         compare(arrays, **options)
 
 
-@pytest.mark.parametrize("query_len", [1, 3])
+@pytest.mark.parametrize("query_len", [1, 3, 5])
 def test_each_option(query_len):
     """Those that this kernel does not take too."""
     rng = np.random.default_rng(8)
@@ -64,7 +65,7 @@ def test_each_option(query_len):
 def test_any_shape(data):
     size = st.integers
     batch, kv_heads, group = (data.draw(size(0, most)) for most in (9, 20, 3))
-    query_len, key_len = data.draw(size(0, 3)), data.draw(size(0, 66))
+    query_len, key_len = data.draw(size(0, 6)), data.draw(size(0, 66))
     head_dim, value_dim = data.draw(size(0, 70)), data.draw(size(0, 70))
     rng = np.random.default_rng(data.draw(size(0, 99)))
     arrays = draw(rng, batch, kv_heads * max(group, 1), kv_heads, query_len, key_len, head_dim,

@@ -46,8 +46,11 @@ static bool few_keys_are_faster(const few_keys_job *job) {
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =
         (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
-    return job->query_tasks <= most_tasks && bytes <= most_bytes &&
-           3 * job->key_heads >= job->lanes;
+    /* Each of two tasks transposes the keys. */
+    const bool worth_two_tasks =
+        !shares_keys && job->lanes >= 16 && job->key_heads >= job->lanes && bytes <= most_bytes / 8;
+    return job->query_tasks <= mha_larger(most_tasks, worth_two_tasks ? 2 : 1) &&
+           bytes <= most_bytes && 3 * job->key_heads >= job->lanes;
 }
 
 static mha_status describe(const mha_attention *a, few_keys_job *job) {

@@ -58,7 +58,7 @@ typedef struct mha_dropout {
 } mha_dropout;
 
 /* What makes query . key a weight, for all queries of a head: filled in one place
- * (core/attention/scores.c), and read by both forward kernels, the join of chunks and the
+ * (core/attention/scores.c), and read by the forward kernels, the join of chunks and the
  * gradients. Strides of bias count elements. */
 typedef struct mha_scores {
     mha_score_function function;

@@ -77,8 +77,9 @@ class MultiHeadAttention(OwnParameters):
     rotary : mha.Rotary, optional
         Rotates the heads of queries and keys by their positions.
     qk_norm : "head" or "width", optional
-        Norms queries and keys before that, each head or all together, by parameters q_norm and
-        k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich 2019).
+        Norms queries and keys before the rotation, each head or all together, by parameters
+        q_norm and k_norm: x / sqrt(mean(x^2) + norm_eps) * (norm_offset + q_norm) (Zhang & Sennrich
+        2019).
     norm_eps, norm_offset : float
     output_gate : "element" or "head", optional
         The merged heads times sigmoid(query @ W_g + b_g), before W_o: a number for each of their
@@ -91,7 +92,7 @@ class MultiHeadAttention(OwnParameters):
     W_q (query_dim, num_heads * head_dim), W_k (key_dim, num_kv_heads * head_dim),
     W_v (value_dim, num_kv_heads * value_head_dim), W_o (num_heads * value_head_dim, output_dim):
     used as x @ W. b_q, b_k, b_v, b_o: their biases, or None; sinks, relative_bias likewise.
-    An array of the layer's type that is assigned is kept, not copied.
+    Assigning an array of the layer's type keeps that array itself, not a copy.
     q_norm, k_norm (head_dim,), or for "width" (num_heads * head_dim,) and
     (num_kv_heads * head_dim,), or None. W_g (query_dim, num_heads * value_head_dim), or for "head"
     (query_dim, num_heads), and b_g, or None.
@@ -263,11 +264,11 @@ class MultiHeadAttention(OwnParameters):
         head_gate : array (num_heads,), optional
             Multiplies each head's output: 0 switches a head off.
         positions, key_positions : ints (len,) or (batch, len), by default 0, 1, ...
-            Where rows of query and key stand, for the layer's rotary alone; one of n sections takes
-            (n, len) or (n, batch, len), too, as in a call of `mha.Rotary`, and with a cache needs
-            positions behind rows that had others than their place. key_positions are positions
-            where no key is given.
-        cache : mha.KVCache, optional
+            Where rows of query and key stand, for the layer's rotary alone. key_positions are
+            positions where no key is given. A rotary of n sections takes (n, len) or
+            (n, batch, len), too, as in a call of `mha.Rotary`. With a cache, once rows had other
+            positions than their place in it, later calls must give them, too.
+        cache : mha.KVCache, or a layer of a mha.PagedCache with starts, optional
             Of `new_cache`: the rows of query are the next positions; their keys and values are
             appended, attention is causal and goes over all positions so far. Mask and bias have a
             column for each of them. A cache's window is the default of the call's. Of
@@ -510,10 +511,11 @@ class MultiHeadAttention(OwnParameters):
             By default what the config says, or follows from the shapes.
         names : ours with theirs, in place of layout
             Of a program with names of its own, {"q": "W_query", "k": "W_key", "v": "W_value",
-            "o": "out_proj"}: layers, whose arrays are W_query.weight and W_query.bias, or
-            W_query.kernel, or W_query itself; "qkv" is one layer of all three, beside each other.
-            Or arrays: "W_q", ..., "b_o", "q_norm", "k_norm" (of each head), "sinks". Of a config
-            sizes and norm_eps alone are read; masks that are stored are passed over.
+            "o": "out_proj"}. A key of one letter names a layer. Its arrays are W_query.weight and
+            W_query.bias, or W_query.kernel, or W_query itself; "qkv" is one layer of all three,
+            beside each other. Other keys name arrays: "W_q", ..., "b_o", "q_norm", "k_norm" (of
+            each head), "sinks". Of a config sizes and norm_eps alone are read; masks that are
+            stored are passed over.
         transposed : bool
             With names: whether weights are (out, in), as PyTorch's Linear has them. By default what
             the shapes say; where they fit both ways, it is needed.

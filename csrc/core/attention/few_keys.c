@@ -1,6 +1,6 @@
 /* Step 3 of the figure where keys are few and heads many: sets of some elements, small windows, the
- * first tokens of many sequences. What counts is what a head costs beside its multiply-adds, so a
- * task is a block of queries of as many heads as fill it. */
+ * first tokens of many sequences. A head has few multiply-adds, so its fixed cost counts. A task is
+ * a block of queries of as many heads as fill it. */
 #include "core/attention/few_keys.h"
 
 #include "core/attention/attention_rows.h"
@@ -13,15 +13,16 @@ typedef struct few_keys_job {
     const mha_kernels *kernels;
     int64_t lanes;
     int64_t heads, kv_heads, query_len;
-    int64_t key_heads;   /* those of all batch items */
+    int64_t key_heads;   /* those of all batch items; a lane is one */
     int64_t queries;     /* of a key head: those of all heads that share it */
-    int64_t shared;      /* vectors of queries that a task takes of the same key heads ... */
-    int64_t head_blocks; /* ... each a lane, and how many times as many key heads */
-    int64_t query_tasks; /* of a block of key heads */
+    int64_t shared;      /* vectors of queries that a task takes of the same LANES key heads */
+    int64_t head_blocks; /* how many times LANES key heads a task takes */
+    int64_t query_tasks; /* tasks that take the queries of the same key heads */
     mha_pieces scratch;  /* of each worker */
 } few_keys_job;
 
-/* Whether nothing changes scores but a mask and a bias. */
+/* Whether the call has no options but those that this kernel knows: mask, bias, scale, and which
+ * keys a row sees by its position. */
 static bool has_plain_scores(const mha_attention *a) {
     const mha_attention_options *o = a->options;
     return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->weights == NULL &&
@@ -34,9 +35,9 @@ static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
-/* Where measured to be the faster kernel (docs/journal.md): beside the kernel for few queries,
- * which reads a key once for all heads that share it, and beside that for blocks, which does not;
- * of very few keys it is ahead of both alike. */
+/* Where measured to be the faster kernel (docs/journal.md). The limits depend on which other kernel
+ * would run. The one for few queries reads a key once for all heads that share it, so there the
+ * limits are lower; not of very few keys. */
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : 32;
@@ -93,7 +94,8 @@ static query_place place_of(const few_keys_job *job, int64_t key_head, int64_t n
     return place;
 }
 
-/* Where row number `row` of a task comes from; whether it is there, or else some other row. */
+/* Where row number `row` of a task comes from. False: it is padding, and *place is some other row.
+ */
 static bool find_row(const few_keys_job *job, int64_t task, int64_t row, query_place *place) {
     const int64_t vector = row / job->lanes, lane = row % job->lanes;
     const int64_t head_block = task / job->query_tasks * job->head_blocks + vector / job->shared;
@@ -167,8 +169,8 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     }
 }
 
-/* Rows that passed the largest number on their way, or see what is not finite, again by the kernel
- * that knows better. */
+/* Rows whose result is not finite are computed again by the kernel for blocks, which has a way for
+ * sums that overflow, NaN and infinity. */
 static void attend_again(const few_keys_job *job, int64_t task, const mha_few_keys_block *done,
                          mha_worker *worker) {
     for (int64_t i = 0; i < done->vectors * job->lanes; i++) {

@@ -3,11 +3,11 @@
 
 #include "kernels/kernels.h"
 
-/* A square tile is copied first where rows lie a power of two apart: the first cache cannot keep
- * their lines until all of their numbers have been used. */
-enum { TILE = 64, BYTES_OF_A_POWER = 512 };
+/* Rows a multiple of 512 bytes apart share few sets of the first cache, which cannot keep their
+ * lines until all numbers have been used. So a tile of them is copied first. */
+enum { TILE = 64, BYTES_OF_SETS = 512 };
 
-/* Some rows and columns, number by number; item is a constant. */
+/* Some rows and columns, one number after the other; item, 1 or 2 bytes, is a constant. */
 static inline void move_numbers(const char *from, int64_t from_stride, int64_t rows,
                                 int64_t columns, const size_t item, char *to, int64_t to_stride) {
     for (int64_t column = 0; column < columns; column++) {
@@ -27,7 +27,7 @@ static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64
     }
 }
 
-/* By the kernel, if it has numbers of this size. */
+/* By the kernel, which has numbers of 4 and 8 bytes. False: they have another size. */
 static bool move_vectors(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
                          size_t item, char *to, int64_t to_stride) {
     if (item != sizeof(float) && item != sizeof(double)) {
@@ -51,7 +51,7 @@ void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, 
             const char *source = (const char *)from + row * from_stride + column * size;
             char *target = (char *)to + column * to_stride + row * size;
             int64_t source_stride = from_stride;
-            if (from_stride % BYTES_OF_A_POWER == 0) {
+            if (from_stride % BYTES_OF_SETS == 0) {
                 for (int64_t i = 0; i < height; i++) {
                     memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
                 }

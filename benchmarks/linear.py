@@ -2,13 +2,14 @@
 to many, with the weight as the figure writes it and as PyTorch stores it. `make bench-linear`
 writes linear.md.
 
-    python benchmarks/linear.py [--rounds 5] [--seconds 0.02] [--quick]
+    python benchmarks/linear.py [--rounds 5] [--seconds 0.02] [--quick] [--itself]
 
 Memory of results is kept by both: new pages from the system would take longer than many a product,
 and some times twice as long as others.
 
 A shape is lost where mha takes more than 1.05 times NumPy's time and a microsecond more, in each of
-three repetitions: on a machine with other work one of them says little.
+three repetitions: on a machine with other work one of them says little. `--itself` tells what is
+lost by noise all the same: NumPy beside NumPy.
 """
 
 import argparse
@@ -70,8 +71,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.02, help="of one process in a round")
     parser.add_argument("--quick", action="store_true", help="some shapes only")
+    parser.add_argument("--itself", action="store_true", help="NumPy beside NumPy: the noise")
     parser.add_argument("--write", action="store_true", help="write linear.md")
     arguments = parser.parse_args()
+    if arguments.itself and arguments.write:
+        parser.error("--write is for mha's times, not for those of --itself")
+    peers = ("numpy" if arguments.itself else "mha"), "numpy"
     rows, shapes = (QUICK_ROWS, QUICK_SHAPES) if arguments.quick else (ROWS, SHAPES)
     cpus = sorted(os.sched_getaffinity(0))
     os.environ.update(KEEP_MEMORY)  # for the processes that start below
@@ -80,7 +85,7 @@ def main():
     sections, lost, count = [], 0, 0
     progress = tqdm(total=len(kinds) * len(rows) * len(shapes), desc="measuring", unit="shape")
     for threads, dtype, gradients, transposed in kinds:
-        processes = [Process(peer, cpus[:threads], "") for peer in ("mha", "numpy")]
+        processes = [Process(peer, cpus[:threads], "") for peer in peers]
         cells = {}
         try:
             for shape, number in itertools.product(shapes, rows):

@@ -290,6 +290,13 @@ static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
     return (mha_divide_up(rows, of_a_line) | 1) * of_a_line;
 }
 
+/* Whether rows so many bytes apart have their lines in one set of the first cache, which holds
+ * eight of them: LANES rows that are read together would drive each other out. */
+static inline bool mha_rows_share_a_set(int64_t bytes) {
+    enum { BYTES_OF_A_WAY = 4096 };
+    return bytes % BYTES_OF_A_WAY == 0;
+}
+
 /* A block of a panel that is quantised: a float16 scale a column, then the numbers row by row as
  * int8; or two of 4 bits in a byte, whose upper half is that of the next row. */
 static inline int64_t mha_quantised_byte_rows(mha_storage storage) {

@@ -33,7 +33,7 @@ def test_the_bits_of_the_other_kernels(head_dim, dtype, threads):
     with mha.threads(threads):
         for key_len in (1, 2, 5, 8, 16, 17, 63, 64, 65):
             for batch, heads, kv_heads, query_len in ((7, 8, 8, 1), (5, 6, 3, 1), (4, 4, 4, 3),
-                                                         (3, 7, 7, 4), (2, 9, 9, 6)):
+                                                      (3, 7, 7, 4), (2, 9, 9, 6)):
                 compare(draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim,
                              head_dim // 2 + 1, dtype))
 

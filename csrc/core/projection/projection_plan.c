@@ -104,21 +104,19 @@ static bool is_small_transposed(const mha_linear_projection *p) {
            p->x_stride <= MOST_BYTES && p->weight.in * p->x_stride <= MOST_BYTES;
 }
 
-/* Rows so far apart fall in the same sets of the first cache, which holds eight of them: those of a
- * tile would drive each other out. */
-enum { BYTES_OF_A_WAY = 4096, BYTES_OF_A_LINE = 64 };
-
-/* Whether rows are worth copying for that: a few panels would not repay it. */
+/* Whether rows are worth copying because they share a set: a few panels would not repay it. */
 static bool rows_collide(const mha_linear_projection *p) {
     enum { FEWEST_PANELS = 16 };
     return p->x_storage == MHA_AS_COMPUTED && !p->x_transposed && p->x_stride != 0 &&
-           p->x_stride % BYTES_OF_A_WAY == 0 && num_panels(p) >= FEWEST_PANELS;
+           mha_rows_share_a_set(p->x_stride) && num_panels(p) >= FEWEST_PANELS;
 }
 
 /* Of a block of rows as numbers, none of which collide. */
 static mha_status arranged_row_bytes(const mha_linear_projection *p, size_t *bytes) {
+    enum { BYTES_OF_A_LINE = 64 };
     MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), bytes));
-    return *bytes % BYTES_OF_A_WAY == 0 ? mha_add_sizes(*bytes, BYTES_OF_A_LINE, bytes) : MHA_OK;
+    return mha_rows_share_a_set((int64_t)*bytes) ? mha_add_sizes(*bytes, BYTES_OF_A_LINE, bytes)
+                                                 : MHA_OK;
 }
 
 /* A block of rows is arranged as numbers where they lie as halves, elsewhere where they collide, or

@@ -225,12 +225,13 @@ def wanted_names(wrt: Collection[str] | None, names: Sequence[str],
     """The names in wrt, all of `names` for None."""
     if wrt is None:
         return set(names)
-    if isinstance(wrt, (str, bytes, np.ndarray)) or not isinstance(wrt, Collection):
+    if type(wrt) is not tuple and (  # asking for a Collection takes longer than all else
+            isinstance(wrt, (str, bytes, np.ndarray)) or not isinstance(wrt, Collection)):
         raise TypeError(f"{argument}: got {wrt!r}, wanted a tuple of names out of"
                         f" {', '.join(names)}")
-    given = list(wrt)
+    given = tuple(wrt)
     for name in given:
         if not isinstance(name, str) or name not in names:
             raise ValueError(f"{argument}: got {name!r}, wanted names out of"
                              f" {', '.join(names)}")
-    return {name for name in names if name in given}
+    return set(given)

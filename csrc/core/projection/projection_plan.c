@@ -61,13 +61,15 @@ static int64_t most_unpacked_panels(const mha_linear_projection *p) {
 /* Of a weight that is not packed some, of a packed one more than one for one row alone. */
 static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_block,
                                 int num_threads) {
-    enum { FEWEST = 4, TASKS_OF_THREAD = 2 };
+    enum { FEWEST = 4 };
     const int64_t fewest = is_narrow(p, num_threads) && !takes_shares_of_rows(p) ? 1 : FEWEST;
     const mha_storage storage = p->weight.storage;
     const bool is_packed =
         p->weight.format != NULL && (storage == MHA_AS_COMPUTED || mha_is_quantised(storage));
     if (mha_takes_unpacked(p) && output_is_plain(p)) {
-        const int64_t tasks = num_threads > 1 ? (int64_t)TASKS_OF_THREAD * num_threads : 1;
+        /* Few rows are read for most of the time: the longer the pieces, the faster. */
+        const int of_thread = num_threads > 1 && p->rows > FEW_ROWS ? 2 : 1;
+        const int64_t tasks = (int64_t)of_thread * num_threads;
         const int64_t row_blocks = mha_divide_up(p->rows, row_block);
         const int64_t count = mha_divide_up(num_panels(p) * row_blocks, tasks);
         return mha_smaller(mha_larger(count, fewest), most_unpacked_panels(p));

@@ -263,6 +263,41 @@ def test_few_rows_of_a_transposed_weight_give_the_bits_of_packed_ones(dtype):
                 assert np.array_equal(mha.linear(x, weight), mha.linear(x, packed))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("depth", "out", "stride"), [(131, 1030, 1056), (260, 531, 544),
+                                                      (70, 4500, 4512), (270, 1030, 1031)])
+def test_one_row_of_a_weight_that_begins_anywhere(dtype, depth, out, stride):
+    """Vectors that are read from whole lines, and the columns before and behind: the bits of a
+    packed weight. Of the last shape each row begins elsewhere in a line."""
+    rng = np.random.default_rng(out)
+    lines = np.empty((depth + 1) * stride * np.dtype(dtype).itemsize + 64, np.uint8)
+    lines = lines[-lines.ctypes.data % 64:][:(depth + 1) * stride * np.dtype(dtype).itemsize]
+    numbers = rng.standard_normal(lines.size // np.dtype(dtype).itemsize).astype(dtype)
+    lines.view(dtype)[:] = numbers
+    x = rng.standard_normal(depth).astype(dtype)
+    x[[0, -1]] = np.inf, -0.0
+    for begin in range(17):
+        weight = lines.view(dtype)[begin:][:depth * stride].reshape(depth, stride)[:, :out]
+        packed = _core.pack_weight(weight)
+        for threads in (1, 2):
+            with mha.threads(threads):
+                assert np.array_equal(mha.linear(x, weight), mha.linear(x, packed), equal_nan=True)
+                assert np.array_equal(mha.linear(np.abs(x[1:]), weight[1:]),
+                                      mha.linear(np.abs(x[1:]), _core.pack_weight(weight[1:])))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_row_of_a_narrow_weight_gives_the_bits_of_a_packed_one(dtype):
+    rng = np.random.default_rng(64)
+    for depth in (0, 1, 127, 128, 700):
+        for out in (8, 16, 32, 64, 128):
+            for gap in (0, 3):
+                weight = rng.standard_normal((depth, out + gap)).astype(dtype)[:, :out]
+                x = rng.standard_normal(depth).astype(dtype)
+                assert np.array_equal(mha.linear(x, weight),
+                                      mha.linear(x, _core.pack_weight(weight)))
+
+
 def test_one_row_alone_is_the_same_row():
     rng = np.random.default_rng(3)
     x = rng.standard_normal((20, 600), np.float32)

@@ -2,7 +2,7 @@
  * through memory. They have v_zip(a, b, &low, &high): a0 b0 a1 b1 ..., the first half of the pairs
  * and the second. */
 
-INLINE vector v_load_partial(const real *p, int64_t count) {
+NOINLINE vector v_load_partial(const real *p, int64_t count) {
     real lanes[LANES] = {0};
     for (int lane = 0; lane < count; lane++) {
         lanes[lane] = p[lane];

@@ -134,6 +134,33 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [None, np.inf, np.nan])
+def test_heads_that_share_wide_values_have_the_bits_of_each_alone(dtype, poison):
+    """As in latent attention: the values may be a part of the keys, and some columns fill no tile;
+    some rows of queries, too."""
+    rng = np.random.default_rng(6)
+    for heads, key_len, head_dim, value_head_dim in ((16, 300, 576, 512), (19, 129, 264, 264),
+                                                     (35, 65, 300, 283), (16, 513, 32, 256),
+                                                     (17, 64, 330, 304), (16, 1, 260, 257)):
+        query = rng.standard_normal((1, heads, 1, head_dim)).astype(dtype)
+        key = rng.standard_normal((1, 1, key_len, max(head_dim, value_head_dim))).astype(dtype)
+        mask = rng.random((heads, 1, key_len)) < 0.9
+        mask[:, :, 0] = True
+        if poison is not None:
+            key[..., key_len // 2, 5] = poison
+            mask[::2, :, key_len // 2] = False
+        key, value = key[..., :head_dim], key[..., :value_head_dim]
+        for options in ({}, {"mask": mask}):
+            with np.errstate(invalid="ignore"):
+                together = mha.scaled_dot_product_attention(query, key, value, **options)
+                for head in range(heads):
+                    one = {name: part[head:head + 1] for name, part in options.items()}
+                    alone = mha.scaled_dot_product_attention(query[:, head:head + 1], key, value,
+                                                             **one)
+                    assert np.array_equal(together[:, head], alone[:, 0], equal_nan=True)
+
+
 @pytest.mark.parametrize(("head_dim", "stride"),
                          [(64, 1024), (128, 192), (128, 1024), (256, 300)])
 @pytest.mark.parametrize("poison", [None, np.inf, np.nan])

@@ -5,7 +5,7 @@
 #define ISA avx2
 #define KEY_TILE 4
 #define ROW_TILE 6
-#define PAIR_VECTORS 2
+#define PAIR_VECTORS 3
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;

@@ -287,6 +287,21 @@ def test_one_row_of_a_weight_that_begins_anywhere(dtype, depth, out, stride):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_rows_of_a_weight_that_caches_do_not_hold(dtype):
+    """They prefetch it: a part of the columns of 17 MB and more."""
+    rng = np.random.default_rng(17)
+    for depth in (131, 256, 258):
+        whole = np.zeros((depth, 17_000_000 // depth // np.dtype(dtype).itemsize + 7), dtype)
+        for out in (5, 64, 300, 1100):
+            weight = whole[:, 3:out + 3]
+            weight[...] = rng.standard_normal(weight.shape)
+            packed = _core.pack_weight(weight)
+            for rows in (1, 2, 3, 4, 5, 8, 15, 16, 17):
+                x = rng.standard_normal((rows, depth)).astype(dtype)
+                assert np.array_equal(mha.linear(x, weight), mha.linear(x, packed))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_one_row_of_a_narrow_weight_gives_the_bits_of_a_packed_one(dtype):
     rng = np.random.default_rng(64)
     for depth in (0, 1, 127, 128, 700):

@@ -32,6 +32,7 @@ KEYWORDS = [
     ("in_dim input_dim d_in in_features", "query_dim", "query_dim=, or embed_dim= for all"),
     ("d_out out_dim out_features", "output_dim", "output_dim=, or embed_dim= for all"),
     ("bias qkv_bias add_bias", "use_bias", ""),
+    ("page_size block_size", "page_len", ""),
     ("kdim", "key_dim", ""),
     ("vdim", "value_dim", ""),
     ("head_size dim_head d_head d_k d_kv", "head_dim", ""),

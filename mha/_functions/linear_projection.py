@@ -94,7 +94,7 @@ def linear_vjp(x: ArrayLike, weight: ArrayLike | PackedWeight, bias: ArrayLike |
 
     def pullback(grad_output: ArrayLike) -> LinearGradients:
         """The gradients of a loss by name, from that by the output, which is shaped so."""
-        return LinearGradients(**_core.linear_backward(saved, grad_output, None, wanted))
+        return LinearGradients(**_core.linear_backward(saved, grad_output, False, wanted))
 
     pullback.__qualname__ = "pullback"  # errors have it
     return output, pullback

@@ -146,8 +146,8 @@ OPTIONS = {
         "floats (heads,), optional",
         "One more score a head that only the denominator of softmax sees: a row's weights sum to"
         " less than 1, lse counts it, and a row that sees no key gives zeros and lse = sinks[h]."
-        " Zeros give softmax plus one, -inf none. Of parts that are merged, one gets the sinks. Not"
-        " with empty_rows=\"uniform\".",
+        " 0 is softmax plus one, -inf switches a head's off. Where parts are merged, give sinks to"
+        " one part alone. Not with empty_rows=\"uniform\".",
         "OpenAI 2025, \"gpt-oss-120b & gpt-oss-20b Model Card\", section 2.2; Miller 2023,"
         " \"Attention Is Off By One\"",
         (("s_aux attention_sinks", "sinks="), ("softmax1", "sinks=, zeros"))),

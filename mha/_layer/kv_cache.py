@@ -348,7 +348,7 @@ class KVCache:
 
         >>> cache = mha.KVCache(1, 8, 64)
         >>> cache.append(np.ones((1, 8, 5, 64)), np.ones((1, 8, 5, 64)))
-        >>> cache.keep(2, [[0, 2]])
+        >>> cache.keep(2, [[0, 2]])  # a list of positions for each sequence
         >>> cache.lengths
         array([4])
         """

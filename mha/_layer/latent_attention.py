@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _layer
 from mha._base.arguments import as_bool, as_ints, wanted_names
+from mha._base.dtypes import Q8_0
 from mha._base.keywords import checks_keywords, too_many
 from mha._functions.gradients import MultiHeadLatentAttentionGradients, Pullback
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, takes_options
@@ -315,7 +316,8 @@ class MultiHeadLatentAttention(OwnParameters):
         Returns
         -------
         A `mha.KVCache`. Either kind gives the same bits however a sequence is cut into calls, the
-        expanded one those of a call without a cache.
+        expanded one those of a call without a cache, where its dtype is float32 or float64 and the
+        layer's.
 
         Raises
         ------
@@ -335,6 +337,8 @@ class MultiHeadLatentAttention(OwnParameters):
 
         settings: Any = self._state.settings
         known = settings.dtype if dtype is None else dtype
+        if isinstance(known, str) and known == Q8_0:  # before its sizes are looked at
+            raise TypeError("dtype: got q8_0 for latent attention, wanted a float type")
         cache: KVCache = (
             LatentCache(batch, settings.kv_rank, settings.rope_dim, capacity=capacity, dtype=known)
             if as_bool(absorbed, "absorbed") else

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Never, Self
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.arguments import as_array
@@ -39,6 +40,11 @@ class LatentCache(KVCache):
         """(batch, 1, longest, kv_rank): the latents, a view of key."""
         return read_only(shown(self._state.held()[0])[..., :self._kv_rank])
 
+    def value_parts(self) -> tuple[Array, Array]:
+        """`key_parts`, but for the rotated columns: views, too."""
+        first, second = self.key_parts()
+        return first[..., :self._kv_rank], second[..., :self._kv_rank]
+
     @names_its_keywords
     def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None,
                **unknown: Never) -> None:
@@ -60,10 +66,10 @@ class LatentCache(KVCache):
         """Of what `__getstate__` gave; all else is a ValueError."""
         others = dict(pickled) if isinstance(pickled, dict) else {}
         kv_rank, key = others.pop("kv_rank", None), others.get("key")
-        columns = getattr(key, "shape", (0,))[-1]
-        if type(kv_rank) is not int or not 0 < kv_rank < columns:
-            raise ValueError(f"state: got {kv_rank!r} latent columns of {columns}, wanted what"
-                             " pickling a cache gives")
+        shape = key.shape if type(key) is np.ndarray else ()
+        if type(kv_rank) is not int or len(shape) != 4 or not 0 < kv_rank < shape[-1]:
+            raise ValueError("state: got no latents of (batch, 1, len, kv_rank + rope_dim), wanted"
+                             " what pickling a cache gives")
         super().__setstate__({**others, "value": as_array(key, "key")[..., :kv_rank]})
         self._state = self._state._replace(value=self._state.key[..., :0])
         self._kv_rank = kv_rank

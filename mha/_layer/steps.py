@@ -26,9 +26,10 @@ def checked_gate(settings: Any, head_gate: ArrayLike) -> Array:
 
 def linear_backward(saved: object, grad_output: ArrayLike, which: str, wanted: set[str],
                     found: dict[str, Gradient]) -> Any:
-    """The gradient of "x" where it is wanted; those of W and b go to `found`."""
+    """The gradient of "x" where it is wanted; those of W and b go to `found`. A row of x whose
+    gradient is 0, as padding's, may be NaN."""
     names = {"x": "x", f"W_{which}": "weight", f"b_{which}": "bias"}
-    gradients = _core.linear_backward(saved, grad_output, None, {
+    gradients = _core.linear_backward(saved, grad_output, True, {
         step for name, step in names.items() if name in wanted})
     found |= {name: gradients[step] for name, step in names.items() if name != "x"}
     return gradients["x"]

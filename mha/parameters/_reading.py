@@ -125,7 +125,8 @@ def layers_from_state(state: Mapping[str, Any], layout: str | None, names: Any,
         except ValueError as error:
             wrong.append(str(error))
     if wrong:
-        more = f"; and {len(wrong) - 1} more layers are wrong" if len(wrong) > 1 else ""
+        others = len(wrong) - 1
+        more = f"; and {others} more layer{'s are' if others > 1 else ' is'} wrong" * (others > 0)
         raise ValueError(wrong[0] + more)
     return read
 

@@ -244,7 +244,7 @@ def test_progress_on_a_terminal(model, capsys, monkeypatch):
     (("x", "--together", "0"), 2, "--together: got 0, wanted at least 1"),
     (("x", "--template", "x"), 2, "--template: got 'x', wanted {} where"),
     (("x", "--quantize", "q2"), 2, "--quantize: invalid choice: 'q2'"),
-    (("nothing",), 1, "nothing cannot be used: path: got 'nothing', wanted a folder"),
+    (("nothing",), 1, "nothing cannot be used: path: got 'nothing', which does not exist"),
     (("nothing.gguf",), 1, "nothing.gguf cannot be used: [Errno 2] No such file")])
 def test_help_and_wrong_arguments(arguments, status, said):
     run = program(*arguments)

@@ -165,6 +165,25 @@ def test_some_gradients_are_those_of_all():
         assert sum(other is not None for other in alone) == (gradient is not None)
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("options", [{"key_lengths": [3, 5]}, {"causal": True, "query_offset": -3},
+                                     {"mask": np.arange(5) < np.array([[3], [3]])[:, None, None]}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_know_nothing_of_hidden_keys(kind, options, poison):
+    """NaN in padding: the gradients are the bits of those beside zeros."""
+    layer, query = latent_layer(kind), rows(2, 3, 40)
+    key = rows(2, 5, 40, seed=3)
+    clean, dirty = key.copy(), key.copy()
+    hidden = np.s_[0, 3:] if "key_lengths" in options else np.s_[:, 3:]
+    clean[hidden], dirty[hidden] = 0, poison
+    both = []
+    for given in (clean, dirty):
+        output, pullback = layer.vjp(query, given, **options)
+        both.append([output, *pullback(np.ones_like(output))])
+    for one, other in zip(*both, strict=True):
+        assert one is other is None or np.array_equal(one, other)
+
+
 def test_a_key_that_is_given_has_its_own_gradient():
     layer, x = latent_layer(), rows(3, 9, 40)
     together = layer.vjp(x, positions=range(2, 11))[1](x)

@@ -42,6 +42,15 @@ def test_any_cut_has_the_same_bits(kind, dtype, absorbed, frozen):
     assert relative_error(whole, wide.astype(np.float64)) < (1e-6 if dtype == np.float32 else 1e-14)
 
 
+@pytest.mark.parametrize("key", [np.float32(3), np.ones((2, 5), np.float32), None, "x"])
+def test_states_that_are_none(key):
+    cache = latent_layer().new_cache(2)
+    state = cache.__getstate__()
+    with pytest.raises(ValueError, match="state: got"):
+        cache.__setstate__(state | {"key": key})
+    assert cache.key.shape == (2, 1, 0, 40)
+
+
 @pytest.mark.parametrize("absorbed", ABSORBED)
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_lengths_of_their_own(absorbed, padding):
@@ -92,6 +101,8 @@ def test_absorbed_holds_a_latent_a_position():
     assert cache.key.shape == (2, 1, 200, 40) and cache.value.shape == (2, 1, 200, 32)
     assert (cache.kv_heads, cache.head_dim, cache.value_head_dim) == (1, 40, 32)
     assert np.shares_memory(cache.value, cache.key)
+    assert [part.shape for part in cache.value_parts()] == [(2, 1, 0, 32), (2, 1, 200, 32)]
+    assert np.array_equal(cache.value_parts()[1], cache.value)
     assert np.array_equal(cache.value, cache.key[..., :32]) and not cache.value.flags.writeable
     compressed = x @ layer.W_dkv + layer.b_dkv
     wanted = reference.rms_norm(compressed[..., :32], layer.kv_norm)
@@ -206,8 +217,8 @@ def test_what_is_refused():
         (lambda: layer(x[0], cache=cache), "cache: got one of 2 sequences, wanted 1"),
         (lambda: layer(x, cache=cache, padding="both"), "padding: got 'both'"),
         (lambda: cache.truncate(9), "lengths: got"),
-        (lambda: cache.__setstate__({**cache.__getstate__(), "kv_rank": 40}), "state: got 40"),
-        (lambda: cache.__setstate__([]), "state: got None latent columns"),
+        (lambda: cache.__setstate__({**cache.__getstate__(), "kv_rank": 40}), "state: got no"),
+        (lambda: cache.__setstate__([]), "state: got no latents of"),
         (lambda: cache.__setstate__({**cache.__getstate__(), "more": 1}), "state: got one that"),
     ]
     for call, message in refused:

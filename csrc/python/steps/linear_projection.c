@@ -153,6 +153,16 @@ typedef struct linear_backward_call {
     mha_linear_projection_gradients problem;
 } linear_backward_call;
 
+/* In place of grad_lse, whether rows without a gradient are left out of weight's: by a layer, whose
+ * padding may be NaN. */
+enum { SKIPS_ROWS = MHA_GRAD_LSE };
+static const argument_form BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
+    [MHA_KEPT] = {"saved", AS_IT_IS},
+    [MHA_GRAD_OUTPUT] = {"grad_output", AS_REAL},
+    [SKIPS_ROWS] = {"skips_rows", AS_IT_IS},
+    [MHA_WANTED] = {"wanted", AS_IT_IS},
+};
+
 static int convert_backward(void *given, PyObject **arguments) {
     linear_backward_call *call = given;
     const linear_call *saved = &call->forward;
@@ -171,6 +181,7 @@ static int convert_backward(void *given, PyObject **arguments) {
         return -1;
     }
     mha_round_gradient(&call->back, GRAD_bias, saved->bias_typenum);
+    call->problem.skips_rows_without_gradient = arguments[SKIPS_ROWS] == Py_True;
     return 0;
 }
 
@@ -187,6 +198,7 @@ static bool fill_backward(void *given) {
         .grad_x = mha_data_or_null(gradients[GRAD_x]),
         .grad_weight = mha_data_or_null(gradients[GRAD_weight]),
         .grad_bias = mha_data_or_null(gradients[GRAD_bias]),
+        .skips_rows_without_gradient = call->problem.skips_rows_without_gradient,
     };
     return true;
 }
@@ -194,8 +206,10 @@ static bool fill_backward(void *given) {
 MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
 MHA_CORE_RUN(linear_projection_backward, mha_linear_projection_gradients)
 
-MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, MHA_BACKWARD_ARGUMENTS,
-                    .convert = convert_backward, .fill_pointers = fill_backward,
+MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, .forms = BACKWARD_FORMS,
+                    .count = MHA_NUM_BACKWARD_ARGUMENTS, .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
+                    .options = NO_OPTIONS, .convert = convert_backward,
+                    .fill_pointers = fill_backward,
                     .workspace = core_linear_projection_backward_workspace,
                     .forward = core_linear_projection_backward,
                     .problem = offsetof(linear_backward_call, problem),

@@ -1,5 +1,7 @@
 """The page of docs/ that says what came of each model of transformers."""
 
+import textwrap
+
 import transformers
 
 PAGE = """\
@@ -22,8 +24,13 @@ model of text and images or sounds gets text alone where that is enough: its oth
 without padding, and with padding on either side of a row. Generated tokens are equal: greedy, by
 beams, with a static cache, with a hybrid one of full and sliding-window layers where the model has
 such layers, and with an assistant model. Sliding windows are {window} keys wide, shorter than the
-inputs. What "eager" itself does not take is left out, with its reason. "As sdpa" is where "eager"
-is alone: padding flows into what counts, by recurrence or pooling, or two beams are equally good.
+inputs. "All" is all of that but the hybrid cache, which is named. What "eager" itself does not take
+is left out, with its reason. "As sdpa" is where "eager" is alone: padding flows into what counts,
+by recurrence or pooling, or two beams are equally good.
+
+"Refused by name" is a UserWarning: the model has attention of its own, and keeps it. Models whose
+code asks for no implementation at all, such as Falcon, BLOOM and MPT, have no row;
+[they are refused likewise](coming_from.md#transformers-and-pytorch).
 
 | model | mha | what is the same | class, and reasons |
 |---|---|---|---|
@@ -31,6 +38,8 @@ is alone: padding flows into what counts, by recurrence or pooling, or two beams
 """
 STATUS = {"same": "same", "different": "different", "refused": "refused by name",
           "not called": "ignored by the model", "not buildable": "not built", "crash": "crash"}
+ALL = ("forward", "gradients", "padding left", "padding right", "greedy", "beams", "static cache",
+       "assisted")
 RAN = ("same", "different", "refused", "not called")
 WORDS = {"left": "padding left", "right": "padding right", "static": "static cache",
          "hybrid": "hybrid cache"}
@@ -50,6 +59,10 @@ def line(row):
     checks = row.get("checks", {})
     same = [WORDS.get(name, name) for name, word in checks.items()
             if word == "same" and not name.endswith(" gradients")]
+    if {*ALL} <= {*same}:
+        same = ["all", *[name for name in same if name not in ALL]]
+    if row["status"] in ("refused", "not called"):  # what ran was not mha
+        same = []
     reasons = {}
     for name, word in checks.items():
         if word.startswith(("eager: ", "as sdpa: ")):
@@ -57,14 +70,14 @@ def line(row):
     said = [f"{', '.join(names)}: {plain(why)}" for why, names in reasons.items()]
     if "reason" in row:
         said.insert(0, plain(row["reason"]))
-    status = STATUS[row["status"]] + (f", {row['calls']} calls" if row.get("calls") else "")
     said = [*([f"`{row['class']}`"] if "class" in row else []), *said]
-    cells = f"`{row['name']}`", status, ", ".join(same), "; ".join(said)
+    cells = f"`{row['name']}`", STATUS[row["status"]], ", ".join(same), "; ".join(said)
     return f"| {' | '.join(cells)} |"
 
 
 def plain(text):
-    """Of an error, without what Markdown would take for its own."""
+    """Of an error, without what Markdown would take for its own; whole words of a long one."""
+    text = textwrap.shorten(text, 160, placeholder=" ...")
     for mark in "\\`*_<>[]|$#":
         text = text.replace(mark, f"\\{mark}")
-    return text[:160]
+    return text

@@ -60,7 +60,7 @@ def test_a_model_that_differs_or_dies_is_a_row(monkeypatch):
     assert rows["lives"]["status"] == "same"
     assert rows["dies"]["status"] == "crash"
     assert "ended with 3" in rows["dies"]["reason"]
-    assert line(rows["lives"]) == "| `lives` | same, 1 calls | forward | `Model` |"
+    assert line(rows["lives"]) == "| `lives` | same | forward | `Model` |"
 
 
 @pytest.mark.parametrize(("damage", "word"), [

@@ -11,7 +11,7 @@ Written from mha/_functions/options.py by
 `python tests/tools/write_options.py > docs/options.md`; a test compares.
 
 Scores are scaled, then capped, then bias, alibi and relative_bias are added, then they are masked;
-then the sink joins. All conditions of visibility hold together.
+then the sink counts as one more score. All conditions of visibility hold together.
 
 `scaled_dot_product_attention` and `multi_head_attention`, in the table the functions, take all of
 them, by keyword, and so do their vjp. A layer's dropout belongs to the layer and acts with

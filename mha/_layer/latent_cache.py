@@ -66,7 +66,7 @@ class LatentCache(KVCache):
         """Of what `__getstate__` gave; all else is a ValueError."""
         others = dict(pickled) if isinstance(pickled, dict) else {}
         kv_rank, key = others.pop("kv_rank", None), others.get("key")
-        shape = key.shape if type(key) is np.ndarray else ()
+        shape: tuple[int, ...] = key.shape if type(key) is np.ndarray else ()
         if type(kv_rank) is not int or len(shape) != 4 or not 0 < kv_rank < shape[-1]:
             raise ValueError("state: got no latents of (batch, 1, len, kv_rank + rope_dim), wanted"
                              " what pickling a cache gives")

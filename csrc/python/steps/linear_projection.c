@@ -150,6 +150,7 @@ static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 typedef struct linear_backward_call {
     backward_call back;
     linear_call forward;
+    bool skips_rows;
     mha_linear_projection_gradients problem;
 } linear_backward_call;
 
@@ -181,7 +182,7 @@ static int convert_backward(void *given, PyObject **arguments) {
         return -1;
     }
     mha_round_gradient(&call->back, GRAD_bias, saved->bias_typenum);
-    call->problem.skips_rows_without_gradient = arguments[SKIPS_ROWS] == Py_True;
+    call->skips_rows = arguments[SKIPS_ROWS] == Py_True;
     return 0;
 }
 
@@ -198,7 +199,7 @@ static bool fill_backward(void *given) {
         .grad_x = mha_data_or_null(gradients[GRAD_x]),
         .grad_weight = mha_data_or_null(gradients[GRAD_weight]),
         .grad_bias = mha_data_or_null(gradients[GRAD_bias]),
-        .skips_rows_without_gradient = call->problem.skips_rows_without_gradient,
+        .skips_rows_without_gradient = call->skips_rows,
     };
     return true;
 }

@@ -356,7 +356,7 @@ def check_cache_fits(settings: LayerSettings, cache: KVCache | PagedCache, name:
                          f" as the layer has{instead}")
     if not isinstance(cache, KVCache) and settings.dtype == np.float64 != cache._stored:
         raise TypeError(f"{name}: got {cache.dtype}, wanted float64 as the layer has")
-    check_cache_dtype(settings, cache, name)
+    check_cache_dtype(settings, cache._stored, name)
 
 
 def _sizes_of_latents(settings: Any, name: str) -> tuple[int, int, int]:
@@ -366,15 +366,15 @@ def _sizes_of_latents(settings: Any, name: str) -> tuple[int, int, int]:
     return 1, settings.latent_dim, settings.kv_rank
 
 
-def check_cache_dtype(settings: LayerSettings, cache: KVCache | PagedCache, name: str) -> None:
-    stored = cache._stored
+def check_cache_dtype(settings: LayerSettings, stored: np.dtype[Any], name: str) -> None:
+    """Of the type in which a cache stores its numbers."""
     if settings.is_latent and stored == Q8_0:
         raise TypeError(f"{name}: got q8_0 for latent attention, wanted a float type")
     if stored in (settings.dtype, Q8_0):
         return
     if stored != stored_dtype(settings.dtype) and stored.itemsize >= settings.dtype.itemsize:
-        raise TypeError(f"{name}: got {cache.dtype}, wanted {shown_dtype(settings.dtype)} as the"
-                        " layer has, or a narrower one")
+        raise TypeError(f"{name}: got {shown_dtype(stored)}, wanted {shown_dtype(settings.dtype)}"
+                        " as the layer has, or a narrower one")
 
 
 def checked_options(options: AttentionOptions, cache: KVCache | PagedLayer) -> AttentionOptions:

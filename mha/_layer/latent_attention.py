@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _layer
 from mha._base.arguments import as_bool, as_ints, wanted_names
-from mha._base.dtypes import Q8_0
+from mha._base.dtypes import cache_dtype
 from mha._base.keywords import checks_keywords, too_many
 from mha._functions.gradients import MultiHeadLatentAttentionGradients, Pullback
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, takes_options
@@ -337,15 +337,13 @@ class MultiHeadLatentAttention(OwnParameters):
 
         settings: Any = self._state.settings
         known = settings.dtype if dtype is None else dtype
-        if isinstance(known, str) and known == Q8_0:  # before its sizes are looked at
-            raise TypeError("dtype: got q8_0 for latent attention, wanted a float type")
-        cache: KVCache = (
+        # Before the sizes, which q8_0 would refuse, too.
+        cached_call.check_cache_dtype(settings, cache_dtype(known), "dtype")
+        return (
             LatentCache(batch, settings.kv_rank, settings.rope_dim, capacity=capacity, dtype=known)
             if as_bool(absorbed, "absorbed") else
             KVCache(batch, settings.num_heads, settings.head_dim, settings.value_head_dim,
                     capacity=capacity, dtype=known))
-        cached_call.check_cache_dtype(settings, cache, "dtype")
-        return cache
 
     @classmethod
     @checks_keywords

@@ -3,12 +3,11 @@ each, as keys of one head."""
 
 from __future__ import annotations
 
-from typing import Any, Never, Self
+from typing import Any, Never, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_array
 from mha._base.dtypes import shown
 from mha._base.keywords import names_its_keywords
 from mha._layer.cache_state import read_only
@@ -65,11 +64,11 @@ class LatentCache(KVCache):
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Of what `__getstate__` gave; all else is a ValueError."""
         others = dict(pickled) if isinstance(pickled, dict) else {}
-        kv_rank, key = others.pop("kv_rank", None), others.get("key")
+        kv_rank, key = others.pop("kv_rank", None), cast(Any, others.get("key"))
         shape: tuple[int, ...] = key.shape if type(key) is np.ndarray else ()
         if type(kv_rank) is not int or len(shape) != 4 or not 0 < kv_rank < shape[-1]:
             raise ValueError("state: got no latents of (batch, 1, len, kv_rank + rope_dim), wanted"
                              " what pickling a cache gives")
-        super().__setstate__({**others, "value": as_array(key, "key")[..., :kv_rank]})
+        super().__setstate__({**others, "value": key[..., :kv_rank]})
         self._state = self._state._replace(value=self._state.key[..., :0])
         self._kv_rank = kv_rank

@@ -435,7 +435,7 @@ class MultiHeadAttention(OwnParameters):
         cache = KVCache(batch, settings.num_kv_heads, settings.head_dim,
                         settings.value_head_dim, capacity=capacity, window=window,
                         keep_first=keep_first, dtype=settings.dtype if dtype is None else dtype)
-        cached_call.check_cache_dtype(settings, cache, "dtype")
+        cached_call.check_cache_dtype(settings, cache._stored, "dtype")
         return cache
 
     @checks_keywords

@@ -77,11 +77,9 @@ def _opened_file(name: str) -> Arrays:
         raise ValueError(f"path: got {shown!r}, a pickle of PyTorch's, which may run any code when"
                          f" it is read, wanted .safetensors or .npz; to convert it: {CONVERT}; a"
                          " model of transformers: model.save_pretrained(folder)")
-    if kind not in KINDS and not os.path.exists(name):
-        raise ValueError(f"path: got {shown!r}, which does not exist, wanted a folder, or a name"
-                         f" that ends with {', '.join(KINDS)} or .safetensors{INDEX}")
     if kind not in KINDS:
-        raise ValueError(f"path: got {shown!r}, wanted a folder, or a name that ends with"
+        missing = "" if os.path.exists(name) else ", which does not exist"
+        raise ValueError(f"path: got {shown!r}{missing}, wanted a folder, or a name that ends with"
                          f" {', '.join(KINDS)} or .safetensors{INDEX}")
     with open_regular(name):  # the system's own error, where it may not be read
         pass

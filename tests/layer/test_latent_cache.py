@@ -228,6 +228,8 @@ def test_what_is_refused():
     for absorbed, sizes in ((True, {"rope_dim": 32}), (False, {"rope_dim": 16})):
         with pytest.raises(TypeError, match="dtype: got q8_0 for latent attention, wanted a float"):
             latent_layer(value_head_dim=32, **sizes).new_cache(2, absorbed=absorbed, dtype="q8_0")
+        with pytest.raises(TypeError, match="dtype: got q8_0 for latent attention, wanted a float"):
+            latent_layer().new_cache(2, absorbed=absorbed, dtype="q8_0")  # whose sizes do not fit
     for absorbed in ABSORBED:
         with pytest.raises(TypeError, match="dtype: got float64, wanted float32"):
             layer.new_cache(2, absorbed=absorbed, dtype=np.float64)

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from code_of_pages import ROOT, blocks_of, names_of
 
 import mha
 
-ROOT = Path(__file__).parents[2]
-
-
-def run_blocks(path):
-    """(the text, its blocks of Python, the names that they have defined, one after the other)."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    names = {}
-    for block in blocks:
-        exec(block, names)
-    return text, blocks, names
-
 
 def test_its_python_runs(capsys):
-    text, blocks, names = run_blocks("README.md")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks, names = blocks_of("README.md"), names_of("README.md")
     printed = capsys.readouterr().out
     losses = re.search(r"# the loss: (.+)", text)[1].split(", ")
     shown = re.findall(r"^[\d.]+$", printed, re.MULTILINE)
@@ -48,8 +38,7 @@ def test_its_packages_are_on_one_line():
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_its_ten_lines_print_on_every_terminal(encoding):
-    block = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"),
-                      re.MULTILINE | re.DOTALL)[1]
+    block = blocks_of("README.md")[0]
     run = subprocess.run([sys.executable, "-c", block], capture_output=True,
                          env={**os.environ, "PYTHONIOENCODING": encoding})
     assert run.returncode == 0, run.stderr
@@ -64,9 +53,9 @@ PAGES = ["index", "start", "masks", "viewing", "heads", "training", "decoding", 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_and_prints_what_it_says(page, capsys):
     threads = mha.get_num_threads()
-    _, blocks, _ = run_blocks(f"docs/{page}.md")
+    names_of(f"docs/{page}.md")
     mha.set_num_threads(threads)
-    printing = re.findall(r"^ *print\((.*)$", "".join(blocks), re.MULTILINE)
+    printing = re.findall(r"^ *print\((.*)$", "".join(blocks_of(f"docs/{page}.md")), re.MULTILINE)
     wanted = [line.split("# ", 1)[1] for line in printing if "# " in line]
     printed = capsys.readouterr().out.splitlines()
     if len(wanted) == len(printing):

@@ -1,22 +1,15 @@
 """The functions of docs/recipes.md compute what the page says, in float64 and step by step."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
+from code_of_pages import names_of
 
 import mha
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
 
 
 @pytest.fixture(scope="module")
 def names():
-    found = {}
-    for recipe in re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S):
-        exec(recipe, found)
-    return found
+    return names_of("docs/recipes.md")
 
 
 def heads_of(x, W, heads):

@@ -2,25 +2,18 @@
 the libraries."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from code_of_pages import block_with, names_of
 
 
-def recipes_of(page):
-    text = (Path(__file__).parent.parent.parent / "docs" / page).read_text("utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-RECIPES = recipes_of("autodiff.md")
-
-
-def names_of(recipe, capsys):
-    """What the recipe defines; it prints what its comment says."""
-    names = {}
-    exec(recipe, names)
-    assert capsys.readouterr().out.rstrip() == re.search(r"^print.*# (.*)$", recipe, re.M)[1]
+def recipe(imported, capsys):
+    """What the block of docs/autodiff.md with that import defines; it prints what its comment
+    says."""
+    block, names = block_with("docs/autodiff.md", imported), {}
+    exec(block, names)
+    assert capsys.readouterr().out.rstrip() == re.search(r"^print.*# (.*)$", block, re.M)[1]
     return names
 
 
@@ -32,7 +25,7 @@ def test_hips_autograd(capsys):
     import autograd
     import autograd.numpy as anp
 
-    attention = names_of(RECIPES[0], capsys)["attention"]
+    attention = recipe("from autograd.extend import", capsys)["attention"]
     query, key, value, weight = np.random.default_rng(1).standard_normal((4, 2, 3, 7, 5))
 
     def plain(query, key, value):
@@ -59,7 +52,7 @@ def test_flax(capsys, causal, compiled):
     import jax
     from flax import linen as nn
 
-    attention_fn = names_of(RECIPES[1], capsys)["attention_fn"]
+    attention_fn = recipe("import jax", capsys)["attention_fn"]
     x = jax.random.normal(jax.random.key(2), (3, 9, 24))
     mask = nn.make_causal_mask(x[..., 0], dtype=bool) if causal else None
     theirs = nn.MultiHeadDotProductAttention(num_heads=3)
@@ -82,9 +75,7 @@ def test_flax(capsys, causal, compiled):
 
 @pytest.fixture(scope="module")
 def rotary_page():
-    names = {}
-    exec("\n".join(recipes_of("rotary.md")), names)
-    return names
+    return names_of("docs/rotary.md")
 
 
 def attention_of(module, rotary, width=64, heads=2):

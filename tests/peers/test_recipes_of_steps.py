@@ -1,23 +1,17 @@
 """docs/recipes.md against transformers' own modules, with random weights."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from code_of_pages import names_of
 from transformers import NanoChatConfig
 from transformers.models.nanochat import modeling_nanochat
 
 import mha
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
-
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nanochat(seed):
-    names = {}
-    exec(re.search(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)[1], names)
     torch.manual_seed(seed)
     kv_heads, head_dim, length = 1 + seed % 3, 2 * (4 + seed), 3 + 2 * seed
     heads = 2 * kv_heads
@@ -32,5 +26,6 @@ def test_nanochat(seed):
         wanted = theirs(x, position_embeddings=tables, attention_mask=mask)[0].numpy()
     W = [getattr(theirs, f"{name}_proj").weight.detach().numpy().T for name in "qkvo"]
     rotary = mha.Rotary(head_dim, base=config.rope_parameters["rope_theta"])
-    got = names["attend"](x.numpy(), *W, heads, kv_heads, rotary, -np.arange(length))
+    attend = names_of("docs/recipes.md")["attend"]
+    got = attend(x.numpy(), *W, heads, kv_heads, rotary, -np.arange(length))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())

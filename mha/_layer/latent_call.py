@@ -80,7 +80,7 @@ class LatentCore:
         if is_absorbed:
             queries, values = self.with_keys(queries), keys[..., :self.settings.kv_rank]
         results = _core.scaled_dot_product_attention(
-            queries, keys, values, self.settled(options, rows.is_one), head_gate=head_gate,
+            queries, keys, values, self.settled(options, rows), head_gate=head_gate,
             return_weights=return_weights, return_lse=return_lse)
         attended, *others = results if isinstance(results, tuple) else (results,)
         merged = self.with_values(attended) if is_absorbed else _core.merge_heads(attended)
@@ -118,7 +118,7 @@ class LatentCore:
         batch, n, _ = rows.shape
         return as_positions(positions, name, batch, n, position_axes(self.settings.rotary))
 
-    def settled(self, options: AttentionOptions, is_one: bool) -> AttentionOptions:
+    def settled(self, options: AttentionOptions, rows: Rows) -> AttentionOptions:
         """The options with the layer's scale; for one sequence as for a batch of one."""
         for name in ("mask", "bias"):
             scores = getattr(options, name)
@@ -128,10 +128,7 @@ class LatentCore:
                 options = options._replace(**array)
         if options.scale is None:
             options = options._replace(scale=self.settings.call_scale)
-        if is_one and options.key_lengths is not None:
-            options = options._replace(
-                key_lengths=as_array(options.key_lengths, "key_lengths")[None])
-        return options
+        return options_of_one(options, rows.query.shape[1]) if rows.is_one else options
 
     def linear(self, x: Array, name: str) -> Array:
         """x times W of this name, and b where there is one."""
@@ -212,6 +209,21 @@ class LatentCore:
                                           in self.parameters.items()}, None)
 
 
+def options_of_one(options: AttentionOptions, query_len: int) -> AttentionOptions:
+    """Those of one sequence without the axis of the batch, for a batch of one."""
+    if options.query_offset is not None:
+        offset = as_array(options.query_offset, "query_offset")
+        if offset.ndim > 0:
+            raise ValueError(f"query_offset: got shape {offset.shape}, wanted an int")
+    if options.key_lengths is not None:
+        lengths = as_array(options.key_lengths, "key_lengths")
+        if lengths.shape not in {(), (query_len,)}:
+            raise ValueError(f"key_lengths: got shape {lengths.shape}, wanted an int or"
+                             f" ({query_len},) (a length a query)")
+        options = options._replace(key_lengths=lengths[None])
+    return options
+
+
 def as_key(latent: Array, rotated: Array) -> Array:
     """Of one head for all, (batch, 1, len, kv_rank + rope_dim)."""
     return np.concatenate([latent, rotated], axis=-1)[:, None]
@@ -240,7 +252,7 @@ class SavingCore(LatentCore):
         queries = self.queries(rows)
         keys, values = self.expanded(*self.latents(rows))
         attended, self.saved["attention"] = _core.scaled_dot_product_attention(
-            queries, keys, values, self.settled(options, rows.is_one), save=True)
+            queries, keys, values, self.settled(options, rows), save=True)
         gated = attended if gate is None else attended * gate
         output = returned(self.linear(_core.merge_heads(gated), "o"), self.settings.dtype)
 
@@ -301,7 +313,14 @@ class _Backward:
     def _of_results(self, gradient: ArrayLike, name: str) -> Array:
         """With the axis of the batch."""
         array = as_computed(as_array(gradient, name), name, self.settings.dtype)
-        return array[None] if self.rows.is_one else array
+        if not self.rows.is_one:
+            return array
+        n = self.rows.query.shape[1]
+        wanted = ((n, self.settings.embed_dim) if name == "grad_output"
+                  else (self.settings.num_heads, n))
+        if array.shape != wanted:
+            raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
+        return array[None]
 
     def _through_gate(self, grad_gated: Array) -> Array:
         if self.gate is None:

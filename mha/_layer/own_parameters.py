@@ -166,8 +166,8 @@ class OwnParameters(OwnNames):
         self._change(lambda state: layer_state.with_parameter(state, name, converted))
 
     def __getstate__(self) -> dict[str, Any]:
-        others = dict(vars(self))
-        return {**layer_state.to_pickle(others.pop("_state")), **others}
+        others = {name: value for name, value in vars(self).items() if name != "_state"}
+        return {**layer_state.to_pickle(self._state), **others}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         known, others = layer_state.from_pickle(state, self._settings, self._checked_settings)

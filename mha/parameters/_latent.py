@@ -60,6 +60,16 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
                        for size, name in SIZES.items() if config.get(name) is not None})
 
 
+def contradictions(config: Mapping[str, Any], form: Form) -> list[str]:
+    """Where the config says that queries have a latent of their own and the arrays do not, or the
+    other way round."""
+    is_there, given = "q_a_proj.weight" in form, config.get("q_lora_rank", ...)
+    if given is ... or is_there == (given is not None):
+        return []
+    return [f"config 'q_lora_rank': got {given}, wanted"
+            + (" the width of q_a_proj.weight" if is_there else " None, as q_proj.weight is there")]
+
+
 def sizes_of(settings: Any) -> dict[str, int]:
     """The same of a layer's settings."""
     own = {name: getattr(settings, name) for name in (

@@ -284,6 +284,8 @@ def _sizes(asked: Asked, form: Form, arrays: Mapping[str, Array],
              if array.ndim == len(form[name].axes)}
     equal = pairs(asked.layout, form)
     sizes = solved([(form[name], array.shape) for name, array in right.items()], known, equal)
+    if asked.layout.latent:
+        problems += _latent.contradictions(asked.config or {}, form)
     named_alone = asked.layout.name == NAME and not {"heads", "head_dim"} & known.keys()
     if ("heads" not in sizes or named_alone) and right:
         problems.append("num_heads: needed and given nowhere, wanted num_heads= or config=")

@@ -359,6 +359,26 @@ def test_what_a_call_refuses(arguments, error, message):
             layer.vjp(**{"query": rows(2, 9, 40), **arguments})
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"causal": True, "query_offset": [1]}, r"query_offset: got shape \(1,\), wanted an int"),
+    ({"key_lengths": [9]}, r"key_lengths: got shape \(1,\), wanted an int or \(9,\)"),
+    ({"key_lengths": [[9] * 9]}, r"key_lengths: got shape \(1, 9\), wanted an int or \(9,\)"),
+])
+def test_one_sequence_has_no_axis_of_the_batch_in_options(options, message):
+    layer = latent_layer()
+    for call in (layer, layer.vjp):
+        with pytest.raises(ValueError, match=message):
+            call(rows(9, 40), **options)
+
+
+def test_one_sequence_has_no_axis_of_the_batch_in_gradients():
+    _, pullback = latent_layer().vjp(rows(9, 40))
+    with pytest.raises(ValueError, match=r"grad_output: got shape \(8, 40\), wanted \(9, 40\)"):
+        pullback(rows(8, 40))
+    with pytest.raises(ValueError, match=r"grad_lse: got shape \(1, 4, 9\), wanted \(4, 9\)"):
+        pullback(rows(9, 40), rows(1, 4, 9))
+
+
 def test_what_assignments_are_refused():
     layer = latent_layer("rotary")
     for name in ("W_dq", "q_norm", "W_uq", "b_dq"):

@@ -202,6 +202,13 @@ def from_state(state, layer_class=mha.MultiHeadAttention):
     return layer
 
 
+@pytest.mark.parametrize("layer_class", [mha.MultiHeadAttention, mha.MultiHeadLatentAttention])
+def test_a_layer_without_parameters_cannot_be_pickled_or_copied(layer_class):
+    for action in (pickle.dumps, copy.deepcopy, repr):
+        with pytest.raises(AttributeError, match="has no parameters yet: its __init__ must call"):
+            action(layer_class.__new__(layer_class))
+
+
 def test_the_state_has_not_changed():
     layer = from_state(OLD_STATE)
     assert repr(layer) == "MultiHeadAttention(2, 1, use_bias=False, dtype=float32)"

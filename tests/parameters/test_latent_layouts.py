@@ -99,11 +99,21 @@ def test_the_scale_of_yarn():
      "num_heads: needed and given nowhere"),
     ({"rope_scaling": {"type": "yarn"}}, "rotary: max_position_embeddings: got none"),
     ({"model_type": "llama"}, "config: model_type is 'llama'"),
+    ({"q_lora_rank": None}, "config 'q_lora_rank': got None, wanted the width of q_a_proj.weight"),
 ])
 def test_configs_that_do_not_fit(change, message):
     layer, config = layer_and_config("query_rank")
     assert message in error_of(from_state, layer.to_state("deepseek_v3"), "deepseek_v3",
                                config={**config, **change})
+
+
+def test_a_config_with_a_latent_of_queries_that_the_state_has_not():
+    layer, config = layer_and_config("plain")
+    state = layer.to_state("deepseek_v3")
+    got = error_of(from_state, state, "deepseek_v3", config={**config, "q_lora_rank": 24})
+    assert "config 'q_lora_rank': got 24, wanted None, as q_proj.weight is there" in got
+    del config["q_lora_rank"]  # a config that does not say
+    assert from_state(state, "deepseek_v3", config=config).query_rank is None
 
 
 def test_states_that_do_not_fit():

@@ -2,19 +2,21 @@
 # make view   the same sentences as a page to look into, in the browser
 # make train  a small language model, from its first step to text
 # make chat   text from a Llama, Qwen 3 or Gemma 3 that you have: MODEL=folder or MODEL=file.gguf,
-#             prompts line by line, or by ARGS="'A prompt' --quantize q8_0", several of them together;
-#             ARGS=--help shows more
-# make test   the tests that take minutes, make test-all all of them; see also test-fresh, test-peers, test-large, test-oldest-numpy,
-#             test-built-by-oldest-numpy, test-neon, test-windows, test-browser, test-docs, test-below,
-#             test-frozen, test-kernels, test-memory (LONGER=20: twenty times as many calls),
-#             test-free-threaded (SECONDS=600), test-sdist, test-arm64, sanitize, sanitize-threads, lint,
-#             sweep-transformers (every model of that package that can run on mha; some 10 minutes)
+#             prompts line by line, or by ARGS="'A prompt' --quantize q8_0", several of them
+#             together; ARGS=--help shows more
+# make test   the tests that take minutes, make test-all all of them; see also test-fresh,
+#             test-peers, test-large, test-oldest-numpy, test-built-by-oldest-numpy, test-neon,
+#             test-windows, test-browser, test-docs, test-below, test-frozen, test-kernels,
+#             test-memory (LONGER=20: twenty times as many calls), test-free-threaded (SECONDS=600),
+#             test-sdist, test-arm64, sanitize, sanitize-threads, lint, sweep-transformers (every
+#             model of that package that can run on mha; some 10 minutes)
 # make wheels for other systems (PLATFORMS=...); test-wheels runs those that can run here
 # make lib    the C core without Python, for C and C++ programs: build/lib/libmha.{a,so}
 # make docs   the documentation as a site: docs/_build/html/index.html
 # make bench  mha beside its peers; see also bench-accuracy, bench-builds, bench-cliffs (SHAPES=200
 #             at random: where is a peer ahead?), bench-grid, bench-kernels, bench-flex,
-#             bench-latent, bench-linear, bench-masks, bench-quantised, bench-reshaping, bench-training
+#             bench-latent, bench-linear, bench-masks, bench-quantised, bench-reshaping,
+#             bench-training
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,12 +32,17 @@ TELL := @$(PYTHON) tests/tools/tell_progress.py
 # this folder before it. Programs then need to be told where their neighbours are.
 OF_WHEEL := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/tests/helpers:$(CURDIR)/examples
 # What an extra of pyproject.toml asks for, without building mha once more.
-EXTRA := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+EXTRA := $(BIN)/python -c 'import sys, tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]])'
-# Slow tests of what no instruction set changes; they measure memory or start processes, too, which sanitizers hinder.
+# What a check says that finds something missing.
+missing = { echo "make: missing $(1)"; exit 1; }
+# Slow tests of what no instruction set changes; they measure memory or start processes, too, which
+# sanitizers hinder.
 without = $(patsubst %,--ignore %,$(foreach name,$(1),$(wildcard tests/*/test_$(name).py)))
-NOT_OF_KERNELS := --ignore tests/examples --ignore tests/plot --ignore tests/testing --ignore tests/parameters \
-	--ignore tests/dask $(call without,plain_tutorial compat_help main memory threads) \
+NOT_OF_KERNELS := --ignore tests/examples --ignore tests/plot --ignore tests/testing \
+	--ignore tests/parameters --ignore tests/dask \
+	$(call without,plain_tutorial compat_help main memory threads) \
 	--deselect tests/package/test_hostile_input.py::test_nothing_is_left_behind
 # Of the arguments and what becomes of them, the same with every kernel set.
 NOT_OF_BASELINE := $(NOT_OF_KERNELS) --ignore tests/package $(call without,layer_integrity)
@@ -44,13 +51,16 @@ EMULATED = $(shell grep -qsw avx2 /proc/cpuinfo && echo AVX512; \
 	test "$(ALL_FLOATS)" && grep -qsw avx512dq /proc/cpuinfo && echo AMX)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
-SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." "The stock market fell today."
+SENTENCES := "A man is playing a guitar." "Someone plays music on a guitar." \
+	"The stock market fell today."
 
-.PHONY: help run view train chat docs test-docs lib coverage test test-all test-python test-baseline test-below test-c test-neon test-windows test-fresh test-peers sweep-transformers test-large \
-	test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels test-kernels test-memory \
-	test-browser test-frozen test-free-threaded \
-	sanitize sanitize-threads lint bench bench-accuracy bench-builds bench-cliffs bench-dask bench-view bench-grid bench-kernels \
-	bench-flex bench-latent bench-linear bench-masks bench-quantised bench-reshaping bench-training format clean check-prerequisites check-windows check-model
+.PHONY: help run view train chat docs test-docs lib coverage test test-all test-python \
+	test-baseline test-below test-c test-neon test-windows test-fresh test-peers sweep-transformers \
+	test-large test-oldest-numpy test-built-by-oldest-numpy test-sdist test-arm64 wheels test-wheels \
+	test-kernels test-memory test-browser test-frozen test-free-threaded sanitize sanitize-threads \
+	lint bench bench-accuracy bench-builds bench-cliffs bench-dask bench-view bench-grid \
+	bench-kernels bench-flex bench-latent bench-linear bench-masks bench-quantised bench-reshaping \
+	bench-training format clean check-prerequisites check-windows check-model
 
 run: $(VENV)/.run
 	$(BIN)/python examples/sentence.py $(SENTENCES)
@@ -68,7 +78,8 @@ chat: check-model $(VENV)/.chat
 	$(BIN)/python examples/llama.py "$(MODEL)" $(ARGS)
 
 check-model:
-	@test -n "$(MODEL)" || { echo "make: missing a model: make chat MODEL=folder, with config.json, *.safetensors and tokenizer.json, or MODEL=file.gguf"; exit 1; }
+	@test -n "$(MODEL)" || $(call missing,a model: make chat MODEL=file.gguf or MODEL=folder \
+		(with config.json and *.safetensors and tokenizer.json))
 
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP) $$($(EXTRA) docs)
@@ -92,7 +103,8 @@ lib: | check-prerequisites
 
 # The core alone, and the Python suite but for what takes long (marked `thorough`).
 test: test-c $(VENV)/.test
-	$(TELL) "the Python suite but for what takes long (usually 4 minutes)" $(BIN)/python -m pytest -n auto
+	$(TELL) "the Python suite but for what takes long (usually 4 minutes)" \
+		$(BIN)/python -m pytest -n auto
 
 # The core alone, the whole Python suite with this machine's best kernels, and what kernels decide
 # with those of every machine.
@@ -100,7 +112,8 @@ test-all: export ALL_FLOATS := 1
 test-all: test-c test-python test-baseline
 
 test-python: $(VENV)/.test
-	$(TELL) "the whole Python suite, with this machine's best kernels (usually 10 minutes)" $(BIN)/python $(PYTEST)
+	$(TELL) "the whole Python suite, with this machine's best kernels (usually 10 minutes)" \
+		$(BIN)/python $(PYTEST)
 
 test-baseline: $(VENV)/.test
 	$(TELL) "the Python suite, with the kernels of every machine (usually 5 minutes)" \
@@ -108,11 +121,18 @@ test-baseline: $(VENV)/.test
 
 # Says in one line what is missing, before anything is set up.
 check-prerequisites:
-	@command -v $(PYTHON) >/dev/null || { echo "make: missing $(PYTHON): install Python 3.11 or newer (Debian: apt install python3 python3-venv python3-dev)"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is too old: mha needs Python 3.11 or newer"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: missing the venv module (Debian: apt install python3-venv)"; exit 1; }
-	@command -v $${CC:-gcc} >/dev/null || { echo "make: missing a C compiler (Debian: apt install gcc libc6-dev)"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "make: missing Python.h (Debian: apt install python3-dev)"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || $(call missing,$(PYTHON): install Python 3.11 or newer \
+		(Debian: apt install python3 python3-venv python3-dev))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is too old: mha needs Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		$(call missing,the venv module (Debian: apt install python3-venv))
+	@command -v $${CC:-gcc} >/dev/null || \
+		$(call missing,a C compiler (Debian: apt install gcc libc6-dev))
+	@$(PYTHON) -c 'import os, sys, sysconfig; \
+		headers = sysconfig.get_paths()["include"]; \
+		sys.exit(not os.path.exists(os.path.join(headers, "Python.h")))' || \
+		$(call missing,Python.h (Debian: apt install python3-dev))
 
 $(VENV)/.created: | check-prerequisites
 	$(TELL) "making a virtual environment in $(VENV) (usually 7 s)" $(PYTHON) -m venv $(VENV)
@@ -140,19 +160,21 @@ $(VENV)/.test: $(VENV)/.run
 	@touch $@
 
 # The wheel that users get, for environments that do not see the sources.
-dist/.built: $(VENV)/.created $(SOURCES) $(shell find mha -type f -not -name '*.so' -not -path '*/__pycache__/*')
+dist/.built: $(VENV)/.created $(SOURCES) \
+		$(shell find mha -type f -not -name '*.so' -not -path '*/__pycache__/*')
 	@rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@touch $@
 
-# The core alone, without Python: its own small test programs, with ALL_FLOATS=1 every float in them.
-# Then with the wider instructions emulated, on every processor that can run the emulation, so that
-# no machine hides a mistake in it.
+# The core alone, without Python: its own small test programs, with ALL_FLOATS=1 every float in
+# them. Then with the wider instructions emulated, on every processor that can run the emulation, so
+# that no machine hides a mistake in it.
 test-c: | check-prerequisites
 	$(TELL) "compiling and running the C tests (usually a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c
 	@set -e; for emulated in $(EMULATED); do \
-		$(PYTHON) tests/tools/tell_progress.py "the same with $$emulated emulated (usually half a minute)" \
+		$(PYTHON) tests/tools/tell_progress.py \
+			"the same with $$emulated emulated (usually half a minute)" \
 		$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_$$emulated=1; done
 
 # The C tests and the quick Python suite as on a machine of the level below this one's.
@@ -161,8 +183,10 @@ test-below: $(VENV)/.test
 
 # The same for AArch64, in an emulator: NEON's kernels give the bits of AVX2's and AVX-512's.
 test-neon:
-	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo "make: missing aarch64-linux-gnu-gcc (Debian: apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"; exit 1; }
-	@command -v qemu-aarch64-static qemu-aarch64 >/dev/null || { echo "make: missing qemu-aarch64 (Debian: apt install qemu-user-static)"; exit 1; }
+	@command -v aarch64-linux-gnu-gcc >/dev/null || $(call missing,aarch64-linux-gnu-gcc \
+		(Debian: apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
+	@command -v qemu-aarch64-static qemu-aarch64 >/dev/null || \
+		$(call missing,qemu-aarch64 (Debian: apt install qemu-user-static))
 	$(MAKE) --no-print-directory --jobs $(CORES) -C tests/c EMULATED_NEON=1
 
 # The same for Windows, under Wine; and the extension for it, which is looked at.
@@ -171,16 +195,19 @@ test-windows: check-windows $(VENV)/.built
 	tests/tools/windows.sh
 
 check-windows:
-	@command -v x86_64-w64-mingw32-gcc >/dev/null || { echo "make: missing x86_64-w64-mingw32-gcc (Debian: apt install gcc-mingw-w64-x86-64)"; exit 1; }
-	@command -v wine64 >/dev/null || test -x /usr/lib/wine/wine64 || { echo "make: missing wine64 (Debian: apt install wine64)"; exit 1; }
-	@command -v apt-get >/dev/null || { echo "make: missing apt-get, which fetches Python's headers for Windows"; exit 1; }
+	@command -v x86_64-w64-mingw32-gcc >/dev/null || \
+		$(call missing,x86_64-w64-mingw32-gcc (Debian: apt install gcc-mingw-w64-x86-64))
+	@command -v wine64 >/dev/null || test -x /usr/lib/wine/wine64 || \
+		$(call missing,wine64 (Debian: apt install wine64))
+	@command -v apt-get >/dev/null || \
+		$(call missing,apt-get: it fetches Python's headers for Windows)
 
 # What the README says, on a bare Debian; needs root.
 test-fresh:
 	tests/tools/fresh.sh
 
-# What needs the peers themselves, in a virtual environment of their own. With MHA_CONFIGURATIONS=200,
-# as at night, random ones are as many, and what takes long runs too.
+# What needs the peers themselves, in a virtual environment of their own. With
+# MHA_CONFIGURATIONS=200, as at night, random ones are as many, and what takes long runs too.
 .venv-peers/.built: dist/.built tests/peers/requirements.txt examples/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(INSTALL) -r tests/peers/requirements.txt
@@ -189,13 +216,13 @@ test-fresh:
 	@touch $@
 
 test-peers: .venv-peers/.built
-	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) .venv-peers/bin/python \
-		-m pytest -n auto $(if $(MHA_CONFIGURATIONS),--all) tests/peers
+	$(if $(MHA_CONFIGURATIONS),MHA_CONFIGURATIONS=$(MHA_CONFIGURATIONS)) $(OF_WHEEL) \
+		.venv-peers/bin/python -m pytest -n auto $(if $(MHA_CONFIGURATIONS),--all) tests/peers
 
 # Every model of transformers that asks for an attention implementation, and the page about it.
 sweep-transformers: .venv-peers/.built
-	$(OF_WHEEL):$(CURDIR)/tests/peers .venv-peers/bin/python -W ignore tests/peers/sweep_transformers.py \
-		--table docs/transformers_models.md
+	$(OF_WHEEL):$(CURDIR)/tests/peers .venv-peers/bin/python -W ignore \
+		tests/peers/sweep_transformers.py --table docs/transformers_models.md
 
 # Whatever the kernels, ours and the peers': every value of the variables that choose them; hours.
 test-kernels: $(VENV)/.test .venv-peers/.built
@@ -203,7 +230,8 @@ test-kernels: $(VENV)/.test .venv-peers/.built
 
 # The page of mha.view in a real browser.
 $(VENV)/.browser: $(VENV)/.test
-	@command -v chromium google-chrome >/dev/null || { echo "make: missing chromium (Debian: apt install chromium)"; exit 1; }
+	@command -v chromium google-chrome >/dev/null || \
+		$(call missing,chromium (Debian: apt install chromium))
 	$(PIP) $$($(EXTRA) browser)
 	@touch $@
 
@@ -232,20 +260,25 @@ test-large: $(VENV)/.built
 
 test-oldest-numpy: dist/.built .venv-oldest/.created
 	.venv-oldest/bin/python $(INSTALL_WHEEL)
-	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),--ignore tests/examples/test_examples.py --ignore tests/examples/test_classify.py -k "not long_sequences and not keys_in_chunks")
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) $(or $(TESTS),\
+		--ignore tests/examples/test_examples.py --ignore tests/examples/test_classify.py \
+		-k "not long_sequences and not keys_in_chunks")
 
 # Wheels are compiled with NumPy 2's headers; here with the oldest's.
 test-built-by-oldest-numpy: .venv-oldest/.created
 	MHA_WERROR=1 .venv-oldest/bin/python $(INSTALL) --force-reinstall --no-deps --no-build-isolation .
-	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) @tests/quick.txt tests/functions/test_bad_input.py tests/package/test_dlpack.py \
-		tests/functions/test_half_precision.py tests/package/test_layering.py tests/package/test_other_arrays.py
+	$(OF_WHEEL) .venv-oldest/bin/python $(PYTEST) @tests/quick.txt \
+		tests/functions/test_bad_input.py tests/functions/test_half_precision.py \
+		tests/package/test_dlpack.py tests/package/test_layering.py \
+		tests/package/test_other_arrays.py
 
 # The sdist is whole and builds without a network.
 test-sdist: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
 	tests/tools/sdist.sh
 
-# The suite on NEON's kernels, in an emulator; some hours, and goes on where it was stopped; needs root.
+# The suite on NEON's kernels, in an emulator; some hours, and goes on where it was stopped; needs
+# root.
 test-arm64: $(VENV)/.test
 	$(PIP) 'setuptools>=77'
 	tests/tools/arm64.sh
@@ -272,8 +305,8 @@ test-memory: $(VENV)/.test
 # everything that tests compare with has wheels for it.
 test-free-threaded: $(VENV)/.created
 	tests/tools/free_threaded.sh $(or $(SECONDS),60) --all $(NOT_OF_KERNELS) \
-		--ignore tests/package/test_public_api.py --ignore tests/package/test_other_arrays.py --ignore tests/compat/test_compat_threadpoolctl.py \
-		--ignore tests/package/test_logging.py
+		--ignore tests/package/test_public_api.py --ignore tests/package/test_other_arrays.py \
+		--ignore tests/package/test_logging.py --ignore tests/compat/test_compat_threadpoolctl.py
 
 # Address and undefined-behaviour sanitizers over the C tests and the Python suite.
 sanitize: $(VENV)/.test
@@ -356,8 +389,10 @@ bench-reshaping: $(VENV)/.run
 	$(BIN)/python benchmarks/reshaping.py --write
 
 format: $(VENV)/.created
-	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" "benchmarks/*.c" "benchmarks/*.h")
+	$(BIN)/clang-format -i $$(git ls-files "csrc/*.c" "csrc/*.h" "csrc/*.inc" "tests/c/*.c" \
+		"benchmarks/*.c" "benchmarks/*.h")
 
 clean:
-	rm -rf build dist *.egg-info mha/*.so tests/c/build benchmarks/machine/build .venv .venv-peers .venv-oldest \
-		.venv-sanitize .venv-bench .venv-wheels .venv-frozen wheelhouse .arm64 .musl
+	rm -rf build dist *.egg-info mha/*.so tests/c/build benchmarks/machine/build \
+		.venv .venv-peers .venv-oldest .venv-sanitize .venv-bench .venv-wheels .venv-frozen \
+		wheelhouse .arm64 .musl

@@ -1,6 +1,7 @@
 # Sourced by .ci/run and .ci/nightly: parts, each with a line that says how it ended, and packages.
 
-# Debian's packages that a part needs beyond the README's; what cannot be had, the part misses itself.
+# Debian's packages that a part needs beyond the README's; what cannot be had, the part misses
+# itself.
 install() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
     dpkg --status "$@" >/dev/null 2>&1 && return 0

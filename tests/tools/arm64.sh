@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python, wheels
-# of what the tests need, and the commit's mha compiled for it by a compiler that runs here. Some
-# hours. What each test gave stays in .arm64, so that a run that was stopped goes on with the others,
-# of the commit that it began with: `rm -r .arm64/*/suite` begins anew. Run by `make test-arm64`;
-# needs root; exits with 75 where it cannot run.
+# The Python suite on AArch64, in an emulator: a Debian for that machine in .arm64, its Python,
+# wheels of what the tests need, and the commit's mha compiled for it by a compiler that runs here.
+# Some hours. What each test gave stays in .arm64, so that a run that was stopped goes on with the
+# others, of the commit that it began with: `rm -r .arm64/*/suite` begins anew. Run by `make
+# test-arm64`; needs root; exits with 75 where it cannot run.
 #   tests/tools/arm64.sh [FILE ...]          without any: all of them
 #   ARM64_WHEEL=file                   this wheel instead of what gcc compiles
 #   ARM64_RELEASE=bookworm ARM64_JOBS=2
@@ -101,9 +101,9 @@ inside() {
         bash -c "cd /project/source && $1" </dev/null
 }
 
-# Each test's outcome is a line of $results/<file>.jsonl when it has ended (tests/helpers/resume.py), and those that have
-# one are not run again. BLAS has one thread: those of two would wait for each other in loops, which
-# the emulator makes long.
+# Each test's outcome is a line of $results/<file>.jsonl when it has ended
+# (tests/helpers/resume.py), and those that have one are not run again. BLAS has one thread: those
+# of two would wait for each other in loops, which the emulator makes long.
 run_shard() {
     local name status=0
     name=$(basename "$1" .py)

@@ -6,8 +6,8 @@ mirror() {
         sed -nE 's/^URIs: *([^ ]+).*/\1/p; s/^deb (\[[^]]*\] )?([^ ]+) .*/\2/p' | sed 1q
 }
 
-# What apt-get does in folder $1 with the archive of release $2, of packages or (deb-src) of sources;
-# the machine's own lists stay as they are.
+# What apt-get does in folder $1 with the archive of release $2, of packages or (deb-src) of
+# sources; the machine's own lists stay as they are.
 apt_of_release() { # FOLDER RELEASE deb|deb-src ARGUMENT ...
     local folder=$1 release=$2 kind=$3 key=/usr/share/keyrings/debian-archive-keyring.gpg
     shift 3

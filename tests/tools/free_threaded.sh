@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Python without GIL: the suite on it, and eight threads at once under the thread sanitizer. Run by
-# `make test-free-threaded`. FREE_THREADED_PYTHON names the interpreter; without it one is built from
-# Debian's source package in .free-threaded/python (some minutes, once). The sanitizer watches the
-# extension, and what it calls of the C library; not Python and NumPy among themselves.
+# `make test-free-threaded`. FREE_THREADED_PYTHON names the interpreter; without it one is built
+# from Debian's source package in .free-threaded/python (some minutes, once). The sanitizer watches
+# the extension, and what it calls of the C library; not Python and NumPy among themselves.
 #   free_threaded.sh [SECONDS of the eight threads] [pytest's arguments for the suite]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -41,8 +41,8 @@ if [ ! -d "$site/numpy" ]; then
         --only-binary=:all: --implementation cp --python-version "$version" --abi "$abi" --abi none \
         "${platforms[@]}" --platform any numpy 'setuptools>=77' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100,<6.156' matplotlib tqdm ml_dtypes
 fi
-# gguf, which quantised numbers are compared with, reads YAML: of that there is no wheel, but it runs
-# without its extension.
+# gguf, which quantised numbers are compared with, reads YAML: of that there is no wheel, but it
+# runs without its extension.
 if [ ! -d "$site/gguf" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$site" --no-deps \
         --no-binary pyyaml pyyaml gguf

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The README on a bare machine: makes a bare Debian in a folder, installs what the README names and
-# nothing else, and runs commands there as a newcomer would, in a clone of this project's HEAD.
-# Run by `make test-fresh`. Needs root and debootstrap; exits with 75 where no such system can be made.
+# nothing else, and runs commands there as a newcomer would, in a clone of this project's HEAD. Run
+# by `make test-fresh`. Needs root and debootstrap; exits with 75 where no such system can be made.
 #
-#   tests/tools/fresh.sh [COMMAND ...]    without any: the README's blocks of commands, each in a new clone
+#   tests/tools/fresh.sh [COMMAND ...]  by default the README's blocks of commands, each in a clone
 #   FRESH_RELEASE=trixie            another Debian than this machine's, and with it another Python
 #   FRESH_ROOT=folder               keeps the bare system there and takes it again the next time
 #   FRESH_WITH=folder               a copy of it stands in each clone, under its own name
@@ -109,8 +109,8 @@ cannot() { echo "fresh: no bare system here: $1"; exit 75; }
 command -v debootstrap >/dev/null || cannot "debootstrap is missing (Debian: apt install debootstrap)"
 unshare --mount true 2>/dev/null || cannot "this root may not mount file systems"
 
-# Mounts are made in a namespace of their own and end with it, so that removing the folder afterwards
-# can reach nothing of this machine.
+# Mounts are made in a namespace of their own and end with it, so that removing the folder
+# afterwards can reach nothing of this machine.
 if [ -z "${FRESH_ROOT:-}" ]; then
     folder=$(mktemp -d)
     trap 'rm -rf --one-file-system "$folder"' EXIT

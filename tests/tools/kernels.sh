@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Python suite on every kernel set of ours, and the comparisons with peers on every kernel set of
-# theirs: no outcome may depend on the machine. Run by `make test-kernels`; arguments go to pytest
-# where our kernels alone are meant. With `below` (`make test-below`): the C tests and the quick
-# Python suite alone, as on a machine of the level below this one's.
+# The Python suite on every kernel set of ours, and the comparisons with peers on every kernel set
+# of theirs: no outcome may depend on the machine. Run by `make test-kernels`; arguments go to
+# pytest where our kernels alone are meant. With `below` (`make test-below`): the C tests and the
+# quick Python suite alone, as on a machine of the level below this one's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 failed=0
@@ -17,8 +17,8 @@ run() { # VARIABLE=VALUE ... COMMAND ARGUMENT ...
     fi
 }
 
-# The names of a machine of SSE, of AVX2 and of AVX-512, ours and the peers'; a set that this machine
-# lacks would be an illegal instruction.
+# The names of a machine of SSE, of AVX2 and of AVX-512, ours and the peers'; a set that this
+# machine lacks would be an illegal instruction.
 levels=(1)
 if grep -qsw avx2 /proc/cpuinfo; then levels+=(2); fi
 if grep -qsw avx512dq /proc/cpuinfo; then levels+=(3); fi

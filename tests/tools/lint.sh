@@ -5,6 +5,14 @@ cd "$(dirname "$0")/../.."
 bin=.venv/bin
 
 $bin/ruff check .
+# Lines of prose, where no formatter looks: tables and pictures are wider, and pages that
+# benchmarks write.
+if { git ls-files '*.md' ':!benchmarks' | LC_ALL=C.UTF-8 xargs grep -HnP '^(?! *\||\[?!\[).{101}'
+    git ls-files '*.sh' '*.mk' '*Makefile' .ci csrc/instruction_sets.txt |
+    LC_ALL=C.UTF-8 xargs grep -HnP '^(?= *#).{101}'; } | cut -c 1-100 | grep .; then
+    echo "lint: lines wider than 100 columns"
+    exit 1
+fi
 $bin/mypy
 # What users write, under mypy and under pyright's strict rules, in a folder where mha is not: they
 # find it as `pip install --editable` left it.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A wheel for musl, run: Debian has musl's loader, but no Python for it, so that one is compiled here
-# from Debian's source by the clang of ziglang (some minutes, once, in .musl); NumPy and what tests
-# need are the wheels for musl. Then the quick part of the suite. After `make wheels`; needs x86-64.
+# A wheel for musl, run: Debian has musl's loader, but no Python for it, so that one is compiled
+# here from Debian's source by the clang of ziglang (some minutes, once, in .musl); NumPy and what
+# tests need are the wheels for musl. Then the quick part of the suite. After `make wheels`; needs
+# x86-64.
 #   tests/tools/musl.sh WHEEL [pytest's arguments]
 set -euo pipefail
 cd "$(dirname "$0")/../.."

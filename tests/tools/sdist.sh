@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The sdist of HEAD: has the same bytes whoever makes it, holds every file of the project, builds and
-# installs where there is no network, and some tests pass from it. Run by `make test-sdist`.
+# The sdist of HEAD: has the same bytes whoever makes it, holds every file of the project, builds
+# and installs where there is no network, and some tests pass from it. Run by `make test-sdist`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$PWD/.venv/bin/python

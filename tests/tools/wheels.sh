@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The sdist, and from it wheels for this Python on other systems, into wheelhouse/: compiled here by the
-# clang of ziglang, which brings every system's C library, and checked as far as that can be without
-# running them. Run by `make wheels`. Wheels that are published come from .github/workflows/release.yml.
+# The sdist, and from it wheels for this Python on other systems, into wheelhouse/: compiled here by
+# the clang of ziglang, which brings every system's C library, and checked as far as that can be
+# without running them. Run by `make wheels`. Wheels that are published come from
+# .github/workflows/release.yml.
 #   tests/tools/wheels.sh [PLATFORM ...]    as wheels are named; without any: all of them
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -35,7 +36,8 @@ fetch_headers() { # PLATFORM
     python -m zipfile --extract "$work/$1"/numpy-*.whl "$work/$1"
 }
 
-# -s: no names but those that Python looks up. What Python itself has, macOS looks for when it loads.
+# -s: no names but those that Python looks up. What Python itself has, macOS looks for when it
+# loads.
 build_wheel() { # PLATFORM
     local target host suffix compiler linker
     read -r target host suffix < <(describe "$1")
@@ -81,8 +83,8 @@ for wheel in wheelhouse/mha-*-"$python_tag"-*linux*.whl; do
 done
 
 # Nothing but the kernel sets that are chosen needs more than the first processors of 64 bits with
-# SSE4.2, which NumPy needs. Its OpenBLAS has to be told: on a machine of AMD's it takes the emulated
-# processor for another one.
+# SSE4.2, which NumPy needs. Its OpenBLAS has to be told: on a machine of AMD's it takes the
+# emulated processor for another one.
 own=$(ls wheelhouse/mha-*-"$python_tag"-manylinux*_x86_64.whl 2>/dev/null || true)
 emulator=$(command -v qemu-x86_64-static qemu-x86_64 | sed 1q || true)
 if [ -n "$own" ] && [ -n "$emulator" ] && [ "$(uname -sm)" = "Linux x86_64" ]; then

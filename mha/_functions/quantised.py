@@ -55,8 +55,11 @@ def quantised(array: Array, kind: str, name: str = "weight") -> Blocks:
     rows, columns = array.shape
     if rows % ROWS:
         raise ValueError(f"{name}: got {rows} rows, wanted a multiple of {ROWS} for {kind}")
-    numbers = np.empty((rows, columns), np.int8)
-    scales = np.empty((rows // ROWS, columns), np.float16)
+    try:
+        numbers = np.empty((rows, columns), np.int8)
+        scales = np.empty((rows // ROWS, columns), np.float16)
+    except MemoryError:
+        raise MemoryError(f"{name}: no memory to quantise it") from None
     quantise = _quantise_8 if kind == "q8_0" else _quantise_4
     step = max(PIECE // max(columns, 1) // ROWS, 1)
     for first in range(0, rows // ROWS, step):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha import _layer
 from mha._base.arguments import as_bool, as_ints, wanted_names
-from mha._base.dtypes import cache_dtype
+from mha._base.dtypes import stored_dtype
 from mha._base.keywords import checks_keywords, too_many
 from mha._functions.gradients import MultiHeadLatentAttentionGradients, Pullback
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, takes_options
@@ -337,8 +337,8 @@ class MultiHeadLatentAttention(OwnParameters):
 
         settings: Any = self._state.settings
         known = settings.dtype if dtype is None else dtype
-        # Before the sizes, which q8_0 would refuse, too.
-        cached_call.check_cache_dtype(settings, cache_dtype(known), "dtype")
+        # Before the sizes, which blocks of q8_0 would refuse, too.
+        cached_call.check_cache_dtype(settings, stored_dtype(known), "dtype")
         return (
             LatentCache(batch, settings.kv_rank, settings.rope_dim, capacity=capacity, dtype=known)
             if as_bool(absorbed, "absorbed") else

@@ -133,6 +133,13 @@ def test_numbers_of_any_size_raise_no_warning(kind, size):
         assert size > 1e9 or abs(cache.key).max() <= size * 1.01
 
 
+def test_no_memory():
+    weight = np.broadcast_to(np.float32(1), (1 << 40, 1 << 20))
+    for more, action in (({}, "pack"), ({"dtype": "q8_0"}, "quantise")):
+        with pytest.raises(MemoryError, match=f"^weight: no memory to {action} it"):
+            mha.pack(weight, **more)
+
+
 def test_float64_is_refused():
     packed = mha.pack(np.ones((32, 4), np.float32), dtype="q8_0")
     with pytest.raises(TypeError, match="weight: got a quantised weight, wanted x in float32 or a"):

@@ -225,11 +225,13 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=message):
             call()
     assert cache.lengths.tolist() == [0, 0]
+    wanted = "dtype: got '{}', wanted float16, bfloat16, float32 or float64$"
     for absorbed, sizes in ((True, {"rope_dim": 32}), (False, {"rope_dim": 16})):
-        with pytest.raises(TypeError, match="dtype: got q8_0 for latent attention, wanted a float"):
+        with pytest.raises(TypeError, match=wanted.format("q8_0")):
             latent_layer(value_head_dim=32, **sizes).new_cache(2, absorbed=absorbed, dtype="q8_0")
-        with pytest.raises(TypeError, match="dtype: got q8_0 for latent attention, wanted a float"):
-            latent_layer().new_cache(2, absorbed=absorbed, dtype="q8_0")  # whose sizes do not fit
+        for dtype in ("q8_0", "q4_0"):  # whose sizes do not fit
+            with pytest.raises(TypeError, match=wanted.format(dtype)):
+                latent_layer().new_cache(2, absorbed=absorbed, dtype=dtype)
     for absorbed in ABSORBED:
         with pytest.raises(TypeError, match="dtype: got float64, wanted float32"):
             layer.new_cache(2, absorbed=absorbed, dtype=np.float64)

@@ -31,9 +31,12 @@ def masks():
     yield BlockMask.from_dense(np.zeros((LENGTH, LENGTH), bool))
 
 
-@pytest.mark.parametrize("mask", [*masks()])
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"empty_rows": "uniform"},
-                                     {"sinks": np.linspace(-1, 1, HEADS)}])
+OPTIONS = ({}, {"causal": True}, {"empty_rows": "uniform"}, {"sinks": np.linspace(-1, 1, HEADS)})
+
+
+@pytest.mark.parametrize(("mask", "options"), [
+    pytest.param(mask, options, marks=[pytest.mark.thorough] * (i != j))
+    for i, mask in enumerate(masks()) for j, options in enumerate(OPTIONS)])
 def test_as_the_whole(mask, options):
     plain, cut = arrays()
     wanted, weights, lse = mha.scaled_dot_product_attention(

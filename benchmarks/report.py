@@ -88,7 +88,7 @@ def rounded_down(got):
 
 
 def table(measurements, threads):
-    heads = ["work", "mha", "GFLOP/s", "of the machine", *PEERS.values(), "wanted", "shown"]
+    heads = ["work", "mha", "GFLOP/s", "of the machine", *PEERS.values(), "aim", "met"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for m in measurements:
         if m.threads != threads:
@@ -169,7 +169,7 @@ def write(measurements, isa, folder, machine_name, versions, taken):
         "own on the same CPUs, all but one stopped, rounds interleaved, in true float32, results "
         "checked to 1e-4 against float64. "
         "'of the machine' is the fraction of the FMA rate, or of the "
-        "read rate where reading is the bound, measured in the same rounds. 'Wanted' is what this "
+        "read rate where reading is the bound, measured in the same rounds. 'Aim' is what this "
         "project aims at for the row, 'best' the best of all peers but NumPy; what misses it is "
         "rounded down. A fraction above 100 %, or two threads more than twice as fast as one, says "
         "that the machine's speed changed while it was measured.\n",

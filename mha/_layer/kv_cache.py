@@ -413,22 +413,22 @@ class KVCache:
 
     def _extend(self, before: CacheState, n: int, counts: Array | None, left: bool,
                 use: Callable[[CacheState, Append], T], moved: Array | None = None) -> T:
-        """use(after, append), and then the cache has n positions more than before; where anything
-        fails it is as it was. `after` has room for them, and is without what they do not need;
-        append(key, value) writes them there: (batch, kv_heads, n, head_dim). counts (batch,): of
-        sequence b the first counts[b] rows are real, or, where left, the last ones; None: all n.
-        moved (batch,): in which sequences some of them stand elsewhere.
+        """use(after, store_rows), and then the cache has n positions more than before; where
+        anything fails it is as it was. `after` has room for them, and is without what they do not
+        need; store_rows(key, value) writes them there: (batch, kv_heads, n, head_dim).
+        counts (batch,): of sequence b the first counts[b] rows are real, or, where left, the last
+        ones; None: all n. moved (batch,): in which sequences some of them stand elsewhere.
         """
         after = extended(before, self._window, n, counts, moved)
 
-        def append(key: Array, value: Array) -> None:
+        def store_rows(key: Array, value: Array) -> None:
             for array, where, numbers in writes(before, after, key, value, counts, left):
                 # The look and the write are one line, between whose parts no signal handler runs.
                 if not (self._state is before and setitem(array, where, numbers) is None):
                     raise changed_meanwhile()
 
         try:
-            result = use(after, append)
+            result = use(after, store_rows)
             self._publish(after, before)  # Ctrl-C comes before this, or behind the call
         except BaseException:
             self._take_back(after)

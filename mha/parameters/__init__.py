@@ -3,7 +3,7 @@
 `mha.MultiHeadAttention.from_state(state, layout, prefix=..., config=...)` makes a layer of what
 a framework or a file keeps, `layer.to_state(layout)` the other way; `layouts()` lists the names of
 layouts and models, `open(path)` reads .safetensors, .npz and .gguf, an array at a time. A layout is
-a table, in _layouts.py.
+a table: of frameworks in _layouts.py, of models in the files beside it.
 """
 
 from __future__ import annotations

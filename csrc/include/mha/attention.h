@@ -63,8 +63,8 @@ typedef struct mha_attention_options {
     int64_t window_right; /* MHA_UNLIMITED where open */
     int64_t keep_first;   /* keys in front of it are seen though the window has left them behind */
     int64_t dropped;      /* positions missing behind those; both are for the forward pass alone */
-    double scale;
-    double softcap; /* 0: none */
+    double scale;         /* always there: 0 makes all scores 0 */
+    double softcap;       /* 0: none */
     bool uniform_empty_rows;
     uint32_t dropout_threshold; /* a weight is kept iff its 16 random bits >= this; 0: no dropout */
     uint64_t dropout_seed;

@@ -9,8 +9,8 @@
 
 /* The options of attention in the order of mha._functions.options.AttentionOptions: name, how it is
  * normalised, and what becomes of it: an array that the call owns, such an array of each head's
- * numbers, or a plain value in mha_attention_options. Each has a convert_<name> in options.c, in
- * this order, and an array a fill_<name>. */
+ * numbers, or a plain value in mha_attention_options. Each has a convert_<name> in options.c, and
+ * an array a fill_<name>. They are converted in this order: softcap needs the scale. */
 #define MHA_OPTIONS(X)                                                                             \
     X(mask, AS_MASK, ARRAY)                                                                        \
     X(bias, AS_REAL, ARRAY)                                                                        \

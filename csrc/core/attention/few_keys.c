@@ -37,12 +37,14 @@ static bool has_plain_rows(const mha_attention *a) {
 
 /* Where measured to be the faster kernel (docs/journal.md). The limits depend on which other kernel
  * would run. The one for few queries reads a key once for all heads that share it, so there the
- * limits are lower; not of very few keys. */
+ * limits are lower; not of very few keys. They are lowest where heads fill at most half of the
+ * lanes: empty lanes cost as much as others. */
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : 32;
     const bool shares_keys = mha_has_few_queries(a) && mha_extent(&a->key, 2) >= fewest_keys;
-    const double most_bytes = shares_keys ? 12 << 10 : 64 << 10;
+    const bool half_empty = mha_has_few_queries(a) && 2 * job->key_heads <= job->lanes;
+    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? 12 << 10 : 64 << 10;
     const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =

@@ -211,10 +211,11 @@ class LatentCore:
 
 def options_of_one(options: AttentionOptions, query_len: int) -> AttentionOptions:
     """Those of one sequence without the axis of the batch, for a batch of one."""
-    if options.query_offset is not None:
+    if options.query_offset is not None and not isinstance(options.query_offset, int):
         offset = as_array(options.query_offset, "query_offset")
         if offset.ndim > 0:
             raise ValueError(f"query_offset: got shape {offset.shape}, wanted an int")
+        options = options._replace(query_offset=offset)
     if options.key_lengths is not None:
         lengths = as_array(options.key_lengths, "key_lengths")
         if lengths.shape not in {(), (query_len,)}:
@@ -292,8 +293,10 @@ class _Backward:
         self.found: dict[str, Gradient] = {}
 
     def gradients(self, grad_output: ArrayLike, grad_lse: Maybe) -> dict[str, Gradient]:
-        grad_output = self._of_results(grad_output, "grad_output")
-        grad_lse = None if grad_lse is None else self._of_results(grad_lse, "grad_lse")
+        settings, n = self.settings, self.rows.query.shape[1]
+        grad_output = self._of_results(grad_output, "grad_output", (n, settings.embed_dim))
+        grad_lse = None if grad_lse is None else self._of_results(
+            grad_lse, "grad_lse", (settings.num_heads, n))
         grad_attended = self._through_gate(_core.split_heads(self._linear(grad_output, "o"),
                                                              self.settings.num_heads))
         wanted = {"query", "key", "value", *self.wanted.intersection(OF_SCORES)}
@@ -310,16 +313,13 @@ class _Backward:
         return {name: gradient if name in self.wanted else None
                 for name, gradient in self.found.items()}
 
-    def _of_results(self, gradient: ArrayLike, name: str) -> Array:
-        """With the axis of the batch."""
+    def _of_results(self, gradient: ArrayLike, name: str, of_one: tuple[int, int]) -> Array:
+        """With the axis of the batch. of_one: the shape for one sequence."""
         array = as_computed(as_array(gradient, name), name, self.settings.dtype)
         if not self.rows.is_one:
             return array
-        n = self.rows.query.shape[1]
-        wanted = ((n, self.settings.embed_dim) if name == "grad_output"
-                  else (self.settings.num_heads, n))
-        if array.shape != wanted:
-            raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted}")
+        if array.shape != of_one:
+            raise ValueError(f"{name}: got shape {array.shape}, wanted {of_one}")
         return array[None]
 
     def _through_gate(self, grad_gated: Array) -> Array:

@@ -371,6 +371,13 @@ def test_one_sequence_has_no_axis_of_the_batch_in_options(options, message):
             call(rows(9, 40), **options)
 
 
+@pytest.mark.parametrize("offset", [0, -1, 10**30, np.int32(2), np.array(3)])
+def test_one_sequence_takes_the_offsets_of_a_batch(offset):
+    layer, x = latent_layer(), rows(9, 40)
+    assert np.array_equal(layer(x, causal=True, query_offset=offset),
+                          layer(x[None], causal=True, query_offset=offset)[0])
+
+
 def test_one_sequence_has_no_axis_of_the_batch_in_gradients():
     _, pullback = latent_layer().vjp(rows(9, 40))
     with pytest.raises(ValueError, match=r"grad_output: got shape \(8, 40\), wanted \(9, 40\)"):

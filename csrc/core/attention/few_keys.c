@@ -42,8 +42,9 @@ static bool has_plain_rows(const mha_attention *a) {
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : 32;
-    const bool shares_keys = mha_has_few_queries(a) && mha_extent(&a->key, 2) >= fewest_keys;
-    const bool half_empty = mha_has_few_queries(a) && 2 * job->key_heads <= job->lanes;
+    const bool has_few_queries = mha_has_few_queries(a);
+    const bool shares_keys = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
+    const bool half_empty = has_few_queries && 2 * job->key_heads <= job->lanes;
     const double most_bytes = half_empty ? 4 << 10 : shares_keys ? 12 << 10 : 64 << 10;
     const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);

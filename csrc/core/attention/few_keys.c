@@ -41,11 +41,12 @@ static bool has_plain_rows(const mha_attention *a) {
  * lanes: empty lanes cost as much as others. */
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
-    const int64_t fewest_keys = job->query_len == 1 ? 12 : 32;
+    const int64_t fewest_keys = job->query_len == 1 ? 12 : 16;
     const bool has_few_queries = mha_has_few_queries(a);
     const bool shares_keys = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
     const bool half_empty = has_few_queries && 2 * job->key_heads <= job->lanes;
-    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? 12 << 10 : 64 << 10;
+    const double most_shared = job->query_len == 2 ? 12 << 10 : 8 << 10;
+    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? most_shared : 64 << 10;
     const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =

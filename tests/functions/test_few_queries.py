@@ -120,7 +120,7 @@ def test_strides_of_a_cache():
 def test_the_bits_of_blocks_at_any_width(dtype, poison):
     """Queries alone and among 24, which the kernel for blocks takes; rows close and apart."""
     rng = np.random.default_rng(4)
-    for head_dim in (*range(1, 25), 31, 33, 36, 43, 65, 100):
+    for head_dim in (*range(1, 25), 31, 33, 36, 43, 65, 100, 128, 259):
         for key_len in (7, 12, 16, 21, 35, 65, 130):
             rows = rng.standard_normal((2, key_len, 2, head_dim + head_dim // 2 + 1)).astype(dtype)
             if poison is not None:

@@ -227,6 +227,33 @@ def test_rows_in_the_same_sets_of_the_cache_give_the_same_bits(dtype, width):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_output_in_the_same_sets_of_the_cache_gives_the_same_bits(dtype):
+    """Rows of the output 4,096 bytes apart: sums between chains lie elsewhere."""
+    rng = np.random.default_rng(6)
+    out = 4096 // np.dtype(dtype).itemsize
+    for depth in (100, 128, 129, 300):
+        weight = rng.standard_normal((depth, out)).astype(dtype)
+        packed, narrower = _core.pack_weight(weight), _core.pack_weight(weight[:, :out - 9])
+        for rows in (8, 9, 12, 13, 96, 97, 400):
+            x = rng.standard_normal((rows, depth)).astype(dtype)
+            wanted = mha.linear(x, narrower)
+            assert np.array_equal(mha.linear(x, packed)[:, :out - 9], wanted)
+            assert np.array_equal(mha.linear(x, weight)[:, :out - 9], wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_rows_of_a_very_deep_weight_give_the_bits_of_packed_ones(dtype):
+    rng = np.random.default_rng(7)
+    for depth in (8191, 8192, 8197):
+        for out in (1, 40, 131):
+            weight = rng.standard_normal((depth, out)).astype(dtype)
+            packed = _core.pack_weight(weight)
+            for rows in (1, 11, 12, 13, 16, 17):
+                x = rng.standard_normal((rows, depth)).astype(dtype)
+                assert np.array_equal(mha.linear(x, weight), mha.linear(x, packed))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("depth", [512, 1024, 2048, 3072, 4096, 8192])
 def test_columns_in_the_same_sets_of_the_cache_give_the_same_bits(dtype, depth):
     """One row and columns a multiple of 4 KB apart: the bits of packed weights, and of any x."""

@@ -290,8 +290,10 @@ static inline int64_t mha_packed_rows_stride(int64_t rows, int64_t item) {
     return (mha_divide_up(rows, of_a_line) | 1) * of_a_line;
 }
 
-/* Whether rows so many bytes apart have their lines in one set of the first cache, which holds
- * eight of them: LANES rows that are read together would drive each other out. */
+enum { MHA_WAYS_OF_CACHE = 8 }; /* lines that a set of the first cache holds */
+
+/* Whether rows so many bytes apart have their lines in one set of the first cache: more than
+ * MHA_WAYS_OF_CACHE rows that are read together would drive each other out. */
 static inline bool mha_rows_share_a_set(int64_t bytes) {
     enum { BYTES_OF_A_WAY = 4096 };
     return bytes % BYTES_OF_A_WAY == 0;

@@ -33,7 +33,7 @@ git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.inc' 'tests/c/*.c' 'tests/c/*.h' \
 # compiler for it is here.
 MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --build-lib "$objects"
 core=$(find "$objects" -name '_core*.so')
-# Beside it, the wheel has 360 kB of Python. Growth by accident is to be seen.
+# Beside it, the wheel has 520 kB of Python. Growth by accident is to be seen.
 packed=$(gzip --stdout "$core" | wc -c)
 if [ "$packed" -gt 866000 ]; then
     echo "lint: the extension takes $packed bytes of the wheel, wanted less than 866,000"

@@ -61,8 +61,7 @@ build_wheel() { # PLATFORM
 pack_tightly() { # WHEEL
     python - "$1" <<'EOF'
 import os, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as old, zipfile.ZipFile(
-        sys.argv[1] + ".tight", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
+with zipfile.ZipFile(sys.argv[1]) as old, zipfile.ZipFile(sys.argv[1] + ".tight", "w") as new:
     for member in old.infolist():
         new.writestr(member, old.read(member), compresslevel=9)
 os.replace(sys.argv[1] + ".tight", sys.argv[1])

@@ -31,9 +31,9 @@ PIECE = 1 << 15  # numbers of the feed-forward network that are activated at onc
 
 def silu(x):
     """x / (1 + exp(-x)), new."""
-    out = np.negative(x)
-    with np.errstate(over="ignore"):  # x / infinity is the 0 that it should be
-        np.exp(out, out=out)
+    out = np.maximum(x, -80)  # float32 holds no exp(89)
+    np.negative(out, out=out)
+    np.exp(out, out=out)
     out += 1
     return np.divide(x, out, out=out)
 
@@ -144,8 +144,10 @@ class Llama:
 
     def _norm(self, x, weight):
         """x / sqrt(mean(x^2) + eps) * weight, a row at a time."""
-        squares = np.einsum("ij,ij->i", x, x)  # (rows,)
-        normal = x / np.sqrt(squares / x.shape[1] + self.eps)[:, None]
+        # Few calls of NumPy, and none of its Python code: the weights leave no room in the caches,
+        # and every call loads its own instructions from memory. sums: (rows, 1)
+        sums = np.add.reduce(x * x, axis=1, keepdims=True)
+        normal = x / np.sqrt(sums / x.shape[1] + self.eps)
         normal *= weight
         return normal
 

@@ -218,14 +218,14 @@ def prepared_core(*, rotary: Rotary | None = None, positions: ArrayLike | None =
                   **norms: Any) -> Callable[..., Any]:
     """`_core.multi_head_attention` with what prepares heads; norms: q_norm, k_norm, norm_eps and
     norm_offset."""
-    record = None
-    if rotary is not None:
-        record = as_record(rotary)
-    else:
-        for name, given in (("positions", positions), ("key_positions", key_positions)):
-            if given is not None:
-                raise ValueError(f"{name}: got positions where nothing rotates, wanted rotary= too")
+    if rotary is None and (positions is not None or key_positions is not None):
+        raise nothing_rotates("key_positions" if positions is None else "positions")
     if key_positions is None and key_is_query:
         key_positions = positions
+    record = None if rotary is None else as_record(rotary)
     return functools.partial(_core.multi_head_attention, rotary=record, positions=positions,
                              key_positions=key_positions, **norms)
+
+
+def nothing_rotates(name: str) -> ValueError:
+    return ValueError(f"{name}: got positions where nothing rotates, wanted rotary= too")

@@ -146,7 +146,8 @@ def _positions(settings: LayerSettings, given: Array | None, before: CacheState,
     axes = position_axes(settings.rotary)
     if axes == 1 and given is not None:
         return given, None
-    places = np.arange(n) + (first if isinstance(first, int) else first[:, None])
+    places = (np.arange(first, first + n) if isinstance(first, int)
+              else np.arange(n) + first[:, None])
     if axes == 1:
         return places, None
     if given is not None:
@@ -222,12 +223,12 @@ def _placed(options: AttentionOptions, seen: CacheState, first: int | Array, rea
         key_lengths = seen.lengths - seen.dropped
     else:
         key_lengths = None
-    mask, bias = options.mask, options.bias
-    if mask is not None or bias is not None:
-        mask, bias = _columns(mask, "mask", seen), _columns(bias, "bias", seen)
+    causal, query_offset = not is_memory, None if is_memory else first - seen.dropped
+    if options is DEFAULTS:  # a new record takes a quarter of the time of a changed one
+        return AttentionOptions(key_lengths=key_lengths, causal=causal, query_offset=query_offset)
     return options._replace(
-        mask=mask, bias=bias, key_lengths=key_lengths, causal=not is_memory,
-        query_offset=None if is_memory else first - seen.dropped)
+        mask=_columns(options.mask, "mask", seen), bias=_columns(options.bias, "bias", seen),
+        key_lengths=key_lengths, causal=causal, query_offset=query_offset)
 
 
 def _columns(scores: Any, name: str, seen: CacheState) -> Any:
@@ -325,7 +326,9 @@ def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe,
     if not isinstance(cache, KVCache):
         instead = "; a layer of a pool takes starts=" * isinstance(cache, PagedLayer)
         raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache(){instead}")
-    check_cache_fits(settings, cache, "cache")
+    if cache._fits is not settings:
+        check_cache_fits(settings, cache, "cache")
+        cache._fits = settings
     is_memory = isinstance(cache, Memory)
     if is_memory and not appends:
         raise ValueError("append: got False with a memory, wanted none: nothing is ever appended"

@@ -122,7 +122,7 @@ class KVCache:
     """
 
     __module__ = "mha"  # where users import it from, and so do pickles
-    __slots__ = ("__weakref__", "_state", "_window")
+    __slots__ = ("__weakref__", "_fits", "_state", "_window")
 
     @checks_keywords
     def __init__(self, batch: int, kv_heads: int, head_dim: int,
@@ -136,6 +136,7 @@ class KVCache:
         known_dtype = cache_dtype(dtype)
         of_block = numbers_of_element(known_dtype, head_dim=head_dim, value_head_dim=value_head_dim)
         self._window = checked_window(window, keep_first)
+        self._fits: Any = None  # the settings of the layer that it fitted last
         most = most_columns(self._window)
         columns = columns if most is None else min(columns, most)
         heads = batch, kv_heads
@@ -502,7 +503,8 @@ class KVCache:
 
     def __copy__(self) -> Self:
         other, state = self.__class__.__new__(self.__class__), self._state
-        other._state, other._window = resized(state, None, state.key.shape[2]), self._window
+        other._state = resized(state, None, state.key.shape[2])
+        other._window, other._fits = self._window, self._fits
         self._check_unchanged(state)
         return other
 
@@ -525,7 +527,7 @@ class KVCache:
         except Exception as error:  # whatever strange objects raise
             raise ValueError(f"state: got one that does not fit together ({error}), wanted what"
                              " pickling a KVCache gives") from error
-        self._state, self._window = state, window
+        self._state, self._window, self._fits = state, window, None
 
     if not TYPE_CHECKING:  # checkers know the names
         __getattr__ = missing_attribute

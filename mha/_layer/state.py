@@ -34,7 +34,13 @@ from mha._base.dtypes import (
 )
 from mha._base.pieces import copied, copy_into, pieces
 from mha._functions.dropout import check_rng
-from mha._functions.multi_head_attention import BIASES, NORMS, WEIGHTS, prepared_core
+from mha._functions.multi_head_attention import (
+    BIASES,
+    NORMS,
+    WEIGHTS,
+    nothing_rotates,
+    prepared_core,
+)
 from mha._functions.options import AttentionOptions, RandomSource
 from mha._functions.packed_weight import PackedWeight, numbers_of, packed_weight
 from mha._functions.quantised import BITS, ROWS, Blocks, quantised
@@ -107,17 +113,16 @@ def _kept(settings: LayerSettings, name: str, parameter: Any) -> NDArray[Any] | 
     return checked_parameter(settings, name, np.asarray(parameter))
 
 
-def core_of(settings: LayerSettings, parameters: Mapping[str, Any],
-            **positions: Any) -> Callable[..., Any]:
-    """`prepared_core` of these; positions as it takes them."""
+def core_of(settings: LayerSettings, parameters: Mapping[str, Any]) -> Callable[..., Any]:
+    """`prepared_core` of these."""
     if settings.dtype == RAW_BFLOAT16:
         known = settings._replace(dtype=computing_dtype(settings.dtype))
-        return functools.partial(_call_of_raw, core_of(known, parameters, **positions))
-    if settings.rotary is None and settings.qk_norm is None and not positions:
+        return functools.partial(_call_of_raw, core_of(known, parameters))
+    if settings.rotary is None and settings.qk_norm is None:
         return _core.multi_head_attention
     norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
     return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
-                         norm_offset=settings.norm_offset, **norms, **positions)
+                         norm_offset=settings.norm_offset, **norms)
 
 
 def _call_of_raw(core: Callable[..., Any], *arguments: Any, dtype: np.dtype[Any],
@@ -144,10 +149,11 @@ def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
             key_is_query: bool) -> Callable[..., Any]:
     """`state.core` at the positions of a call."""
-    if state.settings.is_latent:
-        return functools.partial(state.core, positions=positions, key_positions=key_positions)
-    return core_of(state.settings, state.parameters, positions=positions,
-                   key_positions=key_positions, key_is_query=key_is_query)
+    if key_is_query and key_positions is None and not state.settings.is_latent:
+        key_positions = positions
+    if state.settings.rotary is None and not state.settings.is_latent:
+        raise nothing_rotates("key_positions" if positions is None else "positions")
+    return functools.partial(state.core, positions=positions, key_positions=key_positions)
 
 
 def call_arguments(settings: LayerSettings, matrices: tuple[object, ...],

@@ -13,13 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from mha._base.arguments import as_size
 from mha._functions.additive_attention import additive_attention
 from mha._functions.heads import merge_heads, split_heads
-from mha._functions.options import AdditiveKeywords, RandomSource
+from mha._functions.options import RandomSource
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
 from mha.compat._shared.flags import as_dropout, split_dropout
-from mha.compat._shared.layers import Linear, as_numbers, checked_heads
-from mha.compat.d2l._helpers import check_three_axes, key_lengths
-
-HeadsAndLengths = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
+from mha.compat._shared.layers import Linear, checked_heads
+from mha.compat.d2l._helpers import checked_inputs, three_axes
 
 
 class ScoredAttention:
@@ -28,7 +26,9 @@ class ScoredAttention:
     attention_weights (batch, num_queries, num_keys), before dropout; None before the first call.
     """
 
-    def __init__(self, dropout: float, rng: RandomSource = None) -> None:
+    _scored: Callable[..., Any]  # (output, weights) of the three arrays and mha's options
+
+    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         self.dropout = as_dropout(dropout)
         self.attention_weights: NDArray[Any] | Any = None  # Any for None, as in Linear.kernel
         self._rng = np.random.default_rng(rng)
@@ -36,21 +36,16 @@ class ScoredAttention:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(dropout={self.dropout})"
 
-    def _options(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
-                 valid_lens: ArrayLike | None, training: bool | None) -> AdditiveKeywords:
-        """The options of one call of `mha`, with the shapes checked under the book's names."""
-        for array, name in ((queries, "queries"), (keys, "keys"), (values, "values")):
-            check_three_axes(array, name)
-        batch, num_queries, _ = queries.shape
-        return {"key_lengths": key_lengths(valid_lens, batch, num_queries, keys.shape[1]),
-                "empty_rows": "uniform",
-                "dropout": split_dropout(self.dropout)[0] if training else 0.0, "rng": self._rng}
-
-    def _remember(self, attended: tuple[NDArray[Any], NDArray[Any]],
-                  training: bool | None) -> NDArray[Any]:
-        """The output of (output, weights), zeros where all is dropped; the weights are kept."""
-        output, self.attention_weights = attended
-        if training and split_dropout(self.dropout)[1]:
+    def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
+        """(batch, num_queries, q), (batch, num_keys, k), (batch, num_keys, v) -> (..., v); zeros
+        where all is dropped. The weights are kept."""
+        *arrays, lengths = checked_inputs(queries, keys, values, valid_lens)
+        dropout, drops_all = split_dropout(self.dropout if training else 0.0)
+        output, self.attention_weights = self._scored(
+            *arrays, key_lengths=lengths, empty_rows="uniform", dropout=dropout, rng=self._rng,
+            return_weights=True)
+        if drops_all:
             output[...] = 0
         return output
 
@@ -58,14 +53,7 @@ class ScoredAttention:
 class DotProductAttention(ScoredAttention):
     """softmax(queries keys^T / sqrt(d)) values over the valid keys."""
 
-    def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
-        """(batch, num_queries, d), (batch, num_keys, d), (batch, num_keys, v) -> (..., v)."""
-        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
-                  as_numbers(values, "values"))
-        options = self._options(*arrays, valid_lens, training)
-        return self._remember(scaled_dot_product_attention(
-            *arrays, return_weights=True, **options), training)
+    _scored = staticmethod(scaled_dot_product_attention)
 
 
 class AdditiveAttention(ScoredAttention):
@@ -74,8 +62,8 @@ class AdditiveAttention(ScoredAttention):
     W_q, W_k and w_v are Linear, sized at the first call; w_v.weight is (1, num_hiddens).
     """
 
-    def __init__(self, num_hiddens: int, dropout: float, rng: RandomSource = None) -> None:
-        super().__init__(dropout, rng)
+    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
+        super().__init__(dropout, rng=rng)
         num_hiddens = as_size(num_hiddens, "num_hiddens")
         self.W_k = Linear(num_hiddens, rng=self._rng)
         self.W_q = Linear(num_hiddens, rng=self._rng)
@@ -84,16 +72,11 @@ class AdditiveAttention(ScoredAttention):
     def __repr__(self) -> str:
         return f"AdditiveAttention(num_hiddens={self.W_q.out_features}, dropout={self.dropout})"
 
-    def _attend(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None, training: bool | None) -> NDArray[Any]:
-        """(batch, num_queries, q), (batch, num_keys, k), (batch, num_keys, v) -> (..., v)."""
-        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
-                  as_numbers(values, "values"))
-        options = self._options(*arrays, valid_lens, training)
-        W_q, W_k = self.W_q.sized_for(arrays[0]), self.W_k.sized_for(arrays[1])
+    def _scored(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
+                **options: Any) -> Any:
+        W_q, W_k = self.W_q.sized_for(queries), self.W_k.sized_for(keys)
         w_v = self.w_v.sized_for(W_k)[:, 0]
-        return self._remember(additive_attention(
-            *arrays, W_q, W_k, w_v, return_weights=True, **options), training)
+        return additive_attention(queries, keys, values, W_q, W_k, w_v, **options)
 
 
 class MultiHeadAttention:
@@ -106,11 +89,13 @@ class MultiHeadAttention:
     """
 
     _linear: type[Linear] = Linear
+    _dot_product_attention: type[DotProductAttention]
 
-    def __init__(self, num_hiddens: int, num_heads: int, bias: bool,
-                 attention: Callable[..., Any], rng: np.random.Generator) -> None:
+    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
+                 rng: RandomSource = None) -> None:
         self.num_heads, self.num_hiddens = checked_heads(num_heads, num_hiddens, "num_hiddens")
-        self.attention = attention
+        rng = np.random.default_rng(rng)
+        self.attention: Any = self._dot_product_attention(dropout, rng=rng)
         self.W_q = self._linear(self.num_hiddens, bias=bias, rng=rng)
         self.W_k = self._linear(self.num_hiddens, bias=bias, rng=rng)
         self.W_v = self._linear(self.num_hiddens, bias=bias, rng=rng)
@@ -122,15 +107,13 @@ class MultiHeadAttention:
 
     def transpose_qkv(self, X: ArrayLike) -> NDArray[Any]:
         """(batch, length, num_hiddens) -> (batch * num_heads, length, num_hiddens / num_heads)."""
-        X = as_numbers(X, "X")
-        check_three_axes(X, "X")
+        X = three_axes(X, "X")
         heads = split_heads(X, self.num_heads)  # (batch, num_heads, length, d)
         return heads.reshape(X.shape[0] * self.num_heads, *heads.shape[2:])
 
     def transpose_output(self, X: ArrayLike) -> NDArray[Any]:
         """(batch * num_heads, length, d) -> (batch, length, num_heads * d)."""
-        X = as_numbers(X, "X")
-        check_three_axes(X, "X")
+        X = three_axes(X, "X")
         if X.shape[0] % self.num_heads:
             raise ValueError(f"X: got shape {X.shape}, wanted a multiple of num_heads"
                              f" ({self.num_heads}) items")
@@ -138,20 +121,14 @@ class MultiHeadAttention:
         return merge_heads(heads)
 
     def _split(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-               valid_lens: ArrayLike | None) -> HeadsAndLengths:
+               valid_lens: ArrayLike | None) -> list[Any]:
         """The four arguments of `attention`: projected, the heads as items of the batch."""
-        arrays = (as_numbers(queries, "queries"), as_numbers(keys, "keys"),
-                  as_numbers(values, "values"))
-        for array, name in zip(arrays, ("queries", "keys", "values")):
-            check_three_axes(array, name)
-        batch, num_queries, _ = arrays[0].shape
-        lengths = key_lengths(valid_lens, batch, num_queries, arrays[1].shape[1])
+        *arrays, lengths = checked_inputs(queries, keys, values, valid_lens)
         if lengths is not None:
             lengths = np.repeat(lengths, self.num_heads, axis=0)  # one for each head
-        query_heads, key_heads, value_heads = (
-            self.transpose_qkv(linear(array))
-            for linear, array in zip((self.W_q, self.W_k, self.W_v), arrays))
-        return query_heads, key_heads, value_heads, lengths
+        heads = [self.transpose_qkv(linear(array))
+                 for linear, array in zip((self.W_q, self.W_k, self.W_v), arrays)]
+        return [*heads, lengths]
 
     def _join(self, attended: ArrayLike) -> NDArray[Any]:
         """(batch * num_heads, num_queries, d) -> (batch, num_queries, num_hiddens)."""

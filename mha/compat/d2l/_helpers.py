@@ -154,7 +154,18 @@ def show_heatmaps(matrices: ArrayLike, xlabel: str, ylabel: str,
     return figure
 
 
-def check_three_axes(array: NDArray[Any], name: str) -> None:
-    """ValueError where array is not (batch, length, features)."""
+def three_axes(given: ArrayLike, name: str) -> NDArray[Any]:
+    """The array; a ValueError where it is not (batch, length, features)."""
+    array = as_numbers(given, name)
     if array.ndim != 3:
         raise ValueError(f"{name}: got shape {array.shape}, wanted (batch, length, features)")
+    return array
+
+
+def checked_inputs(queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                   valid_lens: ArrayLike | None) -> list[Any]:
+    """The arrays, each (batch, length, features), and valid_lens as `key_lengths` gives it."""
+    arrays = [three_axes(array, name) for array, name in (
+        (queries, "queries"), (keys, "keys"), (values, "values"))]
+    batch, num_queries, _ = arrays[0].shape
+    return [*arrays, key_lengths(valid_lens, batch, num_queries, arrays[1].shape[1])]

@@ -24,21 +24,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha._functions.options import RandomSource
 from mha.compat._shared.layers import Linear
-from mha.compat.d2l import _common
-from mha.compat.d2l._helpers import (
-    add_to_class,
-    check_shape,
-    masked_softmax,
-    normal,
-    ones,
-    reshape,
-    show_heatmaps,
-    tensor,
-)
+from mha.compat.d2l import _common, _helpers
+from mha.compat.d2l._helpers import *  # noqa: F403
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           "add_to_class", "check_shape", "get_key", "masked_softmax", "nn", "normal", "ones",
-           "reshape", "show_heatmaps", "tensor"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "get_key",
+           "nn"]
+__all__ += _helpers.__all__
 
 OutputAndWeights = tuple[NDArray[Any], NDArray[Any]]
 Variables = Mapping[str, dict[str, Any]]  # {"params": {"W_q": {"kernel": ...}, ...}}
@@ -131,7 +122,17 @@ class Dense(Linear):
 nn = SimpleNamespace(Module=Module, Dense=Dense, compact=compact)
 
 
-class DotProductAttention(Module, _common.DotProductAttention):
+class _Scored(Module, _common.ScoredAttention):
+    """The call of both."""
+
+    def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                 valid_lens: ArrayLike | None = None, training: bool = False) -> OutputAndWeights:
+        """(output (batch, num_queries, v), weights (batch, num_queries, num_keys))."""
+        output = self._attend(queries, keys, values, valid_lens, training)
+        return output, self.attention_weights
+
+
+class DotProductAttention(_Scored, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -139,32 +140,14 @@ class DotProductAttention(Module, _common.DotProductAttention):
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
 
-    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(dropout, rng)
 
-    def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                 valid_lens: ArrayLike | None = None, training: bool = False) -> OutputAndWeights:
-        """(output (batch, num_queries, v), weights (batch, num_queries, num_keys))."""
-        output = self._attend(queries, keys, values, valid_lens, training)
-        return output, self.attention_weights
-
-
-class AdditiveAttention(Module, _common.AdditiveAttention):
+class AdditiveAttention(_Scored, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1)
     >>> inputs = ones((2, 1, 20)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])
     >>> (output, weights), parameters = attention.init_with_output(get_key(), *inputs)
     """
-
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(num_hiddens, dropout, rng)
-
-    def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                 valid_lens: ArrayLike | None = None, training: bool = False) -> OutputAndWeights:
-        """(output (batch, num_queries, v), weights (batch, num_queries, num_keys))."""
-        output = self._attend(queries, keys, values, valid_lens, training)
-        return output, self.attention_weights
 
 
 class MultiHeadAttention(Module, _common.MultiHeadAttention):
@@ -189,10 +172,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     (2, 4, 100)
     """
 
-    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
-                 rng: RandomSource = None) -> None:
-        rng = np.random.default_rng(rng)
-        super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
+    _dot_product_attention = DotProductAttention
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                  valid_lens: ArrayLike | None = None, training: bool = False) -> OutputAndWeights:

@@ -17,28 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha._functions.options import RandomSource
 from mha.compat._shared.layers import Linear
-from mha.compat.d2l import _common
-from mha.compat.d2l._helpers import (
-    add_to_class,
-    check_shape,
-    masked_softmax,
-    normal,
-    ones,
-    reshape,
-    show_heatmaps,
-    tensor,
-)
+from mha.compat.d2l import _common, _helpers
+from mha.compat.d2l._helpers import *  # noqa: F403
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           "add_to_class", "check_shape", "masked_softmax", "nn", "normal", "np", "npx", "ones",
-           "reshape", "show_heatmaps", "tensor"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "nn", "np",
+           "npx"]
+__all__ += _helpers.__all__
 
 
-def _set_np() -> None:
-    """Nothing to do: arrays are NumPy's already."""
-
-
-npx = SimpleNamespace(set_np=_set_np)
+npx = SimpleNamespace(set_np=lambda: None)  # arrays are NumPy's already
 
 
 class Module:
@@ -78,7 +65,16 @@ class Dense(Linear):
 nn = SimpleNamespace(Dense=Dense)
 
 
-class DotProductAttention(Module, _common.DotProductAttention):
+class _Scored(Module, _common.ScoredAttention):
+    """The call of both."""
+
+    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
+        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
+        return self._attend(queries, keys, values, valid_lens, training=False)
+
+
+class DotProductAttention(_Scored, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -86,30 +82,14 @@ class DotProductAttention(Module, _common.DotProductAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, dropout: float) -> None:
-        super().__init__(dropout)
 
-    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
-        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
-        return self._attend(queries, keys, values, valid_lens, training=False)
-
-
-class AdditiveAttention(Module, _common.AdditiveAttention):
+class AdditiveAttention(_Scored, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1)
     >>> attention(ones((2, 1, 20)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
     (2, 1, 4)
     """
-
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(num_hiddens, dropout, rng)
-
-    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
-        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
-        return self._attend(queries, keys, values, valid_lens, training=False)
 
 
 class MultiHeadAttention(Module, _common.MultiHeadAttention):
@@ -134,10 +114,11 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     (2, 4, 100)
     """
 
+    _dot_product_attention = DotProductAttention
+
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, use_bias: bool = False,
                  *, rng: RandomSource = None) -> None:
-        super().__init__(num_hiddens, num_heads, use_bias, DotProductAttention(dropout),
-                         np.random.default_rng(rng))
+        super().__init__(num_hiddens, num_heads, dropout, use_bias, rng=rng)
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None = None) -> NDArray[Any]:

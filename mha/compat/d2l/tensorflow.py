@@ -16,21 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha._functions.options import RandomSource
 from mha.compat._shared.layers import Linear
-from mha.compat.d2l import _common
-from mha.compat.d2l._helpers import (
-    add_to_class,
-    check_shape,
-    masked_softmax,
-    normal,
-    ones,
-    reshape,
-    show_heatmaps,
-    tensor,
-)
+from mha.compat.d2l import _common, _helpers
+from mha.compat.d2l._helpers import *  # noqa: F403
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention",
-           "add_to_class", "check_shape", "keras", "masked_softmax", "normal", "ones", "repeat",
-           "reshape", "show_heatmaps", "tensor", "transpose"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "Module", "MultiHeadAttention", "keras",
+           "repeat", "transpose"]
+__all__ += _helpers.__all__
 
 
 def transpose(a: ArrayLike, perm: Sequence[int] | None = None) -> NDArray[Any]:
@@ -76,16 +67,8 @@ class Dense(Linear):
 keras = SimpleNamespace(layers=SimpleNamespace(Dense=Dense))
 
 
-class DotProductAttention(Module, _common.DotProductAttention):
-    """Scaled dot-product attention (d2l, section 11.3.3).
-
-    >>> attention = DotProductAttention(dropout=0.5)
-    >>> attention(ones((2, 1, 2)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
-    (2, 1, 4)
-    """
-
-    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(dropout, rng)
+class _Scored(Module, _common.ScoredAttention):
+    """The call of both."""
 
     def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
              valid_lens: ArrayLike | None = None, *,
@@ -94,7 +77,16 @@ class DotProductAttention(Module, _common.DotProductAttention):
         return self._attend(queries, keys, values, valid_lens, training)
 
 
-class AdditiveAttention(Module, _common.AdditiveAttention):
+class DotProductAttention(_Scored, _common.DotProductAttention):
+    """Scaled dot-product attention (d2l, section 11.3.3).
+
+    >>> attention = DotProductAttention(dropout=0.5)
+    >>> attention(ones((2, 1, 2)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
+    (2, 1, 4)
+    """
+
+
+class AdditiveAttention(_Scored, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     key_size and query_size are in the form's signature; like Keras, the layer takes the sizes of
@@ -107,13 +99,7 @@ class AdditiveAttention(Module, _common.AdditiveAttention):
 
     def __init__(self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
                  rng: RandomSource = None) -> None:
-        super().__init__(num_hiddens, dropout, rng)
-
-    def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-             valid_lens: ArrayLike | None = None, *,
-             training: bool | None = None) -> NDArray[Any]:
-        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
-        return self._attend(queries, keys, values, valid_lens, training)
+        super().__init__(num_hiddens, dropout, rng=rng)
 
 
 class MultiHeadAttention(Module, _common.MultiHeadAttention):
@@ -139,11 +125,12 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     (2, 4, 100)
     """
 
+    _dot_product_attention = DotProductAttention
+
     def __init__(self, key_size: int, query_size: int, value_size: int, num_hiddens: int,
                  num_heads: int, dropout: float, bias: bool = False, *,
                  rng: RandomSource = None) -> None:
-        rng = np.random.default_rng(rng)
-        super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
+        super().__init__(num_hiddens, num_heads, dropout, bias, rng=rng)
 
     def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
              valid_lens: ArrayLike | None = None, *,

@@ -112,7 +112,16 @@ class LazyLinear(Module, Linear):
 nn = SimpleNamespace(Module=Module, LazyLinear=LazyLinear)
 
 
-class DotProductAttention(Module, _common.DotProductAttention):
+class _Scored(Module, _common.ScoredAttention):
+    """The call of both."""
+
+    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
+        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
+        return self._attend(queries, keys, values, valid_lens, self.training)
+
+
+class DotProductAttention(_Scored, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5).eval()
@@ -120,30 +129,14 @@ class DotProductAttention(Module, _common.DotProductAttention):
     (2, 1, 4)
     """
 
-    def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(dropout, rng)
 
-    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
-        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
-        return self._attend(queries, keys, values, valid_lens, self.training)
-
-
-class AdditiveAttention(Module, _common.AdditiveAttention):
+class AdditiveAttention(_Scored, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1).eval()
     >>> attention(ones((2, 1, 20)), ones((2, 10, 2)), ones((2, 10, 4)), tensor([2, 6])).shape
     (2, 1, 4)
     """
-
-    def __init__(self, num_hiddens: int, dropout: float, *, rng: RandomSource = None) -> None:
-        super().__init__(num_hiddens, dropout, rng)
-
-    def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-                valid_lens: ArrayLike | None = None) -> NDArray[Any]:
-        """(batch, num_queries, v); valid_lens None, (batch,) or (batch, num_queries)."""
-        return self._attend(queries, keys, values, valid_lens, self.training)
 
 
 class MultiHeadAttention(Module, _common.MultiHeadAttention):
@@ -168,11 +161,7 @@ class MultiHeadAttention(Module, _common.MultiHeadAttention):
     """
 
     _linear = LazyLinear
-
-    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False, *,
-                 rng: RandomSource = None) -> None:
-        rng = np.random.default_rng(rng)
-        super().__init__(num_hiddens, num_heads, bias, DotProductAttention(dropout, rng=rng), rng)
+    _dot_product_attention = DotProductAttention
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None = None) -> NDArray[Any]:

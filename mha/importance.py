@@ -60,11 +60,7 @@ def variance(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray
     >>> mha.importance.variance([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.125]
     """
-
-    def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
-        return rows.var(axis=-1)
-
-    return _mean_of_rows(weights, lengths, of_rows)
+    return _mean_of_rows(weights, lengths, lambda rows: rows.var(axis=-1))
 
 
 @checks_keywords
@@ -89,11 +85,7 @@ def confidence(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArr
     >>> mha.importance.confidence([[[0.5, 0.5], [1.0, 0.0]]]).tolist()
     [0.75]
     """
-
-    def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
-        return rows.max(axis=-1)
-
-    return _mean_of_rows(weights, lengths, of_rows)
+    return _mean_of_rows(weights, lengths, lambda rows: rows.max(axis=-1))
 
 
 @checks_keywords
@@ -118,11 +110,8 @@ def entropy(weights: ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[
     >>> mha.importance.entropy([[[0.5, 0.5], [1.0, 0.0]]]).round(4).tolist()
     [0.3466]
     """
-
-    def of_rows(rows: NDArray[Any]) -> NDArray[Any]:
-        return -(rows * np.log(np.where(rows > 0, rows, 1))).sum(axis=-1)
-
-    return _mean_of_rows(weights, lengths, of_rows)
+    return _mean_of_rows(weights, lengths, lambda rows: -(
+        rows * np.log(np.where(rows > 0, rows, 1))).sum(axis=-1))
 
 
 @checks_keywords

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
 
@@ -181,7 +181,7 @@ def as_finite(value: Any, name: str, *, above: float = -math.inf,
     """A finite number, over `above` and at least `least`."""
     wanted = "a finite number" + f" above {above:g}" * (above > -math.inf)
     wanted += f" of at least {least:g}" * (least > -math.inf)
-    number = as_float(value, name, "a number", in_range=wanted)
+    number = as_float(value, name, wanted)
     if not math.isfinite(number) or number <= above or number < least:
         raise ValueError(f"{name}: got {value}, wanted {wanted}")
     return number
@@ -195,24 +195,23 @@ def as_probability(value: Any, name: str) -> float:
     return probability
 
 
-def as_float(value: Any, name: str, wanted: str, in_range: str | None = None) -> float:
-    """A real number; errors say what is wanted, of a number too large for floats in_range."""
+def as_float(value: Any, name: str, wanted: str) -> float:
+    """A real number; errors say what is wanted."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted {wanted}")
     try:
         return float(value)
     except OverflowError:  # an int beyond all floats
-        raise ValueError(f"{name}: got {value}, wanted {in_range or wanted}") from None
+        raise ValueError(f"{name}: got {value}, wanted {wanted}") from None
 
 
-def as_real_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    try:
-        known = None if dtype is None else np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):  # of strings that NumPy reads as a list of types
-        known = None
-    if known not in (np.float32, np.float64):
-        raise TypeError(f"dtype: got {dtype!r}, wanted float32 or float64")
-    return known
+def check_choice(given: Any, name: str, *choices: str | None) -> None:
+    """That it is one of these words, or None where that is among them."""
+    if (given is None or isinstance(given, str)) and given in choices:
+        return
+    *others, last = ("None" if choice is None else f'"{choice}"' for choice in choices)
+    wrong = ValueError if isinstance(given, str) else TypeError
+    raise wrong(f"{name}: got {given!r}, wanted {', '.join(others)} or {last}")
 
 
 def no_memory(name: str, shape: tuple[int, ...]) -> MemoryError:

@@ -141,13 +141,9 @@ def multi_head_attention(
     (2, 4, 512)
     """
     chosen = attention_options(multi_head_attention, options, more)
-    core = _core.multi_head_attention
-    if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
-            or key_positions is not None):
-        core = prepared_core(
-            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
-            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
-            key_is_query=key is query)
+    core = prepared_core(
+        rotary, q_norm, k_norm, norm_eps, norm_offset, positions=positions,
+        key_positions=key_positions, key_is_query=key is query)
     with drawn(chosen) as drawn_options:
         return core(
             query, key, value, W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g, num_heads,
@@ -198,13 +194,9 @@ def multi_head_attention_vjp(
     """
     wanted = wanted_names(wrt, MultiHeadAttentionGradients._fields)
     chosen = attention_options(multi_head_attention_vjp, options, more)
-    core = _core.multi_head_attention
-    if (rotary is not None or q_norm is not None or k_norm is not None or positions is not None
-            or key_positions is not None):
-        core = prepared_core(
-            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps,
-            norm_offset=norm_offset, positions=positions, key_positions=key_positions,
-            key_is_query=key is query)
+    core = prepared_core(
+        rotary, q_norm, k_norm, norm_eps, norm_offset, positions=positions,
+        key_positions=key_positions, key_is_query=key is query)
     with drawn(chosen) as drawn_options:
         output, saved = core(
             query, key, value, W_q, W_k, W_v, W_o, W_g, b_q, b_k, b_v, b_o, b_g, num_heads,
@@ -213,18 +205,21 @@ def multi_head_attention_vjp(
                                MultiHeadAttentionGradients)
 
 
-def prepared_core(*, rotary: Rotary | None = None, positions: ArrayLike | None = None,
-                  key_positions: ArrayLike | None = None, key_is_query: bool = False,
-                  **norms: Any) -> Callable[..., Any]:
-    """`_core.multi_head_attention` with what prepares heads; norms: q_norm, k_norm, norm_eps and
-    norm_offset."""
-    if rotary is None and (positions is not None or key_positions is not None):
-        raise nothing_rotates("key_positions" if positions is None else "positions")
+def prepared_core(rotary: Rotary | None, q_norm: ArrayLike | None, k_norm: ArrayLike | None,
+                  norm_eps: float, norm_offset: float, *, positions: ArrayLike | None = None,
+                  key_positions: ArrayLike | None = None,
+                  key_is_query: bool = False) -> Callable[..., Any]:
+    """`_core.multi_head_attention` with what prepares heads, if anything does."""
+    if rotary is None:
+        if positions is not None or key_positions is not None:
+            raise nothing_rotates("key_positions" if positions is None else "positions")
+        if q_norm is k_norm is None:
+            return _core.multi_head_attention
     if key_positions is None and key_is_query:
         key_positions = positions
-    record = None if rotary is None else as_record(rotary)
-    return functools.partial(_core.multi_head_attention, rotary=record, positions=positions,
-                             key_positions=key_positions, **norms)
+    return functools.partial(_core.multi_head_attention, rotary=as_record(rotary),
+                             positions=positions, key_positions=key_positions, q_norm=q_norm,
+                             k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset)
 
 
 def nothing_rotates(name: str) -> ValueError:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha import _core
-from mha._base.arguments import as_array, as_finite, as_int, as_ints, check_kind
+from mha._base.arguments import as_array, as_finite, as_int, as_ints, check_choice, check_kind
 from mha._base.keywords import checks_keywords, names_its_keywords, unknown_keyword
 from mha._functions.gradients import RotaryGradients
 
@@ -90,8 +90,8 @@ class Rotary:
             array = np.array(from_base(size, known_base))
         else:
             array = _checked_frequencies(frequencies, size)
-        checked_layout(layout, "layout")
-        checked_layout(section_layout, "section_layout", ("split", "interleaved"))
+        check_choice(layout, "layout", "half", "interleaved")
+        check_choice(section_layout, "section_layout", "split", "interleaved")
         known_sections = None if sections is None else _checked_sections(sections, size)
         axes = () if known_sections is None else _axes_of(known_sections, section_layout)
         record = (array.tobytes(), layout == "interleaved", as_finite(magnitude, "magnitude"),
@@ -312,14 +312,6 @@ def as_record(rotary: Rotary | None) -> Record | None:
 def position_axes(rotary: Rotary | None) -> int:
     """How many position axes there are: 1 without sections."""
     return 1 if rotary is None else rotary._record[4]
-
-
-def checked_layout(layout: Any, name: str, layouts: Sequence[str] = ("half", "interleaved"),
-                   ) -> Any:
-    if not isinstance(layout, str) or layout not in layouts:
-        wrong = ValueError if isinstance(layout, str) else TypeError
-        raise wrong(f'{name}: got {layout!r}, wanted "{layouts[0]}" or "{layouts[1]}"')
-    return str(layout)
 
 
 def _even(dims: int) -> int:

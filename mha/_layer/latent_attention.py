@@ -17,7 +17,6 @@ from mha._base.keywords import checks_keywords, too_many
 from mha._functions.gradients import MultiHeadLatentAttentionGradients, Pullback
 from mha._functions.options import LAYER, LayerKeywords, RandomSource, takes_options
 from mha._functions.rotary import Rotary
-from mha._layer import latent_state
 from mha._layer import options as layer_options
 from mha._layer import state as layer_state
 from mha._layer.latent_settings import (
@@ -45,6 +44,21 @@ Padding = Literal["right", "left"]
 
 def _checked_state(settings: dict[str, Any], parameters: dict[str, Any]) -> layer_state.LayerState:
     return layer_state.state_of(settings, parameters, checked_latent_settings)
+
+
+def _pruned(state: layer_state.LayerState, heads: list[int]) -> layer_state.LayerState:
+    """Without these heads, in new arrays."""
+    in_blocks_now = layer_state.prunable(state, heads)
+    settings: Any = state.settings
+    kept = layer_state.heads_that_stay(heads, settings.num_heads)
+    widths = {"W_q": settings.head_dim, "W_uq": settings.head_dim, "W_uk": settings.nope_dim,
+              "W_uv": settings.value_head_dim, "W_o": settings.value_head_dim}
+    parameters: dict[str, Any] = {
+        name: layer_state.of_heads(parameter, kept, widths[name], 0 if name == "W_o" else 1)
+        if name in widths else layer_state.own_copy(parameter)
+        for name, parameter in state.parameters.items()}
+    make = layer_state.with_packed if in_blocks_now else layer_state.new_state
+    return make(settings._replace(num_heads=len(kept)), parameters)
 
 
 class MultiHeadLatentAttention(OwnParameters):
@@ -466,7 +480,7 @@ class MultiHeadLatentAttention(OwnParameters):
         (128, 192)
         """
         indices = as_ints(heads, "heads")
-        self._change(lambda state: latent_state.pruned(state, indices))
+        self._change(lambda state: _pruned(state, indices))
         return self
 
     def __repr__(self) -> str:

@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike
 
 from mha._base.arguments import as_bool, as_finite, as_size
 from mha._base.dtypes import layer_dtype, shown_dtype
-from mha._functions.rotary import Rotary, as_record
-from mha._layer.settings import as_scale
+from mha._functions.rotary import Rotary
+from mha._layer.settings import check_rotary
 
 MATRICES = ("W_dq", "W_uq", "W_q", "W_dkv", "W_uk", "W_uv", "W_o")
 
@@ -120,11 +120,9 @@ def checked_latent_settings(
         as_size(kv_rank, "kv_rank"), as_size(nope_dim, "nope_dim"), as_size(rope_dim, "rope_dim"),
         as_size(value_head_dim, "value_head_dim"), as_bool(use_bias, "use_bias"),
         layer_dtype(dtype), None if query_rank is None else as_size(query_rank, "query_rank"),
-        rotary, as_finite(norm_eps, "norm_eps", least=0), as_scale(scale))
-    as_record(rotary)  # raises what is no Rotary
-    if rotary is not None and rotary.dims > settings.rope_dim:
-        raise ValueError(f"rotary: got {rotary.dims} dims, wanted at most rope_dim"
-                         f" ({settings.rope_dim})")
+        rotary, as_finite(norm_eps, "norm_eps", least=0),
+        None if scale is None else as_finite(scale, "scale"))
+    check_rotary(rotary, settings.rope_dim, "rope_dim")
     return settings
 
 

@@ -13,9 +13,9 @@ from mha._base.arguments import (
     as_bool,
     as_finite,
     as_float,
-    as_int,
     as_probability,
     as_size,
+    check_choice,
     check_kind,
 )
 from mha._base.dtypes import layer_dtype, shown, shown_dtype
@@ -127,46 +127,26 @@ def checked_settings(
                          f" ({num_heads}); or give head_dim")
     head_dim = as_size(head_dim, "head_dim", embed_dim // num_heads)
     key_dim = as_size(key_dim, "key_dim", embed_dim)
-    preparation = Preparation(rotary, qk_norm, norm_eps, norm_offset, head_dim)
-    check_choice(output_gate, "output_gate", ("element", "head"))
+    check_rotary(rotary, head_dim, "head_dim")
+    check_choice(qk_norm, "qk_norm", "head", "width", None)
+    check_choice(output_gate, "output_gate", "element", "head", None)
     return LayerSettings(
         embed_dim, num_heads, num_kv_heads, head_dim,
         as_size(value_head_dim, "value_head_dim", head_dim),
         as_size(query_dim, "query_dim", embed_dim), key_dim,
         as_size(value_dim, "value_dim", key_dim), as_size(output_dim, "output_dim", embed_dim),
         as_probability(dropout, "dropout"), as_projections(use_bias, output_gate),
-        layer_dtype(dtype), as_scale(scale), as_softcap(softcap),
-        as_window(window), as_alibi(alibi, num_heads),
-        as_bool(sinks, "sinks"), as_farthest(relative_bias),
-        preparation.rotary, preparation.qk_norm, preparation.norm_eps, preparation.norm_offset,
-        output_gate)
+        layer_dtype(dtype), None if scale is None else as_finite(scale, "scale"),
+        as_softcap(softcap), as_window(window), as_alibi(alibi, num_heads), as_bool(sinks, "sinks"),
+        None if relative_bias is None else as_size(relative_bias, "relative_bias", least=0),
+        rotary, qk_norm, as_finite(norm_eps, "norm_eps", least=0),
+        as_finite(norm_offset, "norm_offset"), output_gate)
 
 
-class Preparation:
-    """The constructor's arguments of norms and rotation, checked."""
-
-    __slots__ = ("norm_eps", "norm_offset", "qk_norm", "rotary")
-
-    def __init__(self, rotary: Rotary | None, qk_norm: NormOf | None, norm_eps: float,
-                 norm_offset: float, head_dim: int) -> None:
-        if rotary is not None:
-            as_record(rotary)
-            if rotary.dims > head_dim:
-                raise ValueError(f"rotary: got {rotary.dims} dims, wanted at most head_dim"
-                                 f" ({head_dim})")
-        check_choice(qk_norm, "qk_norm", ("head", "width"))
-        self.rotary = rotary
-        self.qk_norm = qk_norm
-        self.norm_eps = as_finite(norm_eps, "norm_eps", least=0)
-        self.norm_offset = as_finite(norm_offset, "norm_offset")
-
-
-def check_choice(given: Any, name: str, choices: tuple[str, str]) -> None:
-    """That it is one of two words, or None."""
-    if given is not None and (not isinstance(given, str) or given not in choices):
-        wrong = ValueError if isinstance(given, str) else TypeError
-        first, second = choices
-        raise wrong(f'{name}: got {given!r}, wanted "{first}", "{second}" or None')
+def check_rotary(rotary: Rotary | None, width: int, name: str) -> None:
+    as_record(rotary)  # raises what is no Rotary
+    if rotary is not None and rotary.dims > width:
+        raise ValueError(f"rotary: got {rotary.dims} dims, wanted at most {name} ({width})")
 
 
 def as_projections(use_bias: Any, output_gate: OutputGate | None) -> bool | str:
@@ -185,15 +165,6 @@ def as_projections(use_bias: Any, output_gate: OutputGate | None) -> bool | str:
 def biased_projections(use_bias: bool | str, output_gate: OutputGate | None) -> str:
     letters = PROJECTIONS + GATE * (output_gate is not None)
     return use_bias if isinstance(use_bias, str) else letters * use_bias
-
-
-def as_scale(scale: Any) -> float | None:
-    if scale is None:
-        return None
-    number = as_float(scale, "scale", "a finite number")
-    if not math.isfinite(number):
-        raise ValueError(f"scale: got {scale}, wanted a finite number")
-    return number
 
 
 def as_softcap(softcap: Any) -> float | None:
@@ -221,16 +192,6 @@ def as_alibi(alibi: ArrayLike | None, num_heads: int) -> tuple[float, ...] | Non
         raise ValueError(f"alibi: got shape {slopes.shape}, wanted {(num_heads,)}, a number for"
                          " each head")
     return tuple(map(float, slopes))
-
-
-def as_farthest(relative_bias: Any) -> int | None:
-    if relative_bias is None:
-        return None
-    farthest = as_int(relative_bias, "relative_bias")
-    if farthest < 0:
-        raise ValueError(f"relative_bias: got {farthest}, wanted at least 0: the distance at which"
-                         " the table ends")
-    return farthest
 
 
 def spelled(settings: LayerSettings) -> list[str]:

@@ -118,11 +118,8 @@ def core_of(settings: LayerSettings, parameters: Mapping[str, Any]) -> Callable[
     if settings.dtype == RAW_BFLOAT16:
         known = settings._replace(dtype=computing_dtype(settings.dtype))
         return functools.partial(_call_of_raw, core_of(known, parameters))
-    if settings.rotary is None and settings.qk_norm is None:
-        return _core.multi_head_attention
-    norms: dict[str, Any] = {name: parameters.get(name) for name in NORMS}
-    return prepared_core(rotary=settings.rotary, norm_eps=settings.norm_eps,
-                         norm_offset=settings.norm_offset, **norms)
+    q_norm, k_norm = map(parameters.get, NORMS)
+    return prepared_core(settings.rotary, q_norm, k_norm, settings.norm_eps, settings.norm_offset)
 
 
 def _call_of_raw(core: Callable[..., Any], *arguments: Any, dtype: np.dtype[Any],

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha import _core
-from mha._base.arguments import as_int, as_size, check_kind, detached_array, detached_arrays
+from mha._base.arguments import as_int, as_size, detached_array, detached_arrays
 from mha._base.keywords import checks_keywords, other_names
 from mha._functions.block_mask import BlockMask
 from mha._functions.options import AttentionOptions
+from mha.compat._shared.dtypes import array_of_kind
 from mha.compat._shared.flags import as_flag
 from mha.compat._shared.tensors import are_tensors, outside_compilers
 
@@ -272,9 +273,7 @@ def _on_arrays(mask_mod: MaskMod) -> MaskMod:
     torch: Any = sys.modules.get("torch")
 
     def on_arrays(*indices: Any) -> Any:
-        found = detached_array(mask_mod(*indices), "mask_mod")
-        check_kind(found, "mask_mod", "b", "bools, True = attend")
-        return found
+        return array_of_kind(mask_mod(*indices), "mask_mod", "b", "bools, True = attend")
 
     def on_tensors(*indices: Any) -> Any:
         try:

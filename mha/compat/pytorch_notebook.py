@@ -18,7 +18,7 @@ from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import RandomSource
 from mha.compat._shared.broadcast import attention_with_weights
 from mha.compat._shared.flags import after_dropout, as_dropout, split_dropout
-from mha.compat._shared.layers import Linear, as_numbers, checked_heads, checked_mask
+from mha.compat._shared.layers import Linear, Trained, as_numbers, checked_heads, checked_mask
 from mha.masks import causal
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def scaled_dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayL
                                   _visible(mask))
 
 
-class MultiHeadAttention:
+class MultiHeadAttention(Trained):
     """The notebook's layer, with biases; it starts in training mode as PyTorch's modules do.
 
     Parameters
@@ -82,7 +82,6 @@ class MultiHeadAttention:
         self.num_heads, self.d_model = checked_heads(num_heads, d_model, "d_model")
         self.d_k = self.d_model // self.num_heads
         self.dropout = as_dropout(dropout)
-        self.training = True
         self._rng = np.random.default_rng(rng)
         self.W_q, self.W_k, self.W_v, self.W_o = (
             Linear(self.d_model, bias=True, in_features=self.d_model, rng=self._rng)
@@ -91,15 +90,6 @@ class MultiHeadAttention:
     def __repr__(self) -> str:
         return (f"MultiHeadAttention(d_model={self.d_model}, num_heads={self.num_heads},"
                 f" dropout={self.dropout})")
-
-    def train(self, mode: bool = True) -> MultiHeadAttention:
-        """Dropout on, or off with mode=False. Returns the layer."""
-        self.training = bool(mode)
-        return self
-
-    def eval(self) -> MultiHeadAttention:
-        """Dropout off. Returns the layer."""
-        return self.train(False)
 
     def parameters(self) -> list[NDArray[Any]]:
         """The live weights and biases, in PyTorch's order and layout."""

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mha._base.arguments import as_size, detached_array, printable
+from mha._base.arguments import as_size, check_choice, detached_array, printable
 from mha._base.dtypes import hint_of_numpys, is_half, layer_dtype
 from mha._functions.multi_head_attention import BIASES, NORMS
 from mha._functions.quantised import BITS
 from mha._functions.quantised_array import QuantisedArray
 from mha._functions.rotary import Layout as RotaryLayout
-from mha._functions.rotary import checked_layout
 from mha.parameters import _config as configs
 from mha.parameters import _latent
 from mha.parameters._layouts import OF_MODELS
@@ -156,14 +155,14 @@ def _rotary_layout(given: RotaryLayout | None, layout: Layout,
                    options: Mapping[str, Any]) -> RotaryLayout:
     if given is None:
         return layout.rotary_layout
-    checked = checked_layout(given, "rotary_layout")
+    check_choice(given, "rotary_layout", "half", "interleaved")
     if "rotary" in options:
         raise ValueError(f"rotary_layout: got {given!r} beside rotary=, wanted one of the two:"
                          " mha.Rotary(..., layout=...) has its own")
     if "rotary" not in layout.settings:
         raise ValueError(f"rotary_layout: got {given!r} with layout {layout.name!r}, which reads no"
                          " rotary embeddings of a config, wanted rotary=")
-    return checked
+    return given
 
 
 def _flat(state: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:

@@ -188,7 +188,7 @@ def test_types_and_special_numbers():
     (lambda: mha.Rotary("4"), "dims: got str, wanted an int"),
     (lambda: mha.Rotary(4, base=0), "base: got 0, wanted a finite number above 0"),
     (lambda: mha.Rotary(4, base=math.nan), "base: got nan"),
-    (lambda: mha.Rotary(4, base="1"), "base: got str, wanted a number"),
+    (lambda: mha.Rotary(4, base="1"), "base: got str, wanted a finite number"),
     (lambda: mha.Rotary(4, base=10**400), "base: got 1000"),
     (lambda: mha.Rotary(4, layout="llama"), 'layout: got \'llama\', wanted "half" or'),
     (lambda: mha.Rotary(4, layout=None), "layout: got None"),

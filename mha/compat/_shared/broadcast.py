@@ -19,20 +19,10 @@ def attention_with_weights(query: NDArray[Any], key: NDArray[Any], value: NDArra
     broadcastable to (..., query_len, key_len): the axes before the last two of all four
     broadcast with each other.
     """
-    for array, name in ((query, "query"), (key, "key"), (value, "value")):
-        if array.ndim < 2:
-            raise ValueError(f"{name}: got {array.ndim} dimensions, wanted at least 2")
-    arrays = (query, key, value) if visible is None else (query, key, value, visible)
-    try:
-        batch = np.broadcast_shapes(*(array.shape[:-2] for array in arrays))
-    except ValueError:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"query, key, value, mask: got shapes {shapes}, wanted batch axes"
-                         " that broadcast") from None
-    query, key, value = (np.broadcast_to(array, batch + array.shape[-2:])
-                         for array in (query, key, value))
+    masks = () if visible is None else (np.atleast_2d(visible),)
+    query, key, value, *_ = broadcast_leading(query, key, value, *masks, own_axes=2)
     return scaled_dot_product_attention(query, key, value, mask=visible, empty_rows="uniform",
-                                            return_weights=True)
+                                        return_weights=True)
 
 
 def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
@@ -44,8 +34,8 @@ def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]
     try:
         leading = np.broadcast_shapes(*(shape[:-own_axes] for shape in shapes))
     except ValueError:
-        raise ValueError(f"query, key, value: got shapes {shapes}, wanted axes before the last"
-                         f" {own_axes} that broadcast") from None
+        raise ValueError(f"query, key, value: got shapes {shapes}, wanted batch axes, those"
+                         f" before the last {own_axes}, that broadcast") from None
     if all(shape[:-own_axes] == leading for shape in shapes):
         return [*arrays]
     return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mha._base.arguments import check_kind, detached_array
 from mha._base.dtypes import RAW_BFLOAT16, computing_dtype, in_type, stored_dtype, widened
 from mha._base.pieces import converted, copied
 
@@ -31,6 +32,13 @@ def as_float_dtype(dtype: DTypeLike | Any) -> np.dtype[Any]:
         dtype = str(dtype).removeprefix("torch.")
     stored = stored_dtype(dtype)
     return bfloat16("dtype") if stored == RAW_BFLOAT16 else stored
+
+
+def array_of_kind(given: Any, name: str, kinds: str, wanted: object) -> Array:
+    """`detached_array`, of one of these kinds (`check_kind`); bfloat16 is a float."""
+    array = detached_array(given, name)
+    check_kind(widened(array), name, kinds, wanted)
+    return array
 
 
 def as_own(array: Array, dtype: np.dtype[Any]) -> Array:

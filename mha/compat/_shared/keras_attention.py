@@ -77,28 +77,13 @@ class Attention(Weighted):
         self.score_mode = score_mode
         self.scale: Array | None = None
         self.concat_score_weight: Array | None = None
-        self._built = False
 
     def __repr__(self) -> str:
         scale = isinstance(self, AdditiveAttention)
         return described(self, (), {"use_scale": scale, "score_mode": "dot", "dropout": 0.0})
 
-    @property
-    def built(self) -> bool:
-        """Whether the weights are there: after `build`, or the first call."""
-        return self._built
-
-    @property
-    def weights(self) -> list[Array]:
-        """The live weights: scale and concat_score_weight, as far as there are such."""
-        return [array for array in (self.scale, self.concat_score_weight) if array is not None]
-
-    def _place(self, weights: list[Array]) -> None:
-        for name, array in zip(self._weight_names(), weights, strict=True):
-            setattr(self, name, array)
-
-    def _weight_names(self) -> Sequence[str]:
-        return [name for name in ("scale", "concat_score_weight")
+    def _weight_places(self) -> list[tuple[str, Any, str]]:
+        return [(name, self, name) for name in ("scale", "concat_score_weight")
                 if getattr(self, name) is not None]
 
     def build(self, input_shape: Shapes) -> None:

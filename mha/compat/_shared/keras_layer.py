@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha import _core
 from mha._base.arguments import as_size
 from mha._base.keywords import checks_keywords
-from mha._functions.heads import merge_heads, split_heads
-from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
 from mha.compat._shared.dtypes import as_own, to_compute
 from mha.compat._shared.flags import as_flag, split_dropout
 from mha.compat._shared.keras_weights import Initializer, Weighted
@@ -64,11 +61,6 @@ class Layer(Weighted):
 
     _shown: tuple[str, ...] = ()
 
-    @property
-    def built(self) -> bool:
-        """Whether the weights are there: after `build`, or the first call."""
-        return bool(self._projections)
-
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         """Draws the weights for inputs of these shapes, of which only the last axis and how many
         there are matter.
@@ -90,7 +82,7 @@ class Layer(Weighted):
         drawn = {name: self._drawn(shape, 1) for name, shape in kernels.items()}
         output_shape = self._output_shape or (query_dim,)
         drawn["attention_output"] = self._drawn((heads, value_dim, *output_shape), 2)
-        self._projections, self._attention_axes = drawn, axes
+        self._projections, self._attention_axes, self._built = drawn, axes, True
 
     def _resolved_axes(self, dimensions: int) -> tuple[int, ...]:
         """The attention axes of inputs of so many dimensions, counted from the front."""
@@ -114,22 +106,9 @@ class Layer(Weighted):
         bias = self._initial(bias_initializer, "bias_initializer", shape[input_axes:], 0)
         return Projection(kernel, bias if self.use_bias else None, input_axes)
 
-    @property
-    def weights(self) -> list[Array]:
-        """The live kernels and biases in Keras' order: query, key, (gate,) value, output. Empty
-        before the layer is built."""
-        return [array for projection in self._projections.values()
-                for array in (projection.kernel, projection.bias) if array is not None]
-
-    def _place(self, weights: list[Array]) -> None:
-        placed = iter(weights)
-        for projection in self._projections.values():
-            projection.kernel = next(placed)
-            if projection.bias is not None:
-                projection.bias = next(placed)
-
-    def _weight_names(self) -> Sequence[str]:
-        return list(self._projections)
+    def _weight_places(self) -> list[tuple[str, Any, str]]:
+        return [(shown, projection, name) for shown, projection in self._projections.items()
+                for name in ("kernel", "bias") if getattr(projection, name) is not None]
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape,
                              key_shape: Shape | None = None) -> tuple[int | None, ...]:
@@ -214,44 +193,28 @@ class Layer(Weighted):
                                                   array.shape[-1])
               for array, lengths in ((query, query_shape), (key, key_shape), (value, key_shape))),
             return_weights=return_weights, mask=mask, **options)
-        output, *weights = (as_own(array, self.dtype)
-                            for array in (found if return_weights else (found,)))
+        output, *weights = (as_own(array, self.dtype) for array in found)
         ends = self._projections["attention_output"].kernel.shape[2:]
         output = output.reshape(*batch, *query_shape, *ends)
         output = output.transpose(*np.argsort(order), *range(len(order), output.ndim))
         return (output, weights[0].reshape(sum(scores, ()))) if return_weights else output
 
     def _attend(self, query: Array, key: Array, value: Array, *, dropout: float,
-                **options: Any) -> Any:
-        """The figure; where all weights are dropped, the last bias alone is left of its output."""
+                return_weights: bool, **options: Any) -> list[Array]:
+        """The figure: [output] or [output, weights]. Where all weights are dropped, the last bias
+        alone is left of the output."""
         dropout, drops_all = split_dropout(dropout)
-        found = self._figure(query, key, value, dropout=dropout, **options)
-        if drops_all:
-            output = found[0] if options["return_weights"] else found
-            bias = self._computed("attention_output").offset
-            output[...] = 0 if bias is None else bias
-        return found
-
-    def _figure(self, query: Array, key: Array, value: Array, *, return_weights: bool,
-                **options: Any) -> Any:
-        """Step by step where the gate acts, which comes before the last."""
         heads, kv_heads, *_ = self._sizes
-        of_query, of_key, of_value, of_output = (
-            self._computed(name) for name in ("query", "key", "value", "attention_output"))
-        if not self.use_gate:
-            return project_and_attend(
-                (of_query, of_key, of_value, of_output), query, key, value, num_heads=heads,
-                num_kv_heads=kv_heads, return_weights=return_weights, **options)
-        attended = scaled_dot_product_attention(
-            split_heads(of_query(query), heads), split_heads(of_key(key), kv_heads),
-            split_heads(of_value(value), kv_heads), return_weights=return_weights, **options)
-        attended, *weights = attended if return_weights else (attended,)
-        gated = _core.output_gate(merge_heads(attended), self._computed("gate")(query), heads)
-        return (of_output(gated), *weights) if return_weights else of_output(gated)
-
-    def _computed(self, name: str) -> Projection:
-        """The projection in the type that is computed in."""
-        return self._projections[name].mapped(to_compute)
+        parts = {name: part.mapped(to_compute) for name, part in self._projections.items()}
+        found = project_and_attend(
+            [parts[name] for name in ("query", "key", "value", "attention_output")], query, key,
+            value, gate=parts.get("gate"), num_heads=heads, num_kv_heads=kv_heads,
+            return_weights=return_weights, dropout=dropout, **options)
+        output, *weights = found if return_weights else (found,)
+        if drops_all:
+            bias = parts["attention_output"].offset
+            output[...] = 0 if bias is None else bias
+        return [output, *weights]
 
     def _checked_batch_axes(self, query: Array, key: Array, value: Array) -> list[int]:
         """The axes that are neither attended over nor features, after checking the shapes."""

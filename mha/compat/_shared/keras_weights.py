@@ -11,10 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mha._base.arguments import check_kind, detached_array
-from mha._base.dtypes import widened
 from mha._base.pieces import copied
-from mha.compat._shared.dtypes import as_float_dtype, as_own, own_copy, to_compute
+from mha.compat._shared.dtypes import array_of_kind, as_float_dtype, as_own, own_copy, to_compute
 from mha.compat._shared.flags import as_dropout
 from mha.compat._shared.layers import uniform
 
@@ -38,22 +36,22 @@ class Weighted:
         self.name = name
         self._generator = np.random.default_rng(seed)
 
+    _built = False
+
     @property
     def built(self) -> bool:
         """Whether the weights are there: after `build`, or the first call."""
+        return self._built
+
+    def _weight_places(self) -> list[tuple[str, Any, str]]:
+        """Of each weight: what errors call it, who has it, and as which attribute."""
         raise NotImplementedError
 
     @property
     def weights(self) -> list[Array]:
-        """The live weights in Keras' order. Empty before the layer is built."""
-        raise NotImplementedError
-
-    def _place(self, weights: list[Array]) -> None:
-        """Puts these in the place of `weights`."""
-        raise NotImplementedError
-
-    def _weight_names(self) -> Sequence[str]:
-        raise NotImplementedError
+        """The live weights in Keras' order: kernels and biases of query, key, (gate,) value and
+        output; or scale and concat_score_weight. Empty before the layer is built."""
+        return [getattr(owner, name) for _, owner, name in self._weight_places()]
 
     def get_weights(self) -> list[Array]:
         """Copies of `weights`."""
@@ -68,13 +66,15 @@ class Weighted:
         if not self.built:
             raise ValueError("weights: got them before the layer has any, wanted a call of build or"
                              " of the layer first")
-        wanted = self.weights
-        if len(weights) != len(wanted):
-            raise ValueError(f"weights: got {len(weights)} arrays, wanted {len(wanted)}: of"
-                             f" {', '.join(self._weight_names()) or 'nothing'}")
-        self._place([self._own(detached_array(array, f"weights[{index}]"), own.shape,
-                               f"weights[{index}]")
-                     for index, (array, own) in enumerate(zip(weights, wanted))])
+        places = self._weight_places()
+        if len(weights) != len(places):
+            shown = dict.fromkeys(shown for shown, _, _ in places)
+            raise ValueError(f"weights: got {len(weights)} arrays, wanted {len(places)}: of"
+                             f" {', '.join(shown) or 'nothing'}")
+        copies = [self._own(array, own.shape, f"weights[{index}]")
+                  for index, (array, own) in enumerate(zip(weights, self.weights))]
+        for (_, owner, name), array in zip(places, copies):
+            setattr(owner, name, array)
 
     def count_params(self) -> int:
         """How many numbers the weights are."""
@@ -118,8 +118,7 @@ class Weighted:
                  input_axes: int) -> Array:
         """The first weights of this shape, of which the first axes are a kernel's inputs."""
         if callable(initializer):
-            return self._own(detached_array(initializer(shape, dtype=str(self.dtype)), name), shape,
-                             name)
+            return self._own(initializer(shape, dtype=str(self.dtype)), shape, name)
         if initializer == "zeros":
             return np.zeros(shape, self.dtype)
         if initializer != "glorot_uniform":
@@ -129,9 +128,9 @@ class Weighted:
         bound = math.sqrt(6 / fans)
         return uniform(self._generator, bound, shape, self.dtype)
 
-    def _own(self, array: Array, shape: tuple[int, ...], name: str) -> Array:
+    def _own(self, given: Any, shape: tuple[int, ...], name: str) -> Array:
         """A copy in the layer's type."""
-        check_kind(widened(array), name, "iuf", self.dtype)
+        array = array_of_kind(given, name, "iuf", self.dtype)
         if array.shape != shape:
             raise ValueError(f"{name}: got shape {array.shape}, wanted {shape}")
         return own_copy(array, self.dtype)
@@ -140,9 +139,7 @@ class Weighted:
         """As the layer's type has it, to be computed with."""
         if array is None:
             raise TypeError(f"{name}: got None, wanted an array")
-        array = detached_array(array, name)
-        check_kind(widened(array), name, "biuf", self.dtype)
-        return to_compute(as_own(array, self.dtype))
+        return to_compute(as_own(array_of_kind(array, name, "biuf", self.dtype), self.dtype))
 
 
 def _initializer_of(config: Mapping[str, Any], name: str) -> Initializer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -14,6 +14,21 @@ from mha._base.dtypes import widened
 from mha._base.pieces import copied, pieces
 from mha._functions.linear_projection import linear
 from mha._functions.options import RandomSource
+
+
+class Trained:
+    """Training mode, in which dropout acts."""
+
+    training = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropout on, or off with mode=False. Returns the layer."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Dropout off. Returns the layer."""
+        return self.train(False)
 
 
 class Linear:

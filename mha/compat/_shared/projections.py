@@ -10,12 +10,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import check_kind, detached_array
 from mha._base.dtypes import widened
 from mha._functions.linear_projection import linear
 from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.broadcast import check_over_scores
+from mha.compat._shared.dtypes import array_of_kind
 
 
 class Projection:
@@ -58,20 +58,21 @@ class Projection:
 
 def project_and_attend(projections: Sequence[Projection], query: NDArray[Any], key: NDArray[Any],
                        value: NDArray[Any], *, num_heads: int, num_kv_heads: int,
-                       return_weights: bool, **options: Unpack[AttentionKeywords]) -> Any:
-    """`mha.multi_head_attention` with the projections of query, key, value and output."""
+                       return_weights: bool, gate: Projection | None = None,
+                       **options: Unpack[AttentionKeywords]) -> Any:
+    """`mha.multi_head_attention` with the projections of query, key, value and output, and that of
+    the output gate where there is one."""
     of_query, of_key, of_value, of_output = projections
     return multi_head_attention(
         query, key, value, of_query.matrix, of_key.matrix, of_value.matrix, of_output.matrix,
         b_q=of_query.offset, b_k=of_key.offset, b_v=of_value.offset, b_o=of_output.offset,
+        W_g=None if gate is None else gate.matrix, b_g=None if gate is None else gate.offset,
         num_heads=num_heads, num_kv_heads=num_kv_heads, return_weights=return_weights, **options)
 
 
 def as_visible(mask: ArrayLike, name: str) -> NDArray[np.bool_]:
     """A mask of any numbers as bool: what is not 0 attends."""
-    array = widened(detached_array(mask, name))
-    check_kind(array, name, "biuf", "bool, True = attend")
-    return array != 0
+    return widened(array_of_kind(mask, name, "biuf", "bool, True = attend")) != 0
 
 
 def over_scores(mask: NDArray[Any], name: str, groups: Sequence[tuple[int, ...]],

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mha._functions.options import RandomSource
-from mha.compat._shared.layers import Linear, as_numbers
+from mha.compat._shared.layers import Linear, Trained, as_numbers
 from mha.compat.d2l import _common, _helpers
 from mha.compat.d2l._helpers import add_to_class, check_shape, show_heatmaps
 
@@ -68,22 +68,15 @@ def repeat_interleave(input: ArrayLike, repeats: int, dim: int | None = None) ->
     return np.repeat(as_numbers(input, "input"), repeats, axis=dim)
 
 
-class Module:
+class Module(Trained):
     """Training mode on and off, for a module and those among its attributes."""
-
-    training = True
 
     def train(self, mode: bool = True) -> Self:
         """Dropout on, or off with mode=False. Returns the module."""
-        self.training = bool(mode)
         for part in vars(self).values():
             if isinstance(part, Module):
                 part.train(mode)
-        return self
-
-    def eval(self) -> Self:
-        """Dropout off. Returns the module."""
-        return self.train(False)
+        return super().train(mode)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         returned = self.forward(*arguments, **options)

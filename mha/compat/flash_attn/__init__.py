@@ -15,18 +15,9 @@ length.
 """
 
 from mha.compat.flash_attn import bert_padding, flash_attn_interface
-from mha.compat.flash_attn.flash_attn_interface import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
-)
+from mha.compat.flash_attn.flash_attn_interface import *  # noqa: F403
 
 __version__ = "2.8.3"  # of flash-attn, whose functions these are
 
-__all__ = ["bert_padding", "flash_attn_func", "flash_attn_interface", "flash_attn_kvpacked_func",
-           "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
-           "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
+__all__ = ["bert_padding", "flash_attn_interface"]
+__all__ += flash_attn_interface.__all__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,16 @@ from mha.compat._shared.rotary_tables import rotated_by_tables
 
 PRECISIONS = {1: "FLOAT", 10: "FLOAT16", 11: "DOUBLE", 16: "BFLOAT16"}  # of onnx.TensorProto
 RAW, CAPPED, MASKED, WEIGHTS = range(4)  # the stages of scores, as qk_matmul_output_mode counts
+
+Outputs = TypeVar("Outputs", bound=type)
+
+
+def public(outputs: Outputs) -> Outputs:
+    """The named tuple, of a private file, names the package that users import it from, and so do
+    pickles; its type hints are looked up before."""
+    outputs.__annotations__ = get_type_hints(outputs)
+    outputs.__module__ = outputs.__module__.rpartition(".")[0]
+    return outputs
 
 
 def attend(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], stage: int | None,
@@ -47,10 +57,9 @@ def _scores(query: NDArray[Any], key: NDArray[Any], stage: int,
 
 def floats(*named: tuple[str, Any]) -> list[NDArray[Any]]:
     """The arrays, of floats, as the operators' inputs are."""
-    arrays = []
-    for name, given in named:
-        arrays.append(as_array(given, name))
-        check_kind(widened(arrays[-1]), name, "f", "floats")
+    arrays = [as_array(given, name) for name, given in named]
+    for (name, _), array in zip(named, arrays):
+        check_kind(widened(array), name, "f", "floats")
     return arrays
 
 

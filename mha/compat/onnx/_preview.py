@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import as_array, check_kind
 from mha._base.dtypes import RAW_BFLOAT16, halves_as_float32, in_type, rounded, shown, widened
 from mha._base.pieces import converted
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
@@ -98,8 +97,7 @@ def _modified(modify: Modifier, name: str, array: NDArray[Any], precision: str) 
     """What the function makes of the array, which it is given in this precision."""
     given = shown(rounded(array, RAW_BFLOAT16)) if precision == "BFLOAT16" else in_type(
         array, np.dtype({"FLOAT": "f4", "FLOAT16": "f2", "DOUBLE": "f8"}[precision]))
-    result = as_array(modify(given), name)
-    check_kind(widened(result), name, "f", "floats")
+    result, = floats((name, modify(given)))
     if result.shape != array.shape:
         raise ValueError(f"{name}: got shape {result.shape} back, wanted {array.shape}")
     return converted(widened(result), array.dtype)

@@ -14,19 +14,11 @@ from mha._functions.heads import merge_heads
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.broadcast import check_over_scores
 from mha.compat._shared.flags import as_flag
-from mha.compat.onnx._heads import (
-    attend,
-    by_head,
-    check_pair,
-    floats,
-    in_precision,
-    joined,
-    rotated,
-)
-from mha.compat.onnx._outputs import public_in
+from mha.compat.onnx._caches import with_past
+from mha.compat.onnx._heads import attend, by_head, floats, in_precision, public, rotated
 
 
-@public_in("mha.compat.onnx")
+@public
 class AttentionOutputs(NamedTuple):
     """What `attention` returns, by the names of the operator's outputs."""
 
@@ -103,16 +95,13 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
         by_head(array, name, heads) for array, name, heads in (
             (query, "q_num_heads", q_num_heads), (key, "kv_num_heads", kv_num_heads),
             (value, "kv_num_heads", kv_num_heads)))
-    check_pair(past_key, past_value, "past_key, past_value")
-    present_key = joined(past_key, "past_key", key)
-    present_value = joined(past_value, "past_value", value)
-    past_len = present_key.shape[2] - key.shape[2]
+    cache = with_past(key, value, past_key, past_value)
 
     options: AttentionKeywords = {
         "scale": scale, "softcap": softcap or None, "causal": as_flag(is_causal, "is_causal"),
-        "query_offset": past_len, "window": _window(left_window_size, right_window_size)}
+        "query_offset": cache.past_len, "window": _window(left_window_size, right_window_size)}
     if attn_mask is not None:
-        scores_shape = (*query.shape[:3], present_key.shape[2])
+        scores_shape = (*query.shape[:3], cache.key.shape[2])
         options |= _mask_or_bias(as_array(attn_mask, "attn_mask"), scores_shape)
     if nonpad_kv_seqlen is not None:
         if past_key is not None:
@@ -123,11 +112,11 @@ def attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike, attn_mask: ArrayLike | N
             lengths, batch, key.shape[2], "nonpad_kv_seqlen")}
 
     stage = qk_matmul_output_mode if as_flag(return_qk, "return_qk") else None
-    query, key, value = in_precision(softmax_precision, query, present_key, present_value)
+    query, key, value = in_precision(softmax_precision, query, cache.key, cache.value)
     output, scores = attend(query, key, value, stage, options)
     if merged:
         output = merge_heads(output)
-    return AttentionOutputs(in_type(output, dtype), present_key, present_value,
+    return AttentionOutputs(in_type(output, dtype), cache.present_key, cache.present_value,
                             None if scores is None else in_type(scores, dtype))
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import check_kind, detached_array
-from mha._base.dtypes import is_half, widened
-from mha._base.pieces import converted
+from mha._base.arguments import detached_array
+from mha._base.dtypes import widened
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.linear_projection import linear
 from mha._functions.multi_head_attention import multi_head_attention
 from mha._functions.options import AttentionKeywords, LayerKeywords
 from mha._functions.scaled_dot_product_attention import scaled_dot_product_attention
-from mha.compat._shared.dtypes import as_own, to_compute
+from mha.compat._shared.dtypes import array_of_kind, as_own, to_compute
 from mha.compat._shared.flags import after_dropout, split_dropout
 from mha.compat.pytorch._functional import is_bool
 
@@ -54,10 +53,6 @@ class Attention:
                  ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """`forward`, or with static heads (batch, num_heads, key_len, head_dim) in the place of
         what key or value are projected to."""
-        if is_half(self.dtype):
-            return self._forward_of_halves(query, key, value, attn_mask, key_padding_mask,
-                                           need_weights, average_attn_weights, is_causal,
-                                           static_k=static_k, static_v=static_v)
         need_weights, is_causal = bool(need_weights), bool(is_causal)
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask: got None with is_causal=True, wanted the causal mask,"
@@ -66,7 +61,7 @@ class Attention:
         masks = [None if mask is None else widened(detached_array(mask, name)) for mask, name in (
             (attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask"))]
         fast_path = query is key is value and self._takes_fast_path(np.ndim(query), masks)
-        arrays = [self._input(array, name)
+        arrays = [to_compute(as_own(array_of_kind(array, name, "iuf", self.dtype), self.dtype))
                   for array, name in ((query, "query"), (key, "key"), (value, "value"))]
         batched = self._check_shapes(*arrays)
         query, key, value = (self._batch_first(array) for array in arrays)
@@ -90,7 +85,8 @@ class Attention:
         if weights is not None:
             weights = after_dropout(weights, dropout, seed)
         if drops_all:
-            output[...] = 0 if self.out_proj.bias is None else self.out_proj.bias
+            bias = self.out_proj.bias
+            output[...] = 0 if bias is None else to_compute(bias)
             if weights is not None:
                 weights[...] = 0
         if (weights is not None or fast_path) and key_len:
@@ -100,31 +96,11 @@ class Attention:
                 weights[empty] = np.nan
         if weights is not None and average_attn_weights:
             weights = weights.mean(axis=1)
+        output = as_own(output, self.dtype)
+        weights = None if weights is None else as_own(weights, self.dtype)
         if not batched:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.swapaxes(0, 1), weights
-
-    def _forward_of_halves(self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
-                           *others: Any, static_k: NDArray[Any] | None,
-                           static_v: NDArray[Any] | None
-                           ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`_forward` in float32, of inputs and parameters that are halves; what it gives is rounded
-        once."""
-        rounded = {id(array): to_compute(as_own(self._numbers(array, name), self.dtype))
-                   for array, name in ((query, "query"), (key, "key"), (value, "value"))}
-        settings = {field.name: getattr(self, field.name) for field in fields(Attention)}
-        parameters = {name: to_compute(array) for name, array in settings.items()
-                      if isinstance(array, np.ndarray)}
-        bias = self.out_proj.bias
-        out_proj = SimpleNamespace(weight=to_compute(self.out_proj.weight),
-                                   bias=None if bias is None else to_compute(bias))
-        in_float32 = Attention(**{**settings, **parameters, "out_proj": out_proj,
-                                  "dtype": np.dtype(np.float32)})
-        # Where query, key and value are one object, they stay one.
-        output, weights = in_float32._forward(rounded[id(query)], rounded[id(key)],
-                                              rounded[id(value)], *others, *(
-            None if static is None else to_compute(static) for static in (static_k, static_v)))
-        return as_own(output, self.dtype), None if weights is None else as_own(weights, self.dtype)
 
     def _attend(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any],
                 static_k: NDArray[Any] | None, static_v: NDArray[Any] | None,
@@ -134,9 +110,11 @@ class Attention:
         step where keys are appended or static, which comes after the projections."""
         W_q, W_k, W_v = self._projection_weights()
         biases: Sequence[NDArray[Any] | None] = (
-            [None] * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3))
+            [None] * 3 if self.in_proj_bias is None
+            else np.split(to_compute(self.in_proj_bias), 3))
         b_q, b_k, b_v = biases
-        W_o, b_o = self.out_proj.weight.T, self.out_proj.bias
+        W_o, b_o = to_compute(self.out_proj.weight).T, self.out_proj.bias
+        b_o = None if b_o is None else to_compute(b_o)
         if static_k is None and static_v is None and not self._appended_keys:
             return multi_head_attention(
                 query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
@@ -146,7 +124,7 @@ class Attention:
                 (key, W_k, b_k, self.bias_k, static_k), (value, W_v, b_v, self.bias_v, static_v)):
             if static is None:
                 static = split_heads(linear(array, weight, bias), self.num_heads)
-            heads.append(self._append(static, appended))
+            heads.append(self._append(to_compute(static), appended))
         attended, *extra = scaled_dot_product_attention(
             *heads, return_weights=need_weights, return_lse=True, **options)
         return (linear(merge_heads(attended), W_o, b_o), *extra)
@@ -154,9 +132,9 @@ class Attention:
     def _projection_weights(self) -> list[NDArray[Any]]:
         """W_q, W_k, W_v as `mha` takes them: (in, out), views of the parameters."""
         if self.in_proj_weight is not None:
-            return [weight.T for weight in np.split(self.in_proj_weight, 3)]
-        return [weight.T for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-                if weight is not None]
+            return [weight.T for weight in np.split(to_compute(self.in_proj_weight), 3)]
+        apart = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        return [to_compute(weight).T for weight in apart if weight is not None]
 
     @property
     def _appended_keys(self) -> int:
@@ -167,10 +145,10 @@ class Attention:
         shape = (*heads.shape[:2], 1, heads.shape[3])
         parts = [heads]
         if bias is not None:
-            parts.append(np.broadcast_to(split_heads(bias, self.num_heads), shape))
+            parts.append(np.broadcast_to(split_heads(to_compute(bias), self.num_heads), shape))
         if self.add_zero_attn:
             parts.append(np.zeros(shape))
-        return np.concatenate(parts, axis=2, dtype=self.dtype)
+        return np.concatenate(parts, axis=2, dtype=heads.dtype)
 
     def _visibility(self, attn_mask: NDArray[Any] | None, key_padding_mask: NDArray[Any] | None,
                     query_shape: tuple[int, int], key_len: int, batched: bool) -> LayerKeywords:
@@ -201,14 +179,6 @@ class Attention:
                 and self.num_heads % 2 == 0 and self.in_proj_weight is not None
                 and self.in_proj_bias is not None and not self._appended_keys
                 and not any(mask is not None and mask.dtype.kind == "f" for mask in masks))
-
-    def _input(self, array: ArrayLike, name: str) -> NDArray[Any]:
-        return converted(widened(self._numbers(array, name)), self.dtype)
-
-    def _numbers(self, array: ArrayLike, name: str) -> NDArray[Any]:
-        found = detached_array(array, name)
-        check_kind(widened(found), name, "iuf", self.dtype)
-        return found
 
     def _check_shapes(self, query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> bool:
         """Whether the input is batched, after checking that the three shapes go together."""

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mha._base.arguments import check_kind, detached_array
-from mha._base.dtypes import is_half, widened
+from mha._base.dtypes import is_half
 from mha._functions.options import RandomSource
-from mha.compat._shared.dtypes import as_float_dtype, as_own
+from mha.compat._shared.dtypes import array_of_kind, as_float_dtype, as_own
 from mha.compat._shared.flags import as_dropout
 from mha.compat._shared.layers import checked_heads
 from mha.compat.pytorch._attention import Attention
@@ -117,12 +116,8 @@ def multi_head_attention_forward(
 
 
 def _numbers(**arguments: ArrayLike | None) -> dict[str, NDArray[Any] | None]:
-    arrays = {name: None if argument is None else detached_array(argument, name)
-              for name, argument in arguments.items()}
-    for name, array in arrays.items():
-        if array is not None:
-            check_kind(widened(array), name, "iuf", "numbers")
-    return arrays
+    return {name: None if argument is None else array_of_kind(argument, name, "iuf", "numbers")
+            for name, argument in arguments.items()}
 
 
 def _common_type(arrays: list[NDArray[Any]]) -> np.dtype[Any]:

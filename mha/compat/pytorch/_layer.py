@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mha._base.arguments import as_size, check_kind, detached_array
-from mha._base.dtypes import widened
+from mha._base.arguments import as_size
 from mha._base.pieces import copied
 from mha._functions.options import RandomSource
-from mha.compat._shared.dtypes import as_float_dtype, own_copy
+from mha.compat._shared.dtypes import array_of_kind, as_float_dtype, own_copy
 from mha.compat._shared.flags import as_dropout
-from mha.compat._shared.layers import checked_heads, uniform
+from mha.compat._shared.layers import Trained, checked_heads, uniform
 from mha.compat.pytorch._attention import Attention
 
 _PARAMETERS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
@@ -33,7 +32,7 @@ class IncompatibleKeys(NamedTuple):
 IncompatibleKeys.__module__ = "mha.compat.pytorch"  # where users import it from, and so do pickles
 
 
-class MultiheadAttention(Attention):
+class MultiheadAttention(Trained, Attention):
     """torch.nn.MultiheadAttention, its parameters laid out as PyTorch saves them.
 
     Parameters
@@ -92,7 +91,6 @@ class MultiheadAttention(Attention):
         self.head_dim = self.embed_dim // self.num_heads
         self.add_zero_attn = add_zero_attn
         self.batch_first = batch_first
-        self.training = True
         self.dtype = as_float_dtype(np.float32 if dtype is None else dtype)
         self._generator = np.random.default_rng(rng)
         self._reset_parameters(bias, add_bias_kv)
@@ -137,15 +135,6 @@ class MultiheadAttention(Attention):
                   "vdim": (self.vdim, self.embed_dim), "batch_first": (self.batch_first, False)}
         shown = [f"{name}={value}" for name, (value, default) in others.items() if value != default]
         return f"MultiheadAttention({', '.join([f'{self.embed_dim}, {self.num_heads}', *shown])})"
-
-    def train(self, mode: bool = True) -> MultiheadAttention:
-        """Switch dropout on (or off: mode=False). Returns the layer."""
-        self.training = bool(mode)
-        return self
-
-    def eval(self) -> MultiheadAttention:
-        """Switch dropout off. Returns the layer."""
-        return self.train(False)
 
     def double(self) -> MultiheadAttention:
         """Make parameters and results float64. Returns the layer."""
@@ -225,8 +214,7 @@ class MultiheadAttention(Attention):
                              f" wanted exactly {list(wanted)}")
         loaded = {}
         for name in wanted.keys() - missing:
-            array = detached_array(state_dict[name], name)
-            check_kind(widened(array), name, "iuf", self.dtype)
+            array = array_of_kind(state_dict[name], name, "iuf", self.dtype)
             if array.shape != wanted[name].shape:
                 raise ValueError(f"{name}: got shape {array.shape}, wanted {wanted[name].shape}")
             loaded[name] = self._own(array)

@@ -14,13 +14,12 @@ from mha._functions.heads import split_heads
 from mha._functions.linear_projection import linear
 from mha._functions.rotary import Rotary
 from mha.compat._shared.flags import as_flag
-from mha.compat.onnx._heads import checked_rotary_dims, floats
-from mha.compat.onnx._outputs import public_in
-from mha.compat.onnx.microsoft._caches import one_int, with_past
+from mha.compat.onnx._caches import one_int, with_past
+from mha.compat.onnx._heads import checked_rotary_dims, floats, public
 from mha.compat.onnx.microsoft._padded_attention import padded_attention, padding_of
 
 
-@public_in("mha.compat.onnx.microsoft")
+@public
 class AttentionOutputs(NamedTuple):
     """What `attention` returns, by the names of the operator's outputs."""
 

@@ -9,13 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mha._base.arguments import as_size
 from mha.compat._shared.flags import as_flag
-from mha.compat.onnx._heads import by_head, check_pair, floats, with_bias
-from mha.compat.onnx._outputs import public_in
-from mha.compat.onnx.microsoft._caches import one_int, with_past
+from mha.compat.onnx._caches import one_int, with_past
+from mha.compat.onnx._heads import by_head, check_pair, floats, public, with_bias
 from mha.compat.onnx.microsoft._padded_attention import padded_attention, padding_of
 
 
-@public_in("mha.compat.onnx.microsoft")
+@public
 class DecoderMaskedMultiHeadAttentionOutputs(NamedTuple):
     """What `decoder_masked_multi_head_attention` returns, by the names of the operator's
     outputs."""

@@ -12,8 +12,7 @@ from mha._base.dtypes import halves_as_float32, in_type
 from mha._functions.heads import merge_heads, split_heads
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.flags import as_flag
-from mha.compat.onnx._heads import MASKED, WEIGHTS, attend, check_pair, floats, rotated
-from mha.compat.onnx._outputs import public_in
+from mha.compat.onnx._heads import MASKED, WEIGHTS, attend, check_pair, floats, public, rotated
 from mha.compat.onnx.microsoft._padded_attention import checked_bias
 from mha.compat.onnx.microsoft._rows import (
     Rows,
@@ -26,7 +25,7 @@ from mha.compat.onnx.microsoft._rows import (
 STAGES = {0: None, 1: MASKED, 2: WEIGHTS}  # of qk_output
 
 
-@public_in("mha.compat.onnx.microsoft")
+@public
 class GroupQueryAttentionOutputs(NamedTuple):
     """What `group_query_attention` returns, by the names of the operator's outputs."""
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha._base.arguments import as_array, as_int_array, check_kind
-from mha._base.dtypes import halves_as_float32, in_type, widened
+from mha._base.arguments import as_int_array
+from mha._base.dtypes import halves_as_float32, in_type
 from mha._functions.heads import merge_heads
 from mha._functions.options import AttentionKeywords
 from mha.compat._shared.broadcast import check_over_scores
-from mha.compat.onnx._heads import MASKED, attend
-from mha.compat.onnx.microsoft._caches import Cache
+from mha.compat.onnx._caches import Cache
+from mha.compat.onnx._heads import MASKED, attend, floats
 
 
 def padded_attention(query: NDArray[Any], cache: Cache, padding: NDArray[np.bool_] | None,
@@ -43,8 +43,7 @@ def added_to_scores(padding: NDArray[np.bool_] | None, mask_filter_value: float,
 
 
 def checked_bias(attention_bias: Any, scores_shape: tuple[int, ...]) -> NDArray[Any]:
-    bias = as_array(attention_bias, "attention_bias")
-    check_kind(widened(bias), "attention_bias", "f", "floats")
+    bias, = floats(("attention_bias", attention_bias))
     check_over_scores(bias, "attention_bias", scores_shape)
     return halves_as_float32(bias)
 

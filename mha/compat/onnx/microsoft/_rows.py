@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from mha._base.arguments import as_exact_int_array
 from mha._base.dtypes import in_type
+from mha.compat.onnx._caches import one_int
 from mha.compat.onnx._heads import check_pair, floats
-from mha.compat.onnx.microsoft._caches import one_int
 
 Ints = NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Past and present of com.microsoft: keys and values behind each other, or in a buffer that past
+"""Past and present: keys and values behind each other, or in a buffer that past
 and present share, and the beams of a search."""
 
 from __future__ import annotations

@@ -220,12 +220,10 @@ def multi_head_attention_vjp(
     """The whole figure; query (batch..., query_len, query_dim)."""
     if key_positions is None and key is query:
         key_positions = positions
-    if np.ndim(query) == 2:
-        return _of_one_sequence(
-            query, key, value, W_q, W_k, W_v, W_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o,
-            W_g=W_g, b_g=b_g, num_heads=num_heads, num_kv_heads=num_kv_heads, head_gate=head_gate,
-            rotary=rotary, q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset,
-            positions=positions, key_positions=key_positions, **options)
+    is_one = np.ndim(query) == 2  # one sequence: a batch of one, and back
+    if is_one:
+        query, key, value = map(_batch_of_one, (query, key, value))
+        options["key_lengths"] = _batch_of_one(options.get("key_lengths"))
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
     # 1. Linear projections.
@@ -246,6 +244,8 @@ def multi_head_attention_vjp(
     output, pull_output = linear_vjp(merged, W_o, b_o)
 
     def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
+        if is_one:
+            grad_output, grad_lse = grad_output[None], _batch_of_one(grad_lse)
         of_output = pull_output(grad_output)
         grad_merged, of_gate = pull_gate(of_output["x"])
         grad_attended = split_heads(grad_merged, num_heads)
@@ -274,9 +274,11 @@ def multi_head_attention_vjp(
         for name in ("bias", "alibi", "relative_bias", "sinks"):
             if name in of_heads:
                 gradients[name] = of_heads[name]
+        if is_one:
+            gradients |= {name: gradients[name][0] for name in ("query", "key", "value")}
         return gradients
 
-    return output, pullback
+    return output[0] if is_one else output, pullback
 
 
 def _gated_vjp(merged: NDArray[Any], query: ArrayLike, W_g: ArrayLike | None,
@@ -295,22 +297,6 @@ def _gated_vjp(merged: NDArray[Any], query: ArrayLike, W_g: ArrayLike | None,
                 pull_logits(products.sum(axis=-1) * gates * (1 - gates)))
 
     return output_gate(merged, logits), pullback
-
-
-def _of_one_sequence(query: ArrayLike, key: ArrayLike, value: ArrayLike, *weights: ArrayLike,
-                     key_lengths: ArrayLike | None = None,
-                     **arguments: Any) -> tuple[NDArray[Any], Pullback]:
-    """A batch of one, there and back."""
-    output, whole_pullback = multi_head_attention_vjp(
-        *map(_batch_of_one, (query, key, value)), *weights,
-        key_lengths=_batch_of_one(key_lengths), **arguments)
-
-    def pullback(grad_output: NDArray[Any], grad_lse: NDArray[Any] | None = None) -> Gradients:
-        gradients = whole_pullback(grad_output[None], _batch_of_one(grad_lse))
-        return {name: gradient[0] if name in ("query", "key", "value") else gradient
-                for name, gradient in gradients.items()}
-
-    return output[0], pullback
 
 
 def _transposed(x: NDArray[Any]) -> NDArray[Any]:

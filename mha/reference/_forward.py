@@ -44,15 +44,10 @@ def multi_head_attention(
     """
     if key_positions is None and key is query:
         key_positions = positions
-    if np.ndim(query) == 2:  # one sequence: a batch of one, and back
-        one = multi_head_attention(
-            _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), W_q, W_k, W_v, W_o,
-            b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, W_g=W_g, b_g=b_g, num_heads=num_heads,
-            num_kv_heads=num_kv_heads, head_gate=head_gate, rotary=rotary, q_norm=q_norm,
-            k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset, positions=positions,
-            key_positions=key_positions, return_weights=return_weights, return_lse=return_lse,
-            **options | {"key_lengths": _batch_of_one(options.get("key_lengths"))})
-        return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
+    is_one = np.ndim(query) == 2  # one sequence: a batch of one, and back
+    if is_one:
+        query, key, value = map(_batch_of_one, (query, key, value))
+        options["key_lengths"] = _batch_of_one(options.get("key_lengths"))
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
     # 1. Linear projections.
@@ -80,7 +75,7 @@ def multi_head_attention(
 
     # 5. Output projection.
     output = linear(merged, W_o, b_o)
-    return _returned(output, weights, lse, return_weights, return_lse)
+    return _returned(output, weights, lse, return_weights, return_lse, is_one)
 
 
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> NDArray[Any]:
@@ -444,6 +439,9 @@ def _batch_of_one(x: ArrayLike | None) -> Any:
 
 
 def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],
-              return_weights: bool, return_lse: bool) -> Any:
-    extra = (weights,) * bool(return_weights) + (lse,) * bool(return_lse)
-    return (output, *extra) if extra else output
+              return_weights: bool, return_lse: bool, is_one: bool = False) -> Any:
+    """What was asked for; is_one: without the axis of a batch of one."""
+    results = (output, *(weights,) * bool(return_weights), *(lse,) * bool(return_lse))
+    if is_one:
+        results = tuple(result[0] for result in results)
+    return results if len(results) > 1 else results[0]

@@ -42,15 +42,10 @@ def multi_head_latent_attention(
     """
     if key is None:
         key, key_positions = query, positions if key_positions is None else key_positions
-    if np.ndim(query) == 2:  # one sequence: a batch of one, and back
-        one = multi_head_latent_attention(
-            _batch_of_one(query), _batch_of_one(key), W_q=W_q, W_dq=W_dq, q_norm=q_norm, W_uq=W_uq,
-            W_dkv=W_dkv, kv_norm=kv_norm, W_uk=W_uk, W_uv=W_uv, W_o=W_o, b_dq=b_dq, b_dkv=b_dkv,
-            b_o=b_o, num_heads=num_heads, rotary=rotary, norm_eps=norm_eps, scale=scale,
-            head_gate=head_gate, positions=positions, key_positions=key_positions,
-            absorbed=absorbed, return_weights=return_weights, return_lse=return_lse,
-            **options | {"key_lengths": _batch_of_one(options.get("key_lengths"))})
-        return tuple(result[0] for result in one) if isinstance(one, tuple) else one[0]
+    is_one = np.ndim(query) == 2  # one sequence: a batch of one, and back
+    if is_one:
+        query, key = map(_batch_of_one, (query, key))
+        options["key_lengths"] = _batch_of_one(options.get("key_lengths"))
     kv_rank = np.shape(kv_norm)[0]
     nope_dim = np.shape(W_uk)[1] // num_heads
 
@@ -74,8 +69,8 @@ def multi_head_latent_attention(
 
     # 3. Attention of every head: over its own keys and values, or over the latents themselves.
     if absorbed:
-        query_heads = _beside(_times_heads(query_nope, _by_head(W_uk, num_heads).swapaxes(1, 2)),
-                              query_rope)
+        absorbing = split_heads(W_uk, num_heads).swapaxes(1, 2)  # (heads, nope_dim, kv_rank)
+        query_heads = _beside(query_nope @ _cast(absorbing, query_nope.dtype), query_rope)
         key_heads = _beside(latent, key_rope)[:, None]
         value_heads = latent[:, None]
     else:
@@ -88,13 +83,13 @@ def multi_head_latent_attention(
         query_heads, key_heads, value_heads, scale=scale, return_weights=True, return_lse=True,
         **options)
     if absorbed:
-        attended = _times_heads(attended, _by_head(W_uv, num_heads))
+        attended = attended @ _cast(split_heads(W_uv, num_heads), attended.dtype)
     if head_gate is not None:
         attended = attended * _cast(head_gate, attended.dtype)[:, None, None]
 
     # 4. Merge heads, and the output projection.
     output = linear(merge_heads(attended), W_o, b_o)
-    return _returned(output, weights, lse, return_weights, return_lse)
+    return _returned(output, weights, lse, return_weights, return_lse, is_one)
 
 
 def _rotated(x: Array, rotary_: Rotary | None, positions: ArrayLike | None) -> Array:
@@ -103,13 +98,3 @@ def _rotated(x: Array, rotary_: Rotary | None, positions: ArrayLike | None) -> A
 
 def _beside(one: Array, other: Array) -> Array:
     return np.concatenate([one, other], axis=-1)
-
-
-def _by_head(weight: ArrayLike, num_heads: int) -> Array:
-    """(kv_rank, heads * d) -> (heads, kv_rank, d)."""
-    return split_heads(weight, num_heads)
-
-
-def _times_heads(heads: Array, weights: Array) -> Array:
-    """(batch, heads, len, a) @ (heads, a, b)."""
-    return heads @ _cast(weights, heads.dtype)

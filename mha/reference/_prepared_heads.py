@@ -86,15 +86,7 @@ def rotary_vjp(x: ArrayLike, rotary_: Rotary, positions: ArrayLike | None = None
     """The pullback rotates the other way."""
     output = rotary(x, rotary_, positions)
     cosine, sine = _circle(output, rotary_, positions)
-    first, second = _pairs(rotary_.dims, rotary_.layout)
-
-    def pullback(grad_output: NDArray[Any]) -> NDArray[Any]:
-        grad_x = grad_output.copy()
-        grad_x[..., first] = grad_output[..., first] * cosine + grad_output[..., second] * sine
-        grad_x[..., second] = grad_output[..., second] * cosine - grad_output[..., first] * sine
-        return grad_x
-
-    return output, pullback
+    return output, lambda grad_output: rotated_pairs(grad_output, cosine, -sine, rotary_.layout)
 
 
 def rms_norm(x: NDArray[Any], weight: ArrayLike, eps: float = 1e-6,

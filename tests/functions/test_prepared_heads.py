@@ -312,7 +312,7 @@ def attend(**options):
     (lambda: mha.MultiHeadAttention(8, 2, qk_norm="heads"), "qk_norm: got 'heads', wanted"),
     (lambda: mha.MultiHeadAttention(8, 2, qk_norm=True), "qk_norm: got True"),
     (lambda: mha.MultiHeadAttention(8, 2, norm_eps=-1.0), "norm_eps: got -1.0, wanted a finite"),
-    (lambda: mha.MultiHeadAttention(8, 2, norm_offset="1"), "norm_offset: got str, wanted a finite num"),
+    (lambda: mha.MultiHeadAttention(8, 2, norm_offset="1"), "norm_offset: got str, wanted a fin"),
     (lambda: setattr(mha.MultiHeadAttention(8, 2), "q_norm", np.ones(4)),
      "q_norm: got a parameter for a layer without, wanted one made with qk_norm="),
     (lambda: setattr(mha.MultiHeadAttention(8, 2, qk_norm="head"), "q_norm", np.ones(8)),

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha._base.arguments import as_size
-from mha._base.atomic import Step
-from mha._base.dtypes import Q8_0, rounded, shown_dtype
+from mha._base.atomic import Step, assign
+from mha._base.dtypes import Q8_0, columns_of, rounded, shown_dtype
 from mha._base.pieces import FEW, PIECE, copied, copy_into, pieces
 
 Array = NDArray[Any]
@@ -41,6 +41,61 @@ def checked_window(window: Any, keep_first: Any) -> CacheWindow:
         raise ValueError(f"keep_first: got {first} without a window, wanted window= too: a cache"
                          " without one keeps all")
     return CacheWindow(size, first)
+
+
+class StoredHeads:
+    """What caches of any kind have: two arrays (..., width), a window, and a state that changes by
+    one assignment."""
+
+    __slots__ = ()
+    _state: Any
+    _window: Any
+
+    @property
+    def _arrays(self) -> tuple[Array, Array]:
+        """Of keys and of values."""
+        raise NotImplementedError
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head's keys."""
+        return columns_of(self._arrays[0])
+
+    @property
+    def value_head_dim(self) -> int:
+        """Columns of a head's values."""
+        return columns_of(self._arrays[1])
+
+    @property
+    def dtype(self) -> Any:
+        """The type in which keys and values are stored; "q8_0"; "bfloat16", the name, where
+        ml_dtypes has not been imported."""
+        return shown_dtype(self._stored)
+
+    @property
+    def _stored(self) -> np.dtype[Any]:
+        return self._arrays[0].dtype
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query needs, its own among them; None: all."""
+        return self._window.size
+
+    @property
+    def keep_first(self) -> int:
+        """How many positions from 0 on stay though the window has left them behind."""
+        return self._window.keep_first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for keys and values."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def _publish(self, after: Any, before: Any) -> None:
+        """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
+        # The look and the write are one line, between whose parts no signal handler runs.
+        if not (self._state is before and assign(self, "_state", after) is None):
+            raise changed_meanwhile()
 
 
 class CacheState(NamedTuple):

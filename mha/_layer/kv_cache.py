@@ -33,7 +33,6 @@ from mha._base.dtypes import (
     is_bfloat16,
     numbers_of_element,
     shown,
-    shown_dtype,
 )
 from mha._base.keywords import (
     checks_keywords,
@@ -46,6 +45,7 @@ from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
     NOWHERE,
     CacheState,
+    StoredHeads,
     changed_meanwhile,
     checked_window,
     clearing,
@@ -66,7 +66,7 @@ Append = Callable[[Array, Array], None]
 T = TypeVar("T")
 
 
-class KVCache:
+class KVCache(StoredHeads):
     """Keys and values of the positions so far, for attention that goes on behind them.
 
     Parameters
@@ -156,44 +156,13 @@ class KVCache:
         return self._state.key.shape[1]
 
     @property
-    def head_dim(self) -> int:
-        """Columns of a head's keys."""
-        return columns_of(self._state.key)
-
-    @property
-    def value_head_dim(self) -> int:
-        """Columns of a head's values."""
-        return columns_of(self._state.value)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type in which keys and values are stored; "q8_0"; "bfloat16", the name, where
-        ml_dtypes has not been imported."""
-        return shown_dtype(self._state.key.dtype)
-
-    @property
-    def _stored(self) -> np.dtype[Any]:
-        return self._state.key.dtype
-
-    @property
-    def window(self) -> int | None:
-        """How many positions a query needs, its own among them; None: all."""
-        return self._window.size
-
-    @property
-    def keep_first(self) -> int:
-        """How many positions from 0 on stay though the window has left them behind."""
-        return self._window.keep_first
+    def _arrays(self) -> tuple[Array, Array]:
+        return self._state.key, self._state.value
 
     @property
     def capacity(self) -> int:
         """Positions that there is memory for."""
         return self._state.key.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of that memory."""
-        return self._state.key.nbytes + self._state.value.nbytes
 
     @property
     def lengths(self) -> Array:
@@ -441,11 +410,6 @@ class KVCache:
         result = use(before, _append_nothing)
         self._check_unchanged(before)
         return result
-
-    def _publish(self, after: CacheState, before: CacheState) -> None:
-        """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
-        if not (self._state is before and assign(self, "_state", after) is None):
-            raise changed_meanwhile()
 
     def _check_unchanged(self, before: CacheState) -> None:
         """A RuntimeError where the cache was changed while its state was copied."""

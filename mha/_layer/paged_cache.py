@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mha._base.arguments import as_int, as_ints, as_lengths, as_size
-from mha._base.atomic import assign
-from mha._base.dtypes import cache_dtype, columns_of, numbers_of_element, rounded, shown_dtype
+from mha._base.dtypes import cache_dtype, numbers_of_element, rounded
 from mha._base.keywords import checks_keywords
 from mha._functions.options import as_sides
 from mha._layer.cache_state import (
     BLOCK,
+    StoredHeads,
     changed_meanwhile,
     checked_window,
     first_needed,
@@ -43,7 +43,7 @@ __all__ = ["PagedCache"]
 Array = NDArray[Any]
 
 
-class PagedCache:
+class PagedCache(StoredHeads):
     """Keys and values of many sequences, of all layers of a model, in pages of one pool.
 
     Sequences come and go, and grow one by one; each takes as many pages as it needs. Sequences with
@@ -126,14 +126,8 @@ class PagedCache:
         return self._key.shape[2]
 
     @property
-    def head_dim(self) -> int:
-        """Columns of a head's keys."""
-        return columns_of(self._key)
-
-    @property
-    def value_head_dim(self) -> int:
-        """Columns of a head's values."""
-        return columns_of(self._value)
+    def _arrays(self) -> tuple[Array, Array]:
+        return self._key, self._value
 
     @property
     def layers(self) -> int:
@@ -146,33 +140,9 @@ class PagedCache:
         return self._key.shape[3]
 
     @property
-    def dtype(self) -> Any:
-        """The type in which keys and values are stored, as of `mha.KVCache`."""
-        return shown_dtype(self._key.dtype)
-
-    @property
-    def _stored(self) -> np.dtype[Any]:
-        return self._key.dtype
-
-    @property
-    def window(self) -> int | None:
-        """How many positions a query needs, its own among them; None: all."""
-        return self._window.size
-
-    @property
-    def keep_first(self) -> int:
-        """How many first positions of a sequence stay though the window has left them behind."""
-        return self._window.keep_first
-
-    @property
     def pages_free(self) -> int:
         """Pages that no sequence has."""
         return len(self._state.free)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pages."""
-        return self._key.nbytes + self._value.nbytes
 
     def new(self) -> int:
         """A sequence of no positions; its id, which no other one ever has.
@@ -346,11 +316,6 @@ class PagedCache:
             twice = sorted({id for id in known if known.count(id) > 1})
             raise ValueError(f"{name}: got {twice} twice, wanted each sequence once in a call")
         return known
-
-    def _publish(self, after: PoolState, before: PoolState) -> None:
-        """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
-        if not (self._state is before and assign(self, "_state", after) is None):
-            raise changed_meanwhile()
 
     def _grow(self, before: PoolState, ids: list[int], begins: list[int],
               counts: list[int]) -> tuple[PoolState, PoolState]:

@@ -61,14 +61,8 @@ class ConfigRotary(NamedTuple):
     sections: dict[str, Any]  # sections and section_layout, where it has several position axes
 
 
-class Values:
+class Values(dict[str, Any]):
     """The numbers of a config's mapping; null is as good as missing."""
-
-    def __init__(self, mapping: Mapping[str, Any]) -> None:
-        self.mapping = mapping
-
-    def get(self, name: str) -> Any:
-        return self.mapping.get(name)
 
     def number(self, name: str, default: int | None = None,
                above: float = -math.inf) -> Decimal:
@@ -76,7 +70,7 @@ class Values:
         value = self.get(name)
         if value is None:
             if default is None:
-                raise missing(name, self.mapping)
+                raise missing(name, self)
             return Decimal(default)
         number = _decimal(value, name)
         if number <= above:
@@ -85,7 +79,7 @@ class Values:
 
     def size(self, name: str) -> int:
         if self.get(name) is None:
-            raise missing(name, self.mapping)
+            raise missing(name, self)
         return as_size(self.get(name), name)
 
 
@@ -255,7 +249,7 @@ def longrope(scaling: Scaling) -> Scaled:
 def _factors(values: Values, name: str, pairs: int) -> Frequencies:
     factors = values.get(name)
     if factors is None:
-        raise missing(name, values.mapping)
+        raise missing(name, values)
     if isinstance(factors, np.ndarray):
         factors = factors.tolist()
     if not isinstance(factors, Sequence) or isinstance(factors, str):

@@ -37,9 +37,9 @@ from mha.testing._diagnosis.properties import WEIGHTS_UNSEEN, differences, items
 from mha.testing._diagnosis.signature import (
     CannotTestError,
     flags_of,
-    grouped,
     is_function,
     signature,
+    takes_size,
     weight_parameters,
 )
 from mha.testing._diagnosis.subject import AS_IS, ONE_ITEM, ONE_SEQUENCE, SLOW, Subject
@@ -158,7 +158,7 @@ def _diagnose_arrays(my_attention: Any) -> Findings:
     if inspect.isclass(my_attention):
         make = attempts.of_class(my_attention)
         problems, notes = _diagnose_layer(make, my_attention, make)
-        if not problems and grouped(my_attention):
+        if not problems and takes_size(my_attention, "num_kv_heads"):
             _diagnose_groups(my_attention, problems)
         for name, value in flags_of(my_attention).items():
             _diagnose_flag(my_attention, name, value, problems, notes)
@@ -169,7 +169,7 @@ def _diagnose_arrays(my_attention: Any) -> Findings:
     if weight_parameters(my_attention) or attempts.takes_a_dict(my_attention):
         make = attempts.of_function(my_attention)
         return _diagnose_layer(make, my_attention, make)
-    if attempts.splits_heads(my_attention):
+    if takes_size(my_attention, "num_heads"):
         make = attempts.without_weights(my_attention)
         return _diagnose_layer(make, my_attention, make)
     return _diagnose_function(my_attention)

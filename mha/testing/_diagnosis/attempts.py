@@ -14,9 +14,9 @@ from mha.testing._diagnosis.signature import (
     construct,
     parameters_of,
     plain,
-    says_heads,
     signature,
     size_named,
+    takes_size,
 )
 from mha.testing._diagnosis.subject import (
     AS_IS,
@@ -149,7 +149,8 @@ def of_class(layer_class: TestedClass, kv_heads: int | None = None, **options: o
     """make() of `layer_subjects` for a class."""
     def make(heads: int, head_dim: int, fill: bool) -> Opened:
         layer = construct(layer_class, heads, head_dim, kv_heads, **options)
-        return opened(layer, heads, head_dim, fill, heads if says_heads(layer_class) else None)
+        return opened(layer, heads, head_dim, fill, heads if
+                      takes_size(layer_class, "num_heads", "config") else None)
     return make
 
 
@@ -179,11 +180,6 @@ def copied(layer: Layer) -> Layer:
     except Exception as error:
         raise CannotTestError(f"cannot copy this {type(layer).__name__}: {type(error).__name__}:"
                               f" {error}; diagnose its class") from None
-
-
-def splits_heads(function: Tested) -> bool:
-    """Whether a function without weights is told a number of heads."""
-    return any(size_named(name) == "num_heads" for name in parameters_of(function))
 
 
 def without_weights(function: Tested) -> Make:

@@ -9,7 +9,7 @@ import numpy as np
 from mha.testing._diagnosis.aliases import Array, Inputs, MaskEntry, Shape
 from mha.testing._diagnosis.attention_mistakes import as_it_is
 from mha.testing._diagnosis.mask_mistakes import ADDITIVE, ONE_BLOCKS
-from mha.testing._diagnosis.model import MaskedBy
+from mha.testing._diagnosis.model import Masked
 from mha.testing._diagnosis.restrictions import IGNORED, Restriction, batch_of, over_heads
 from mha.testing._diagnosis.signature import CannotTestError
 from mha.testing._diagnosis.subject import Subject, equal, of_shape
@@ -125,7 +125,7 @@ def _is_added(subject: Subject, inputs: Inputs, name: str, hand_over: HandOver,
     given = hand_over(np.ones((1, key_len), bool)).shape
     added = np.broadcast_to(bias if given[-2:-1] == (query_len,) else bias[:1], given[-2:])
     mine = subject.mine(inputs, plain.shape, **{name: np.broadcast_to(added, given).copy()})
-    mistakes = {**subject.model.found, "mask": MaskedBy(MaskEntry(lambda s, b: s + b, as_it_is))}
+    mistakes = {**subject.model.found, "mask": Masked(MaskEntry(lambda s, b: s + b, as_it_is))}
     return equal(mine, subject.expected(inputs, mistakes, bias)[0])
 
 

@@ -62,26 +62,17 @@ class HardCoded(str):
         return made
 
 
-class Triangle(str):
-    """A mask that is always on, by its name in the step "triangle": what it does."""
+class Masked(str):
+    """How a mask acts, by its name in the step "mask"; in the step "triangle" one that is always
+    on, and what it lets be seen."""
 
-    visible: Visibility
     how: MaskEntry
+    visible: Visibility | None
 
-    def __new__(cls, name: str, visible: Visibility, how: MaskEntry) -> Self:
+    def __new__(cls, how: MaskEntry, name: str = "the mask acts in another way",
+                visible: Visibility | None = None) -> Self:
         made = super().__new__(cls, name)
-        made.visible, made.how = visible, how
-        return made
-
-
-class MaskedBy(str):
-    """A mask that acts in a way of its own, by its name in the step "mask"."""
-
-    how: MaskEntry
-
-    def __new__(cls, how: MaskEntry) -> Self:
-        made = super().__new__(cls, "the mask acts in another way")
-        made.how = how
+        made.how, made.visible = how, visible
         return made
 
 
@@ -182,7 +173,7 @@ class Model:
             masks.append((triangle(*scores.shape[-2:]), how))
         if visible is not None:
             mask = mistakes.get("mask", "")
-            masks.append((visible, mask.how if isinstance(mask, MaskedBy) else MASK[mask]))
+            masks.append((visible, mask.how if isinstance(mask, Masked) else MASK[mask]))
         for pairs, how in masks:
             scores = how.on_scores(scores, pairs)
         weights = SOFTMAX[mistakes.get("softmax", "")](scores) / after
@@ -219,7 +210,7 @@ class _OutputProjection:
 def _triangle(mistakes: Mistakes) -> tuple[Visibility | None, MaskEntry]:
     """What is visible without any mask, a function of the lengths, and how the rest is blocked."""
     name = mistakes.get("triangle", "")
-    if isinstance(name, Triangle):
+    if isinstance(name, Masked):
         return name.visible, name.how
     visible, how = TRIANGLE[name]
     return visible, MASK[how]

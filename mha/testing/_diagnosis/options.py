@@ -11,7 +11,7 @@ from mha.testing._diagnosis.attention_mistakes import as_it_is
 from mha.testing._diagnosis.compare import HEAD_DIM, Outcome, check_weights
 from mha.testing._diagnosis.mask_mistakes import CAUSAL, CAUSAL_FROM_START
 from mha.testing._diagnosis.mask_option import test_mask
-from mha.testing._diagnosis.model import IMPOSSIBLE, HardCoded, MaskedBy
+from mha.testing._diagnosis.model import IMPOSSIBLE, HardCoded, Masked
 from mha.testing._diagnosis.restrictions import check_leak, test_causal, test_lengths
 from mha.testing._diagnosis.search import Search
 from mha.testing._diagnosis.signature import CannotTestError, parameters_of
@@ -161,7 +161,7 @@ def _test_bias(subject: Subject, name: str, problems: list[str]) -> None:
             continue
         for words, entry in meanings.items():
             try:
-                mistakes = {**subject.model.found, "mask": MaskedBy(entry)}
+                mistakes = {**subject.model.found, "mask": Masked(entry)}
                 expected, _ = subject.expected(inputs, mistakes, bias)
             except IMPOSSIBLE:
                 continue

@@ -13,7 +13,7 @@ from mha.testing._diagnosis.mask_mistakes import (
     causal,
     causal_from_start,
 )
-from mha.testing._diagnosis.model import IMPOSSIBLE, MaskedBy, Model
+from mha.testing._diagnosis.model import IMPOSSIBLE, Masked, Model
 from mha.testing._diagnosis.search import FLOAT16, distance, weak_fill
 from mha.testing._diagnosis.signature import CannotTestError
 from mha.testing._diagnosis.subject import TOLERANCE, Subject, equal, of_shape, seen_pairs
@@ -77,7 +77,7 @@ class Restriction:
     def _off(self, visible: Array, entry: MaskEntry) -> float:
         model = self.subject.model
         return distance(self.mine, model, self.inputs,
-                        {**model.found, "mask": MaskedBy(entry)}, visible)
+                        {**model.found, "mask": Masked(entry)}, visible)
 
     def described(self, name: str, options: Mapping[str, object]) -> str:
         """What is wrong where no known mistake fits, from which keys reach which queries."""

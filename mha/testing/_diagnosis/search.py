@@ -14,7 +14,7 @@ from mha._base.progress import progress
 from mha.testing._diagnosis.aliases import Array, Inputs, MaskEntry, Mistakes
 from mha.testing._diagnosis.layer_mistakes import BIAS_STAYS
 from mha.testing._diagnosis.mask_mistakes import ALWAYS, INFINITE, MASK, causal_from_start, filled
-from mha.testing._diagnosis.model import IMPOSSIBLE, HardCoded, Memory, Model, Triangle
+from mha.testing._diagnosis.model import IMPOSSIBLE, HardCoded, Masked, Memory, Model
 from mha.testing._diagnosis.subject import TOLERANCE, equal, same
 
 # What beginners do most; two mistakes at a time have one of these, three are all of them.
@@ -79,8 +79,8 @@ class Search:
                 continue
             if self.spoiled or (seen is not None and np.array_equal(shown, seen)):
                 left.append(pairs)
-                bases.append({"triangle": Triangle(
-                    name, visible, INFINITE if self.spoiled else MASK[""])})
+                bases.append({"triangle": Masked(
+                    INFINITE if self.spoiled else MASK[""], name, visible)})
         return bases
 
     def fits(self, mistakes: Mistakes) -> bool:
@@ -198,12 +198,12 @@ class Search:
     def _weak_triangle(self) -> list[Mistakes]:
         """A causal mask that is always on, and lets some weight through."""
         def off(entry: MaskEntry) -> float:
-            mistakes = {"triangle": Triangle("", causal_from_start, entry)}
+            mistakes = {"triangle": Masked(entry, "", causal_from_start)}
             return distance(self.mine, self.model, self.inputs, mistakes)
 
         weak = weak_fill(off)
-        return [] if weak is None else [{"triangle": Triangle(
-            f"the causal mask is always on, and {weak[0]}", causal_from_start, weak[1])}]
+        return [] if weak is None else [{"triangle": Masked(
+            weak[1], f"the causal mask is always on, and {weak[0]}", causal_from_start)}]
 
     def hard_coded(self, mistakes: Mistakes) -> Mistakes | None:
         """The same with the scores divided by another number than any we know, or None."""

@@ -265,21 +265,15 @@ def construct(layer_class: TestedClass, heads: int, head_dim: int, kv_heads: int
     values["config"] = _Config(dict(values))
     given: dict[str, object] = {}
     unknown = []
-    try:
-        parameters = list(inspect.signature(layer_class).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    single = not any(size_named(p.name) in ("num_heads", "config") for p in parameters)
+    parameters = list(parameters_of(layer_class).values())
     for parameter in parameters:
         known, required = size_named(parameter.name), parameter.default is parameter.empty
         if "VAR" in parameter.kind.name:
             continue
-        if known in ("bias", "length", "seed") and not required and known != "seed":
+        if known in ("bias", "length") and not required:
             continue
         if known == "num_kv_heads" and not required and kv_heads is None:
             continue
-        if known == "head_dim" and single:  # one head, which may be as wide as the model
-            known = "head_dim"
         if known == "head_dim" and not required and parameter.default is None:
             continue
         if known in values:
@@ -301,20 +295,15 @@ def construct(layer_class: TestedClass, heads: int, head_dim: int, kv_heads: int
                               f" {type(error).__name__}: {error}") from None
 
 
-def grouped(layer_class: TestedClass) -> bool:
-    """Whether a class can be told to have fewer key heads than query heads."""
-    return any(size_named(name) == "num_kv_heads" for name in parameters_of(layer_class))
+def takes_size(thing: TestedClass | Tested, *sizes: str) -> bool:
+    """Whether one of its parameters is such a size: "num_heads", "num_kv_heads", "config"."""
+    return any(size_named(name) in sizes for name in parameters_of(thing))
 
 
 def flags_of(layer_class: TestedClass) -> dict[str, bool]:
     """{name: its other value} of the causal flags that a class is constructed with."""
     return {p.name: not p.default for p in parameters_of(layer_class).values()
             if isinstance(p.default, bool) and _kind(p) == "causal"}
-
-
-def says_heads(layer_class: TestedClass) -> bool:
-    """Whether a class is constructed with a number of heads."""
-    return any(size_named(name) in ("num_heads", "config") for name in parameters_of(layer_class))
 
 
 def is_function(thing: object) -> TypeGuard[Tested]:

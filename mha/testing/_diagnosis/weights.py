@@ -18,6 +18,7 @@ from mha.testing._diagnosis.signature import (
     parameters_of,
     plain,
     size_named,
+    takes_size,
     weight_parameters,
 )
 
@@ -173,7 +174,7 @@ def has_no_weights(layer: object) -> bool:
 def _opened_function(function: Tested, heads: int, head_dim: int) -> Opened:
     generator, width = np.random.default_rng(0), heads * head_dim
     parameters, roles = parameters_of(function), weight_parameters(function)
-    if not any(size_named(name) == "num_heads" for name in parameters):
+    if not takes_size(function, "num_heads"):
         heads = 1  # nothing says how many
     given: dict[str, Any] = {}
     stored: dict[str, Array] = {}

@@ -35,9 +35,17 @@ int mha_given_typenum(PyObject *given, PyArrayObject *converted);
 /* What every call of a backward pass begins with: the module's functions cast to it. */
 enum { MHA_MOST_GRADIENTS = 24 };
 
-/* A backward pass lists its gradients once, as rows X(name): GRAD_name is the place of one. */
-#define MHA_GRADIENT_PLACE(name) GRAD_##name,
-#define MHA_GRADIENT_NAME(name) #name,
+/* A backward pass lists its gradients once, as rows X(name, like, see): GRAD_name is the place of
+ * one. `like`, of the call that was `saved`, is the array that it is the gradient of, or NULL, and
+ * see(gradient) is what the core's struct has as grad_name. */
+#define MHA_GRADIENT_PLACE(name, like, see) GRAD_##name,
+#define MHA_GRADIENT_NAME(name, like, see) #name,
+#define MHA_GRADIENT_LIKE(name, like, see) like,
+#define MHA_GRADIENT_FIELD(name, like, see) .grad_##name = see(gradients[GRAD_##name]),
+#define MHA_GRADIENT_LISTS(GRADIENTS)                                                              \
+    enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };                                 \
+    static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+
 typedef struct backward_call {
     PyObject *saved; /* owns what the copy of the forward call refers to */
     PyArrayObject *grad_output, *grad_lse;

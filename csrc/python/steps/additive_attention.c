@@ -178,14 +178,13 @@ MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = 
                     .clear = clear)
 
 #define GRADIENTS(X)                                                                               \
-    X(query)                                                                                       \
-    X(key)                                                                                         \
-    X(value)                                                                                       \
-    X(W_q)                                                                                         \
-    X(W_k)                                                                                         \
-    X(w_v)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(query, saved->inputs.query, mha_data_or_null)                                                \
+    X(key, saved->inputs.key, mha_data_or_null)                                                    \
+    X(value, saved->inputs.value, mha_tensor_with_heads)                                           \
+    X(W_q, (PyArrayObject *)saved->W_q.owner, mha_data_or_null)                                    \
+    X(W_k, (PyArrayObject *)saved->W_k.owner, mha_data_or_null)                                    \
+    X(w_v, saved->w_v, mha_data_or_null)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct additive_backward_call {
     backward_call back;
@@ -200,14 +199,7 @@ static int convert_backward(void *given, PyObject **arguments) {
                            &call->back) < 0) {
         return -1;
     }
-    PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_query] = saved->inputs.query,
-        [GRAD_key] = saved->inputs.key,
-        [GRAD_value] = saved->inputs.value,
-        [GRAD_W_q] = (PyArrayObject *)saved->W_q.owner,
-        [GRAD_W_k] = (PyArrayObject *)saved->W_k.owner,
-        [GRAD_w_v] = saved->w_v,
-    };
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
@@ -226,13 +218,7 @@ static bool fill_backward(void *given) {
         .additive = &call->forward.additive,
         .grad_output = mha_tensor_with_heads(call->back.grad_output),
         .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = mha_data_or_null(gradients[GRAD_query]),
-        .grad_key = mha_data_or_null(gradients[GRAD_key]),
-        .grad_value = mha_tensor_with_heads(gradients[GRAD_value]),
-        .grad_W_q = mha_data_or_null(gradients[GRAD_W_q]),
-        .grad_W_k = mha_data_or_null(gradients[GRAD_W_k]),
-        .grad_w_v = mha_data_or_null(gradients[GRAD_w_v]),
-    };
+        GRADIENTS(MHA_GRADIENT_FIELD)};
     return true;
 }
 

@@ -141,11 +141,10 @@ MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
                     .clear = clear)
 
 #define GRADIENTS(X)                                                                               \
-    X(x)                                                                                           \
-    X(weight)                                                                                      \
-    X(bias)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(x, saved->x, mha_data_or_null)                                                               \
+    X(weight, (PyArrayObject *)saved->weight.owner, mha_data_or_null)                              \
+    X(bias, saved->bias, mha_data_or_null)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct linear_backward_call {
     backward_call back;
@@ -174,8 +173,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     call->back.grad_output =
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, saved->result_typenum, saved->shape,
                              saved->axes, "grad_output");
-    PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, (PyArrayObject *)saved->weight.owner,
-                                                saved->bias};
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (call->back.grad_output == NULL ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
@@ -196,11 +194,8 @@ static bool fill_backward(void *given) {
         .grad_output = PyArray_DATA(call->back.grad_output),
         .grad_output_stride =
             forward_call->weight.out * (int64_t)mha_dtype_size(forward_call->dtype),
-        .grad_x = mha_data_or_null(gradients[GRAD_x]),
-        .grad_weight = mha_data_or_null(gradients[GRAD_weight]),
-        .grad_bias = mha_data_or_null(gradients[GRAD_bias]),
         .skips_rows_without_gradient = call->skips_rows,
-    };
+        GRADIENTS(MHA_GRADIENT_FIELD)};
     return true;
 }
 

@@ -3,29 +3,30 @@
 
 #include "python/steps/multi_head_attention.h"
 
+/* The gradient of bias= as the core sees it. */
+#define OF_SCORES(gradient) mha_broadcast_to_scores(gradient, &saved->scores)
 #define GRADIENTS(X)                                                                               \
-    X(query)                                                                                       \
-    X(key)                                                                                         \
-    X(value)                                                                                       \
-    X(W_q)                                                                                         \
-    X(W_k)                                                                                         \
-    X(W_v)                                                                                         \
-    X(W_o)                                                                                         \
-    X(W_g)                                                                                         \
-    X(b_q)                                                                                         \
-    X(b_k)                                                                                         \
-    X(b_v)                                                                                         \
-    X(b_o)                                                                                         \
-    X(b_g)                                                                                         \
-    X(q_norm)                                                                                      \
-    X(k_norm)                                                                                      \
-    X(head_gate)                                                                                   \
-    X(bias)                                                                                        \
-    X(alibi)                                                                                       \
-    X(relative_bias)                                                                               \
-    X(sinks)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(query, saved->query, mha_data_or_null)                                                       \
+    X(key, saved->key_is_query ? NULL : saved->key, mha_data_or_null)                              \
+    X(value, saved->value_is_key ? NULL : saved->value, mha_data_or_null)                          \
+    X(W_q, (PyArrayObject *)saved->W_q.owner, mha_data_or_null)                                    \
+    X(W_k, (PyArrayObject *)saved->W_k.owner, mha_data_or_null)                                    \
+    X(W_v, (PyArrayObject *)saved->W_v.owner, mha_data_or_null)                                    \
+    X(W_o, (PyArrayObject *)saved->W_o.owner, mha_data_or_null)                                    \
+    X(W_g, (PyArrayObject *)saved->W_g.owner, mha_data_or_null)                                    \
+    X(b_q, saved->b_q, mha_data_or_null)                                                           \
+    X(b_k, saved->b_k, mha_data_or_null)                                                           \
+    X(b_v, saved->b_v, mha_data_or_null)                                                           \
+    X(b_o, saved->b_o, mha_data_or_null)                                                           \
+    X(b_g, saved->b_g, mha_data_or_null)                                                           \
+    X(q_norm, saved->preparation.q_norm, mha_data_or_null)                                         \
+    X(k_norm, saved->preparation.k_norm, mha_data_or_null)                                         \
+    X(head_gate, saved->head_gate, mha_data_or_null)                                               \
+    X(bias, saved->options.bias, OF_SCORES)                                                        \
+    X(alibi, saved->options.alibi, mha_by_head)                                                    \
+    X(relative_bias, saved->options.relative_bias, mha_by_head)                                    \
+    X(sinks, saved->options.sinks, mha_by_head)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct layer_backward_call {
     backward_call back;
@@ -57,28 +58,7 @@ static int convert(void *given, PyObject **arguments) {
                            sizeof call->forward, &call->back) < 0) {
         return -1;
     }
-    PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_query] = saved->query,
-        [GRAD_key] = saved->key_is_query ? NULL : saved->key,
-        [GRAD_value] = saved->value_is_key ? NULL : saved->value,
-        [GRAD_W_q] = (PyArrayObject *)saved->W_q.owner,
-        [GRAD_W_k] = (PyArrayObject *)saved->W_k.owner,
-        [GRAD_W_v] = (PyArrayObject *)saved->W_v.owner,
-        [GRAD_W_o] = (PyArrayObject *)saved->W_o.owner,
-        [GRAD_W_g] = (PyArrayObject *)saved->W_g.owner,
-        [GRAD_b_q] = saved->b_q,
-        [GRAD_b_k] = saved->b_k,
-        [GRAD_b_v] = saved->b_v,
-        [GRAD_b_o] = saved->b_o,
-        [GRAD_b_g] = saved->b_g,
-        [GRAD_q_norm] = saved->preparation.q_norm,
-        [GRAD_k_norm] = saved->preparation.k_norm,
-        [GRAD_head_gate] = saved->head_gate,
-        [GRAD_bias] = saved->options.bias,
-        [GRAD_alibi] = saved->options.alibi,
-        [GRAD_relative_bias] = saved->options.relative_bias,
-        [GRAD_sinks] = saved->options.sinks,
-    };
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (convert_results(arguments, call) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
@@ -94,45 +74,18 @@ static int convert(void *given, PyObject **arguments) {
     return 0;
 }
 
-static void *data_of(const layer_backward_call *call, enum gradient gradient) {
-    return mha_data_or_null(call->back.gradients[gradient]);
-}
-
-static mha_head_numbers by_head(const layer_backward_call *call, enum gradient gradient) {
-    return mha_by_head(call->back.gradients[gradient]);
-}
-
 static bool fill_pointers(void *given) {
     layer_backward_call *call = given;
+    const layer_call *saved = &call->forward;
+    PyArrayObject *const *gradients = call->back.gradients;
     mha_fill_layer(&call->forward);
-    call->problem = (mha_multi_head_attention_gradients){
-        .layer = &call->forward.layer,
-        .grad_output = PyArray_DATA(call->back.grad_output),
-        .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = data_of(call, GRAD_query),
-        .grad_key = data_of(call, GRAD_key),
-        .grad_value = data_of(call, GRAD_value),
-        .grad_W_q = data_of(call, GRAD_W_q),
-        .grad_W_k = data_of(call, GRAD_W_k),
-        .grad_W_v = data_of(call, GRAD_W_v),
-        .grad_W_o = data_of(call, GRAD_W_o),
-        .grad_W_g = data_of(call, GRAD_W_g),
-        .grad_b_q = data_of(call, GRAD_b_q),
-        .grad_b_k = data_of(call, GRAD_b_k),
-        .grad_b_v = data_of(call, GRAD_b_v),
-        .grad_b_o = data_of(call, GRAD_b_o),
-        .grad_b_g = data_of(call, GRAD_b_g),
-        .grad_q_norm = data_of(call, GRAD_q_norm),
-        .grad_k_norm = data_of(call, GRAD_k_norm),
-        .grad_head_gate = data_of(call, GRAD_head_gate),
-        .grad_bias =
-            mha_broadcast_to_scores(call->back.gradients[GRAD_bias], &call->forward.scores),
-        .grad_alibi = by_head(call, GRAD_alibi),
-        .grad_relative_bias = by_head(call, GRAD_relative_bias),
-        .grad_sinks = by_head(call, GRAD_sinks),
-        .key_is_query = call->forward.key_is_query,
-        .value_is_key = call->forward.value_is_key,
-    };
+    call->problem =
+        (mha_multi_head_attention_gradients){.layer = &saved->layer,
+                                             .grad_output = PyArray_DATA(call->back.grad_output),
+                                             .grad_lse = mha_data_or_null(call->back.grad_lse),
+                                             .key_is_query = saved->key_is_query,
+                                             .value_is_key = saved->value_is_key,
+                                             GRADIENTS(MHA_GRADIENT_FIELD)};
     return true;
 }
 

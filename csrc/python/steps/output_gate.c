@@ -122,15 +122,14 @@ MHA_MODULE_FUNCTION(output_gate, gate_call, .forms = FORMS, .count = NUM_ARGUMEN
                     .problem = offsetof(gate_call, gate), .results = results, .clear = clear)
 
 #define GRADIENTS(X)                                                                               \
-    X(merged)                                                                                      \
-    X(logits)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(merged, saved->merged, mha_data_or_null)                                                     \
+    X(logits, saved->logits, mha_data_or_null)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct gate_backward_call {
     backward_call back;
     gate_call forward;
-    mha_output_gate_gradients gradients;
+    mha_output_gate_gradients problem;
 } gate_backward_call;
 
 static int convert_backward(void *given, PyObject **arguments) {
@@ -143,7 +142,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     call->back.grad_output = mha_convert_gradient(
         arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype), PyArray_DIMS(saved->merged),
         PyArray_NDIM(saved->merged), "grad_output");
-    PyArrayObject *const like[NUM_GRADIENTS] = {saved->merged, saved->logits};
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     return call->back.grad_output == NULL
                ? -1
                : mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
@@ -152,12 +151,10 @@ static int convert_backward(void *given, PyObject **arguments) {
 
 static bool fill_backward(void *given) {
     gate_backward_call *call = given;
-    call->gradients = (mha_output_gate_gradients){
-        .forward = see_gate(&call->forward),
-        .grad_gated = PyArray_DATA(call->back.grad_output),
-        .grad_merged = mha_data_or_null(call->back.gradients[GRAD_merged]),
-        .grad_logits = mha_data_or_null(call->back.gradients[GRAD_logits]),
-    };
+    PyArrayObject *const *gradients = call->back.gradients;
+    call->problem = (mha_output_gate_gradients){.forward = see_gate(&call->forward),
+                                                .grad_gated = PyArray_DATA(call->back.grad_output),
+                                                GRADIENTS(MHA_GRADIENT_FIELD)};
     return true;
 }
 
@@ -166,5 +163,5 @@ MHA_CORE_RUN(output_gate_backward, mha_output_gate_gradients)
 MHA_MODULE_FUNCTION(output_gate_backward, gate_backward_call, MHA_BACKWARD_ARGUMENTS,
                     .convert = convert_backward, .fill_pointers = fill_backward,
                     .forward = core_output_gate_backward,
-                    .problem = offsetof(gate_backward_call, gradients),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+                    .problem = offsetof(gate_backward_call, problem), .results = mha_pack_gradients,
+                    .clear = mha_clear_backward)

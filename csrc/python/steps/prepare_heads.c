@@ -128,15 +128,14 @@ MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_AR
                     .clear = clear)
 
 #define GRADIENTS(X)                                                                               \
-    X(x)                                                                                           \
-    X(norm)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(x, saved->x, mha_data_or_null)                                                               \
+    X(norm, saved->norm, mha_data_or_null)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct prepare_backward_call {
     backward_call back;
     prepare_call forward;
-    mha_head_preparation_gradients gradients;
+    mha_head_preparation_gradients problem;
 } prepare_backward_call;
 
 static int convert_backward(void *given, PyObject **arguments) {
@@ -149,7 +148,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     call->back.grad_output =
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype),
                              PyArray_DIMS(saved->x), 3, "grad_output");
-    PyArrayObject *const like[NUM_GRADIENTS] = {saved->x, saved->norm};
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (call->back.grad_output == NULL ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
                           mha_new_contiguous_like, &call->back) < 0) {
@@ -164,13 +163,12 @@ static int convert_backward(void *given, PyObject **arguments) {
 
 static bool fill_backward(void *given) {
     prepare_backward_call *call = given;
-    call->gradients = (mha_head_preparation_gradients){
-        .forward = see_preparation(&call->forward),
-        .grad_output = PyArray_DATA(call->back.grad_output),
-        .grad_x = mha_data_or_null(call->back.gradients[GRAD_x]),
-        .grad_norm = mha_data_or_null(call->back.gradients[GRAD_norm]),
-    };
-    return call->gradients.grad_x != NULL;
+    PyArrayObject *const *gradients = call->back.gradients;
+    call->problem =
+        (mha_head_preparation_gradients){.forward = see_preparation(&call->forward),
+                                         .grad_output = PyArray_DATA(call->back.grad_output),
+                                         GRADIENTS(MHA_GRADIENT_FIELD)};
+    return call->problem.grad_x != NULL;
 }
 
 MHA_CORE_WORKSPACE(head_preparation_backward_workspace, mha_head_preparation_gradients)
@@ -180,5 +178,5 @@ MHA_MODULE_FUNCTION(prepare_heads_backward, prepare_backward_call, MHA_BACKWARD_
                     .convert = convert_backward, .fill_pointers = fill_backward,
                     .workspace = core_head_preparation_backward_workspace,
                     .forward = core_head_preparation_backward,
-                    .problem = offsetof(prepare_backward_call, gradients),
+                    .problem = offsetof(prepare_backward_call, problem),
                     .results = mha_pack_gradients, .clear = mha_clear_backward)

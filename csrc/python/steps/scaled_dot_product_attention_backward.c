@@ -3,16 +3,17 @@
 
 #include "python/steps/scaled_dot_product_attention.h"
 
+/* The gradient of bias= as the core sees it. */
+#define OF_SCORES(gradient) mha_broadcast_to_scores(gradient, &saved->inputs.scores)
 #define GRADIENTS(X)                                                                               \
-    X(query)                                                                                       \
-    X(key)                                                                                         \
-    X(value)                                                                                       \
-    X(bias)                                                                                        \
-    X(alibi)                                                                                       \
-    X(relative_bias)                                                                               \
-    X(sinks)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(query, saved->inputs.query, mha_tensor_with_heads)                                           \
+    X(key, saved->inputs.key, mha_tensor_with_heads)                                               \
+    X(value, saved->inputs.value, mha_tensor_with_heads)                                           \
+    X(bias, saved->options.bias, OF_SCORES)                                                        \
+    X(alibi, saved->options.alibi, mha_by_head)                                                    \
+    X(relative_bias, saved->options.relative_bias, mha_by_head)                                    \
+    X(sinks, saved->options.sinks, mha_by_head)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct attention_backward_call {
     backward_call back;
@@ -27,12 +28,7 @@ static int convert(void *given, PyObject **arguments) {
                            sizeof call->forward, &call->back) < 0) {
         return -1;
     }
-    PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_query] = saved->inputs.query,  [GRAD_key] = saved->inputs.key,
-        [GRAD_value] = saved->inputs.value,  [GRAD_bias] = saved->options.bias,
-        [GRAD_alibi] = saved->options.alibi, [GRAD_relative_bias] = saved->options.relative_bias,
-        [GRAD_sinks] = saved->options.sinks,
-    };
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS, mha_new_dense_like,
@@ -46,21 +42,14 @@ static int convert(void *given, PyObject **arguments) {
 
 static bool fill_pointers(void *given) {
     attention_backward_call *call = given;
-    attention_call *forward = &call->forward;
+    const attention_call *saved = &call->forward;
     PyArrayObject *const *gradients = call->back.gradients;
-    mha_fill_attention_call(forward);
-    call->problem = (mha_attention_gradients){
-        .attention = &forward->attention,
-        .grad_output = mha_tensor_with_heads(call->back.grad_output),
-        .grad_lse = mha_data_or_null(call->back.grad_lse),
-        .grad_query = mha_tensor_with_heads(gradients[GRAD_query]),
-        .grad_key = mha_tensor_with_heads(gradients[GRAD_key]),
-        .grad_value = mha_tensor_with_heads(gradients[GRAD_value]),
-        .grad_bias = mha_broadcast_to_scores(gradients[GRAD_bias], &forward->inputs.scores),
-        .grad_alibi = mha_by_head(gradients[GRAD_alibi]),
-        .grad_relative_bias = mha_by_head(gradients[GRAD_relative_bias]),
-        .grad_sinks = mha_by_head(gradients[GRAD_sinks]),
-    };
+    mha_fill_attention_call(&call->forward);
+    call->problem =
+        (mha_attention_gradients){.attention = &saved->attention,
+                                  .grad_output = mha_tensor_with_heads(call->back.grad_output),
+                                  .grad_lse = mha_data_or_null(call->back.grad_lse),
+                                  GRADIENTS(MHA_GRADIENT_FIELD)};
     return true;
 }
 

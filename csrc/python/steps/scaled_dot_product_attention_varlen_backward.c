@@ -4,14 +4,13 @@
 #include "python/steps/scaled_dot_product_attention_varlen.h"
 
 #define GRADIENTS(X)                                                                               \
-    X(query)                                                                                       \
-    X(key)                                                                                         \
-    X(value)                                                                                       \
-    X(alibi)                                                                                       \
-    X(relative_bias)                                                                               \
-    X(sinks)
-enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };
-static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
+    X(query, saved->inputs.query, mha_tensor_by_head)                                              \
+    X(key, saved->inputs.key, mha_tensor_by_head)                                                  \
+    X(value, saved->inputs.value, mha_tensor_by_head)                                              \
+    X(alibi, saved->options.alibi, mha_by_head)                                                    \
+    X(relative_bias, saved->options.relative_bias, mha_by_head)                                    \
+    X(sinks, saved->options.sinks, mha_by_head)
+MHA_GRADIENT_LISTS(GRADIENTS)
 
 typedef struct varlen_backward_call {
     backward_call back;
@@ -27,14 +26,7 @@ static int convert(void *given, PyObject **arguments) {
                            sizeof call->forward, back) < 0) {
         return -1;
     }
-    PyArrayObject *const like[NUM_GRADIENTS] = {
-        [GRAD_query] = saved->inputs.query,
-        [GRAD_key] = saved->inputs.key,
-        [GRAD_value] = saved->inputs.value,
-        [GRAD_alibi] = saved->options.alibi,
-        [GRAD_relative_bias] = saved->options.relative_bias,
-        [GRAD_sinks] = saved->options.sinks,
-    };
+    PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     const int typenum = saved->inputs.result_typenum;
     const score_shape *scores = &saved->inputs.scores;
     const npy_intp rows[] = {(npy_intp)scores->heads, (npy_intp)scores->query_len};
@@ -58,18 +50,10 @@ static bool fill_pointers(void *given) {
     mha_fill_varlen_call(forward);
     call->problem = (mha_varlen_gradients){
         .varlen = &forward->problem,
-        .all =
-            {
-                .attention = &forward->problem.all,
+        .all = {.attention = &forward->problem.all,
                 .grad_output = mha_tensor_by_head(call->back.grad_output),
                 .grad_lse = mha_data_or_null(call->back.grad_lse),
-                .grad_query = mha_tensor_by_head(gradients[GRAD_query]),
-                .grad_key = mha_tensor_by_head(gradients[GRAD_key]),
-                .grad_value = mha_tensor_by_head(gradients[GRAD_value]),
-                .grad_alibi = mha_by_head(gradients[GRAD_alibi]),
-                .grad_relative_bias = mha_by_head(gradients[GRAD_relative_bias]),
-                .grad_sinks = mha_by_head(gradients[GRAD_sinks]),
-            },
+                GRADIENTS(MHA_GRADIENT_FIELD)},
     };
     return true;
 }

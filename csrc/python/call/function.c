@@ -60,6 +60,46 @@ static int place_arguments(const module_function *f, PyObject *const *given, Py_
     return 0;
 }
 
+/* What a capsule points to; the call lies behind. */
+typedef struct saved_call {
+    _Alignas(MHA_WORKSPACE_ALIGNMENT) void (*clear)(void *call);
+    size_t size;
+} saved_call;
+
+static void free_saved(PyObject *capsule) {
+    saved_call *saved = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
+    saved->clear(saved + 1);
+    mha_system_free(saved);
+}
+
+PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call)) {
+    saved_call *saved = mha_system_allocate(sizeof(saved_call) + size);
+    if (saved == NULL) {
+        return PyErr_NoMemory();
+    }
+    saved->clear = clear;
+    saved->size = size;
+    PyObject *capsule = PyCapsule_New(saved, name, free_saved);
+    if (capsule == NULL) {
+        mha_system_free(saved);
+        return NULL;
+    }
+    memcpy(saved + 1, call, size);
+    memset(call, 0, size);
+    return capsule;
+}
+
+static int copy_saved(const module_function *f, PyObject *capsule, void *call) {
+    const saved_call *saved = mha_own_capsule(capsule, f->saved_by, free_saved);
+    if (saved == NULL) {
+        PyErr_Format(PyExc_TypeError, "saved: got %s, wanted what the forward pass of %s saved",
+                     Py_TYPE(capsule)->tp_name, f->saved_by);
+        return -1;
+    }
+    memcpy((char *)call + f->saved_at, saved + 1, saved->size);
+    return 0;
+}
+
 PyObject *mha_run_function(const module_function *f, void *call, PyObject *const *given,
                            Py_ssize_t given_count, PyObject *keywords) {
     PyObject *arguments[MHA_MOST_ARGUMENTS], *normalised[MHA_MOST_ARGUMENTS] = {NULL};
@@ -76,6 +116,7 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
         return NULL;
     }
     if (mha_normalise(f->forms, f->count, arguments, normalised) < 0 ||
+        (f->saved_by != NULL && copy_saved(f, normalised[0], call) < 0) ||
         f->convert(call, normalised) < 0) {
         goto cleanup;
     }
@@ -84,6 +125,9 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
         goto cleanup;
     }
     result = f->results(call);
+    if (result != NULL && f->save > 0 && normalised[f->save] == Py_True) {
+        result = Py_BuildValue("NN", result, mha_keep_call(f->name, call, f->size, f->clear));
+    }
 cleanup:
     if (result == NULL && !PyErr_Occurred()) {
         PyErr_NoMemory(); /* CPython 3.11 forgets it in the middle of writing another error */
@@ -91,50 +135,4 @@ cleanup:
     mha_clear_normalised(f->count, normalised);
     f->clear(call);
     return result;
-}
-
-/* What a capsule points to; the call lies behind. */
-typedef struct saved_call {
-    _Alignas(MHA_WORKSPACE_ALIGNMENT) void (*clear)(void *call);
-} saved_call;
-
-static void free_saved(PyObject *capsule) {
-    saved_call *saved = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
-    saved->clear(saved + 1);
-    mha_system_free(saved);
-}
-
-PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call)) {
-    saved_call *saved = mha_system_allocate(sizeof(saved_call) + size);
-    if (saved == NULL) {
-        return PyErr_NoMemory();
-    }
-    saved->clear = clear;
-    PyObject *capsule = PyCapsule_New(saved, name, free_saved);
-    if (capsule == NULL) {
-        mha_system_free(saved);
-        return NULL;
-    }
-    memcpy(saved + 1, call, size);
-    memset(call, 0, size);
-    return capsule;
-}
-
-PyObject *mha_with_saved(PyObject *results, PyObject *saved) {
-    if (results == NULL || saved == NULL) {
-        Py_XDECREF(results);
-        Py_XDECREF(saved);
-        return NULL;
-    }
-    return Py_BuildValue("NN", results, saved);
-}
-
-const void *mha_saved_call(PyObject *capsule, const char *name) {
-    const saved_call *saved = mha_own_capsule(capsule, name, free_saved);
-    if (saved == NULL) {
-        PyErr_Format(PyExc_TypeError, "saved: got %s, wanted what the forward pass of %s saved",
-                     Py_TYPE(capsule)->tp_name, name);
-        return NULL;
-    }
-    return saved + 1;
 }

@@ -3,14 +3,21 @@
 #ifndef MHA_FUNCTION_H
 #define MHA_FUNCTION_H
 
+#include <stddef.h>
+
 #include "python/call/call.h"
 #include "python/call/options.h"
 
 enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };
 
-/* A function lists its arguments once, as rows X(name, form): ARG_name is the place of one. */
-#define MHA_ARGUMENT_PLACE(name, form) ARG_##name,
-#define MHA_ARGUMENT_FORM(name, form) [ARG_##name] = {#name, form},
+/* A function lists its arguments once, as rows X(name, form), maybe MHA_OPTIONS among them:
+ * ARG_name is the place of one. */
+#define MHA_FIRST_OF(first, ...) first
+#define MHA_ARGUMENT_PLACE(name, ...) ARG_##name,
+#define MHA_ARGUMENT_FORM(name, ...) [ARG_##name] = {#name, MHA_FIRST_OF(__VA_ARGS__, )},
+#define MHA_ARGUMENTS(ARGUMENTS)                                                                   \
+    enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };                                 \
+    static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 /* One function. A call is a struct of its own, zeros at the start, that owns all that it makes.
  * The record of options counts as one argument and becomes NUM_OPTIONS of them. */
@@ -21,6 +28,12 @@ typedef struct module_function {
     int count;
     int by_position; /* how many a caller gives so; the record of options counts as one */
     int options;     /* where its fields begin, or NO_OPTIONS */
+    int save;        /* the flag that asks for (results, saved), the call in a capsule; 0: none */
+    /* Of a backward pass, whose first argument is such a capsule: the function that made it, and
+     * where in the call a copy of that one is put before step 1. Pointers are taken in the copy,
+     * since several threads may have the capsule at once. */
+    const char *saved_by;
+    size_t saved_at;
     /* 1. Converts and checks every argument, and makes the arrays of the results; no pointer into
      * an array is taken before all of that is done. 0, or -1 with the exception. */
     int (*convert)(void *call, PyObject **arguments);
@@ -48,25 +61,30 @@ PyObject *mha_run_function(const module_function *function, void *call, PyObject
         return mha_run_function(&function, &call, given, count, keywords);                         \
     }
 
-/* A function of the core over a call's problem: core_<name>. */
-#define MHA_CORE_WORKSPACE(name, type)                                                             \
+/* Functions of the core, mha_<name>, over a call's problem: core_<name>. */
+#define MHA_CORE_WORKSPACE(name)                                                                   \
     static mha_status core_##name(const void *problem, int num_threads, size_t *bytes) {           \
-        return mha_##name((const type *)problem, num_threads, bytes);                              \
+        return mha_##name(problem, num_threads, bytes);                                            \
     }
-#define MHA_CORE_RUN(name, type)                                                                   \
+#define MHA_CORE_RUN(name)                                                                         \
     static mha_status core_##name(const void *problem, mha_execution *execution) {                 \
-        return mha_##name((const type *)problem, execution);                                       \
+        return mha_##name(problem, execution);                                                     \
     }
+
+/* The fields of a function whose file has them by these names. */
+#define MHA_FORWARD_FIELDS                                                                         \
+    .forms = FORMS, .count = NUM_ARGUMENTS, .convert = convert, .results = results, .clear = clear
+
+/* Defines mha_py_<name>, which mha_<step>_forward computes in the workspace that it asks for. */
+#define MHA_FORWARD_FUNCTION(name, step, call_type, problem_, ...)                                 \
+    MHA_CORE_WORKSPACE(step##_workspace)                                                           \
+    MHA_CORE_RUN(step##_forward)                                                                   \
+    MHA_MODULE_FUNCTION(name, call_type, MHA_FORWARD_FIELDS, .workspace = core_##step##_workspace, \
+                        .forward = core_##step##_forward,                                          \
+                        .problem = offsetof(call_type, problem_), __VA_ARGS__)
 
 /* A call as its gradients come back to it: moved out of `call`, which is zeros then, into a capsule
  * that clears it in the end. `name` is a string that stays. NULL with an exception. */
 PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call));
-
-/* (results, saved): takes over both; NULL with the exception where either is NULL. */
-PyObject *mha_with_saved(PyObject *results, PyObject *saved);
-
-/* The call of a capsule of this name, borrowed; NULL with a TypeError. Several threads may have it
- * at once: pointers are taken in a copy. */
-const void *mha_saved_call(PyObject *capsule, const char *name);
 
 #endif

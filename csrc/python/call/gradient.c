@@ -110,17 +110,6 @@ void mha_round_gradient(backward_call *back, int gradient, int typenum) {
     }
 }
 
-int mha_begin_backward(PyObject *saved, const char *name, void *forward, size_t size,
-                       backward_call *back) {
-    const void *call = mha_saved_call(saved, name);
-    if (call == NULL) {
-        return -1;
-    }
-    back->saved = Py_NewRef(saved);
-    memcpy(forward, call, size);
-    return 0;
-}
-
 /* Whether `wanted`, a set of names, has this one; -1 with an exception. */
 static int is_wanted(PyObject *wanted, const char *name) {
     if (!PyAnySet_Check(wanted)) {
@@ -170,7 +159,6 @@ PyObject *mha_pack_gradients(void *call) {
 
 void mha_clear_backward(void *call) {
     backward_call *back = call;
-    Py_CLEAR(back->saved);
     Py_CLEAR(back->grad_output);
     Py_CLEAR(back->grad_lse);
     for (int i = 0; i < back->count; i++) {

@@ -9,9 +9,6 @@
  * None), and the set of the names that are wanted. */
 enum { MHA_KEPT, MHA_GRAD_OUTPUT, MHA_GRAD_LSE, MHA_WANTED, MHA_NUM_BACKWARD_ARGUMENTS };
 extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
-#define MHA_BACKWARD_ARGUMENTS                                                                     \
-    .forms = MHA_BACKWARD_FORMS, .count = MHA_NUM_BACKWARD_ARGUMENTS,                              \
-    .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS
 
 /* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
  * its last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
@@ -47,7 +44,6 @@ enum { MHA_MOST_GRADIENTS = 24 };
     static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
 typedef struct backward_call {
-    PyObject *saved; /* owns what the copy of the forward call refers to */
     PyArrayObject *grad_output, *grad_lse;
     const char *const *names; /* of the arguments that have gradients */
     int count;
@@ -57,11 +53,6 @@ typedef struct backward_call {
 
 /* Lets a gradient go out in this type, where it is wanted. */
 void mha_round_gradient(backward_call *back, int gradient, int typenum);
-
-/* Copies what the forward pass named `name` saved to `forward`, so that pointers may be taken
- * there. 0, or -1 with the exception. */
-int mha_begin_backward(PyObject *saved, const char *name, void *forward, size_t size,
-                       backward_call *back);
 
 /* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
  * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
@@ -80,6 +71,22 @@ int mha_new_gradients(PyObject *wanted, const char *const *names, PyArrayObject 
  * their `clear`. */
 PyObject *mha_pack_gradients(void *call);
 void mha_clear_backward(void *call);
+
+/* What all backward passes have in common: a call begins with a backward_call, and its field
+ * `forward` is the call that the function `name` saved. */
+#define MHA_BACKWARD_FIELDS(name, call_type, forms_)                                               \
+    .forms = forms_, .count = MHA_NUM_BACKWARD_ARGUMENTS,                                          \
+    .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS, .saved_by = #name,           \
+    .saved_at = offsetof(call_type, forward), .clear = mha_clear_backward
+
+/* Defines mha_py_<name>_backward, which mha_<step>_backward computes. */
+#define MHA_BACKWARD_FUNCTION(name, step, call_type, problem_, ...)                                \
+    MHA_CORE_WORKSPACE(step##_backward_workspace)                                                  \
+    MHA_CORE_RUN(step##_backward)                                                                  \
+    MHA_MODULE_FUNCTION(                                                                           \
+        name##_backward, call_type, MHA_BACKWARD_FIELDS(name, call_type, MHA_BACKWARD_FORMS),      \
+        .workspace = core_##step##_backward_workspace, .forward = core_##step##_backward,          \
+        .problem = offsetof(call_type, problem_), __VA_ARGS__)
 
 /* Zeros in the gradients (or NULL) of what is added to scores, where there are none, and so nothing
  * may write them. */

@@ -148,7 +148,19 @@ void mha_clear_results(attention_results *results) {
     Py_CLEAR(results->saved_output);
 }
 
+/* The output as the saved one, which the arithmetic wrote, has it. */
+static int copy_saved_output(const attention_results *results) {
+    const mha_storage storage = mha_storage_of(results->output);
+    return storage == MHA_AS_COMPUTED ? mha_copy_numbers(results->saved_output, results->output)
+                                      : mha_round_in_pieces(PyArray_DATA(results->saved_output),
+                                                            PyArray_DATA(results->output), storage,
+                                                            PyArray_SIZE(results->output));
+}
+
 PyObject *mha_pack_results(attention_results *results) {
+    if (results->saved_output != NULL && copy_saved_output(results) < 0) {
+        return NULL;
+    }
     PyArrayObject **const all[] = {&results->output, &results->weights, &results->lse};
     const Py_ssize_t count = 1 + (results->weights != NULL) + (results->lse != NULL);
     PyObject *packed = count == 1 ? (PyObject *)results->output : PyTuple_New(count);
@@ -163,24 +175,6 @@ PyObject *mha_pack_results(attention_results *results) {
         }
     }
     return packed;
-}
-
-PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *call, size_t size,
-                           void (*clear)(void *call)) {
-    if (results->saved_output == NULL) {
-        return mha_pack_results(results);
-    }
-    const mha_storage storage = mha_storage_of(results->output);
-    if (storage != MHA_AS_COMPUTED) { /* the backward pass has it as the arithmetic had it */
-        if (mha_round_in_pieces(PyArray_DATA(results->saved_output), PyArray_DATA(results->output),
-                                storage, PyArray_SIZE(results->output)) < 0) {
-            return NULL;
-        }
-    } else if (mha_copy_numbers(results->saved_output, results->output) < 0) {
-        return NULL;
-    }
-    PyObject *packed = mha_pack_results(results);
-    return mha_with_saved(packed, mha_keep_call(name, call, size, clear));
 }
 
 PyArrayObject *mha_computed_output(const attention_results *results) {

@@ -44,12 +44,9 @@ typedef struct attention_results {
 
 void mha_clear_results(attention_results *results);
 
-/* The output, or a tuple of it, the weights and lse, as far as they are there; takes them over. */
+/* The output, or a tuple of it, the weights and lse, as far as they are there; takes them over. The
+ * output is first rounded or copied from the saved one, where there is one. */
 PyObject *mha_pack_results(attention_results *results);
-
-/* The results, or (results, saved) with the call in a capsule where there is a saved output. */
-PyObject *mha_pack_or_keep(attention_results *results, const char *name, void *call, size_t size,
-                           void (*clear)(void *call));
 
 /* New arrays for the weights (..., heads, query_len, key_len) and lse (..., heads, query_len) that
  * were asked for, else NULL; the flags are Python objects. 0, or -1 with the exception. */

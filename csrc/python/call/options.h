@@ -32,9 +32,8 @@
 #define MHA_OPTION_PLACE(name, form, becomes) OPTION_##name,
 enum option { MHA_OPTIONS(MHA_OPTION_PLACE) NUM_OPTIONS };
 
-/* How the options from argument `first` on are normalised, among the forms of a function. */
-#define MHA_OPTION_FORM(option, form, becomes) [OPTIONS + OPTION_##option] = {#option, form},
-#define MHA_OPTION_FORMS MHA_OPTIONS(MHA_OPTION_FORM)
+/* Where they begin among the arguments of a function. */
+#define MHA_FIRST_OPTION ARG_mask
 
 /* The sizes that options are checked against. */
 typedef struct score_shape {

@@ -11,20 +11,11 @@
     X(value, AS_REAL)                                                                              \
     X(W_q, AS_REAL)                                                                                \
     X(W_k, AS_REAL)                                                                                \
-    X(w_v, AS_REAL)
-#define MORE_ARGUMENTS(X)                                                                          \
+    X(w_v, AS_REAL)                                                                                \
+    MHA_OPTIONS(X)                                                                                 \
     X(return_weights, AS_FLAG)                                                                     \
     X(save, AS_FLAG)
-enum argument {
-    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
-    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
-    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
-};
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
-
-static const char KEPT[] = "additive_attention";
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct additive_call {
     attention_inputs inputs;
@@ -126,8 +117,8 @@ static int convert(void *given, PyObject **arguments) {
         convert_weights(arguments, call) < 0 ||
         make_contiguous(&inputs->query, inputs->dtype, "query") < 0 ||
         make_contiguous(&inputs->key, inputs->dtype, "key") < 0 ||
-        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
-            0) {
+        mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
+                            &call->options) < 0) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
@@ -164,18 +155,12 @@ static bool fill_pointers(void *given) {
 
 static PyObject *results(void *given) {
     additive_call *call = given;
-    return mha_pack_or_keep(&call->results, KEPT, call, sizeof *call, clear);
+    return mha_pack_results(&call->results);
 }
 
-MHA_CORE_WORKSPACE(additive_attention_workspace, mha_additive_attention)
-MHA_CORE_RUN(additive_attention_forward, mha_additive_attention)
-
-MHA_MODULE_FUNCTION(additive_attention, additive_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .workspace = core_additive_attention_workspace,
-                    .forward = core_additive_attention_forward,
-                    .problem = offsetof(additive_call, additive), .results = results,
-                    .clear = clear)
+MHA_FORWARD_FUNCTION(additive_attention, additive_attention, additive_call, additive,
+                     .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
+                     .save = ARG_save, .fill_pointers = fill_pointers)
 
 #define GRADIENTS(X)                                                                               \
     X(query, saved->inputs.query, mha_data_or_null)                                                \
@@ -195,10 +180,6 @@ typedef struct additive_backward_call {
 static int convert_backward(void *given, PyObject **arguments) {
     additive_backward_call *call = given;
     const additive_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
-                           &call->back) < 0) {
-        return -1;
-    }
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
@@ -222,12 +203,6 @@ static bool fill_backward(void *given) {
     return true;
 }
 
-MHA_CORE_WORKSPACE(additive_attention_backward_workspace, mha_additive_attention_gradients)
-MHA_CORE_RUN(additive_attention_backward, mha_additive_attention_gradients)
-
-MHA_MODULE_FUNCTION(additive_attention_backward, additive_backward_call, MHA_BACKWARD_ARGUMENTS,
-                    .convert = convert_backward, .fill_pointers = fill_backward,
-                    .workspace = core_additive_attention_backward_workspace,
-                    .forward = core_additive_attention_backward,
-                    .problem = offsetof(additive_backward_call, problem),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(additive_attention, additive_attention, additive_backward_call, problem,
+                      .convert = convert_backward, .fill_pointers = fill_backward,
+                      .results = mha_pack_gradients)

@@ -159,7 +159,7 @@ static bool fill_merge(void *given) {
     return moves_as_real(call->x) && PyArray_SIZE(call->result) > 0;
 }
 
-MHA_CORE_RUN(merge_heads_forward, mha_merge_heads)
+MHA_CORE_RUN(merge_heads_forward)
 
 MHA_MODULE_FUNCTION(merge_heads, heads_call, .forms = FORMS, .count = NUM_MERGE_ARGUMENTS,
                     .by_position = NUM_MERGE_ARGUMENTS, .options = NO_OPTIONS,

@@ -14,8 +14,6 @@
     X(dropped, AS_INT)
 #define MHA_CACHE_PLACE(name, form) CACHE_##name,
 enum cache { MHA_CACHE(MHA_CACHE_PLACE) NUM_CACHE };
-#define MHA_CACHE_FORM(name, form) [CACHE + CACHE_##name] = {#name, form},
-#define MHA_CACHE_FORMS MHA_CACHE(MHA_CACHE_FORM)
 
 /* Owned arrays, or NULL. */
 typedef struct converted_cache {

@@ -10,11 +10,7 @@
     X(weight, AS_REAL)                                                                             \
     X(bias, AS_REAL)                                                                               \
     X(save, AS_FLAG)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
-
-static const char KEPT[] = "linear";
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct linear_call {
     PyArrayObject *x; /* in the element type, or halves */
@@ -23,7 +19,7 @@ typedef struct linear_call {
     mha_dtype dtype;
     int result_typenum; /* halves where x is */
     int bias_typenum;   /* as it was given */
-    bool x_transposed, keeps;
+    bool x_transposed;
     int axes; /* of the output, and its shape: the caller may give the array another one */
     npy_intp shape[NPY_MAXDIMS];
     mha_linear_projection projection;
@@ -85,8 +81,8 @@ static int convert(void *given, PyObject **arguments) {
     PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[ARG_save] == Py_True;
-    return !failed && call->keeps ? mha_refuse_packed(&call->weight, "weight") : failed;
+    return !failed && arguments[ARG_save] == Py_True ? mha_refuse_packed(&call->weight, "weight")
+                                                     : failed;
 }
 
 static mha_linear_projection projection_of(const linear_call *call) {
@@ -117,13 +113,11 @@ static bool fill_pointers(void *given) {
     return PyArray_SIZE(call->output) > 0;
 }
 
-/* output, or (output, saved). */
 static PyObject *results(void *given) {
     linear_call *call = given;
     PyObject *output = (PyObject *)call->output;
     call->output = NULL;
-    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
-                       : output;
+    return output;
 }
 
 static mha_status workspace_of(const void *projection, int num_threads, size_t *bytes) {
@@ -134,11 +128,10 @@ static mha_status forward(const void *projection, mha_execution *execution) {
     return mha_linear_projection_forward(projection, 1, execution);
 }
 
-MHA_MODULE_FUNCTION(linear, linear_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .workspace = workspace_of, .forward = forward,
-                    .problem = offsetof(linear_call, projection), .results = results,
-                    .clear = clear)
+MHA_MODULE_FUNCTION(linear, linear_call, MHA_FORWARD_FIELDS, .by_position = ARG_save,
+                    .options = NO_OPTIONS, .save = ARG_save, .fill_pointers = fill_pointers,
+                    .workspace = workspace_of, .forward = forward,
+                    .problem = offsetof(linear_call, projection))
 
 #define GRADIENTS(X)                                                                               \
     X(x, saved->x, mha_data_or_null)                                                               \
@@ -166,10 +159,6 @@ static const argument_form BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
 static int convert_backward(void *given, PyObject **arguments) {
     linear_backward_call *call = given;
     const linear_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
-                           &call->back) < 0) {
-        return -1;
-    }
     call->back.grad_output =
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, saved->result_typenum, saved->shape,
                              saved->axes, "grad_output");
@@ -199,14 +188,13 @@ static bool fill_backward(void *given) {
     return true;
 }
 
-MHA_CORE_WORKSPACE(linear_projection_backward_workspace, mha_linear_projection_gradients)
-MHA_CORE_RUN(linear_projection_backward, mha_linear_projection_gradients)
+MHA_CORE_WORKSPACE(linear_projection_backward_workspace)
+MHA_CORE_RUN(linear_projection_backward)
 
-MHA_MODULE_FUNCTION(linear_backward, linear_backward_call, .forms = BACKWARD_FORMS,
-                    .count = MHA_NUM_BACKWARD_ARGUMENTS, .by_position = MHA_NUM_BACKWARD_ARGUMENTS,
-                    .options = NO_OPTIONS, .convert = convert_backward,
-                    .fill_pointers = fill_backward,
+MHA_MODULE_FUNCTION(linear_backward, linear_backward_call,
+                    MHA_BACKWARD_FIELDS(linear, linear_backward_call, BACKWARD_FORMS),
+                    .convert = convert_backward, .fill_pointers = fill_backward,
                     .workspace = core_linear_projection_backward_workspace,
                     .forward = core_linear_projection_backward,
                     .problem = offsetof(linear_backward_call, problem),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+                    .results = mha_pack_gradients)

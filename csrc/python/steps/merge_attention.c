@@ -6,9 +6,7 @@
 #define ARGUMENTS(X)                                                                               \
     X(outputs, AS_IT_IS)                                                                           \
     X(lses, AS_IT_IS)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct parts {
     Py_ssize_t count;
@@ -223,11 +221,5 @@ static PyObject *results(void *given) {
     return PyTuple_Pack(2, (PyObject *)p->output, (PyObject *)p->lse);
 }
 
-MHA_CORE_WORKSPACE(merge_attention_workspace, mha_merge_attention)
-MHA_CORE_RUN(merge_attention_forward, mha_merge_attention)
-
-MHA_MODULE_FUNCTION(merge_attention, parts, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = NUM_ARGUMENTS, .options = NO_OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .workspace = core_merge_attention_workspace,
-                    .forward = core_merge_attention_forward, .problem = offsetof(parts, merge),
-                    .results = results, .clear = clear)
+MHA_FORWARD_FUNCTION(merge_attention, merge_attention, parts, merge, .by_position = NUM_ARGUMENTS,
+                     .options = NO_OPTIONS, .fill_pointers = fill_pointers)

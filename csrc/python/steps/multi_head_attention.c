@@ -19,26 +19,18 @@
     X(b_g, AS_REAL)                                                                                \
     X(num_heads, AS_INT)                                                                           \
     X(num_kv_heads, AS_INT)                                                                        \
-    X(head_gate, AS_REAL)
-#define MORE_ARGUMENTS(X)                                                                          \
+    X(head_gate, AS_REAL)                                                                          \
+    MHA_OPTIONS(X)                                                                                 \
     X(return_weights, AS_FLAG)                                                                     \
     X(return_lse, AS_FLAG)                                                                         \
     X(dtype, AS_IT_IS)                                                                             \
     X(key_is_query, AS_FLAG)                                                                       \
     X(value_is_key, AS_FLAG)                                                                       \
-    X(save, AS_FLAG)
-enum argument {
-    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
-    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
-    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) PREPARATION,
-    CACHE = PREPARATION + NUM_PREPARATION,
-    NUM_ARGUMENTS = CACHE + NUM_CACHE
-};
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    ARGUMENTS(MHA_ARGUMENT_FORM) /* then the options */
-    MHA_OPTION_FORMS             /* and what is given by keyword */
-        MORE_ARGUMENTS(MHA_ARGUMENT_FORM) MHA_PREPARATION_FORMS MHA_CACHE_FORMS};
+    X(save, AS_FLAG)                                                                               \
+    MHA_PREPARATION(X)                                                                             \
+    MHA_CACHE(X)
+MHA_ARGUMENTS(ARGUMENTS)
+enum { PREPARATION = ARG_rotary, CACHE = ARG_cached_key };
 
 static void clear(void *given) {
     layer_call *call = given;
@@ -387,15 +379,16 @@ static int convert(void *given, PyObject **arguments) {
         convert_cache(arguments, call) < 0) {
         return -1;
     }
-    const PyObject *given_bias = arguments[OPTIONS + OPTION_bias];
+    const PyObject *given_bias = arguments[ARG_bias];
     const bool of_layer = PyArray_DescrCheck(arguments[ARG_dtype]);
     const int batch_axes = call->scores.batch_axes;
-    if (normalise_score_axes(&arguments[OPTIONS + OPTION_mask], "mask", of_layer, batch_axes) < 0 ||
-        normalise_score_axes(&arguments[OPTIONS + OPTION_bias], "bias", of_layer, batch_axes) < 0 ||
-        mha_convert_options(arguments + OPTIONS, call->dtype, &call->scores, &call->options) < 0) {
+    if (normalise_score_axes(&arguments[ARG_mask], "mask", of_layer, batch_axes) < 0 ||
+        normalise_score_axes(&arguments[ARG_bias], "bias", of_layer, batch_axes) < 0 ||
+        mha_convert_options(arguments + MHA_FIRST_OPTION, call->dtype, &call->scores,
+                            &call->options) < 0) {
         return -1;
     }
-    call->bias_has_batch_of_one = arguments[OPTIONS + OPTION_bias] != given_bias;
+    call->bias_has_batch_of_one = arguments[ARG_bias] != given_bias;
     results->output =
         mha_new_rows(call, call->scores.query_len, call->W_o.out, call->result_typenum, "output");
     if (results->output == NULL ||
@@ -403,8 +396,10 @@ static int convert(void *given, PyObject **arguments) {
                        &call->scores, &results->weights, &results->lse) < 0) {
         return -1;
     }
-    call->keeps = arguments[ARG_save] == Py_True;
-    return call->keeps && (refuse_packed(call) < 0 || mha_new_saved_steps(call) < 0) ? -1 : 0;
+    return arguments[ARG_save] == Py_True &&
+                   (refuse_packed(call) < 0 || mha_new_saved_steps(call) < 0)
+               ? -1
+               : 0;
 }
 
 bool mha_fill_layer(void *given) {
@@ -461,21 +456,11 @@ bool mha_fill_layer(void *given) {
     return true;
 }
 
-/* The results, or (results, saved). */
 static PyObject *results(void *given) {
     layer_call *call = given;
-    PyObject *packed = mha_pack_results(&call->results);
-    return call->keeps
-               ? mha_with_saved(packed, mha_keep_call(MHA_KEPT_LAYER, call, sizeof *call, clear))
-               : packed;
+    return mha_pack_results(&call->results);
 }
 
-MHA_CORE_WORKSPACE(multi_head_attention_workspace, mha_multi_head_attention)
-MHA_CORE_RUN(multi_head_attention_forward, mha_multi_head_attention)
-
-MHA_MODULE_FUNCTION(multi_head_attention, layer_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
-                    .fill_pointers = mha_fill_layer,
-                    .workspace = core_multi_head_attention_workspace,
-                    .forward = core_multi_head_attention_forward,
-                    .problem = offsetof(layer_call, layer), .results = results, .clear = clear)
+MHA_FORWARD_FUNCTION(multi_head_attention, multi_head_attention, layer_call, layer,
+                     .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
+                     .save = ARG_save, .fill_pointers = mha_fill_layer)

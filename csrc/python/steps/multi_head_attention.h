@@ -8,8 +8,6 @@
 #include "python/steps/layer_cache.h"
 #include "python/steps/preparation.h"
 
-#define MHA_KEPT_LAYER "multi_head_attention"
-
 enum { NUM_VECTORS = 6 }; /* the biases and head_gate */
 
 typedef struct layer_call {
@@ -23,7 +21,7 @@ typedef struct layer_call {
     score_shape scores;
     converted_options options;
     attention_results results;
-    bool key_is_query, value_is_key, keeps;
+    bool key_is_query, value_is_key;
     converted_preparation preparation;
     converted_cache cache;
     bool bias_has_batch_of_one; /* as it came: one axis more than the scores have */

@@ -54,10 +54,6 @@ static int convert_results(PyObject *const *arguments, layer_backward_call *call
 static int convert(void *given, PyObject **arguments) {
     layer_backward_call *call = given;
     const layer_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], MHA_KEPT_LAYER, &call->forward,
-                           sizeof call->forward, &call->back) < 0) {
-        return -1;
-    }
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (convert_results(arguments, call) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS,
@@ -111,12 +107,5 @@ static PyObject *results(void *given) {
     return mha_pack_gradients(call);
 }
 
-MHA_CORE_WORKSPACE(multi_head_attention_backward_workspace, mha_multi_head_attention_gradients)
-MHA_CORE_RUN(multi_head_attention_backward, mha_multi_head_attention_gradients)
-
-MHA_MODULE_FUNCTION(multi_head_attention_backward, layer_backward_call, MHA_BACKWARD_ARGUMENTS,
-                    .convert = convert, .fill_pointers = fill_pointers,
-                    .workspace = core_multi_head_attention_backward_workspace,
-                    .forward = core_multi_head_attention_backward,
-                    .problem = offsetof(layer_backward_call, problem), .results = results,
-                    .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(multi_head_attention, multi_head_attention, layer_backward_call, problem,
+                      .convert = convert, .fill_pointers = fill_pointers, .results = results)

@@ -10,17 +10,12 @@
     X(logits, AS_REAL)                                                                             \
     X(num_heads, AS_INT)                                                                           \
     X(save, AS_FLAG)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
-
-static const char KEPT[] = "output_gate";
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct gate_call {
     PyArrayObject *merged, *logits, *gated;
     mha_dtype dtype;
     int64_t num_heads;
-    bool keeps;
     mha_output_gate gate; /* the problem */
 } gate_call;
 
@@ -67,7 +62,6 @@ static int convert_arrays(PyArrayObject *arrays[2], gate_call *call) {
 static int convert(void *given, PyObject **arguments) {
     gate_call *call = given;
     PyArrayObject *arrays[2] = {NULL, NULL};
-    call->keeps = arguments[ARG_save] == Py_True;
     int failed = mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0;
     if (!failed) {
         arrays[0] = mha_as_array(arguments[ARG_merged], "merged");
@@ -105,21 +99,18 @@ static bool fill_pointers(void *given) {
     return PyArray_SIZE(call->gated) > 0;
 }
 
-/* gated, or (gated, saved). */
 static PyObject *results(void *given) {
     gate_call *call = given;
     PyObject *gated = (PyObject *)call->gated;
     call->gated = NULL;
-    return call->keeps ? mha_with_saved(gated, mha_keep_call(KEPT, call, sizeof *call, clear))
-                       : gated;
+    return gated;
 }
 
-MHA_CORE_RUN(output_gate_forward, mha_output_gate)
+MHA_CORE_RUN(output_gate_forward)
 
-MHA_MODULE_FUNCTION(output_gate, gate_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .forward = core_output_gate_forward,
-                    .problem = offsetof(gate_call, gate), .results = results, .clear = clear)
+MHA_MODULE_FUNCTION(output_gate, gate_call, MHA_FORWARD_FIELDS, .by_position = ARG_save,
+                    .options = NO_OPTIONS, .save = ARG_save, .fill_pointers = fill_pointers,
+                    .forward = core_output_gate_forward, .problem = offsetof(gate_call, gate))
 
 #define GRADIENTS(X)                                                                               \
     X(merged, saved->merged, mha_data_or_null)                                                     \
@@ -135,10 +126,6 @@ typedef struct gate_backward_call {
 static int convert_backward(void *given, PyObject **arguments) {
     gate_backward_call *call = given;
     const gate_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
-                           &call->back) < 0) {
-        return -1;
-    }
     call->back.grad_output = mha_convert_gradient(
         arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype), PyArray_DIMS(saved->merged),
         PyArray_NDIM(saved->merged), "grad_output");
@@ -158,10 +145,10 @@ static bool fill_backward(void *given) {
     return true;
 }
 
-MHA_CORE_RUN(output_gate_backward, mha_output_gate_gradients)
+MHA_CORE_RUN(output_gate_backward)
 
-MHA_MODULE_FUNCTION(output_gate_backward, gate_backward_call, MHA_BACKWARD_ARGUMENTS,
+MHA_MODULE_FUNCTION(output_gate_backward, gate_backward_call,
+                    MHA_BACKWARD_FIELDS(output_gate, gate_backward_call, MHA_BACKWARD_FORMS),
                     .convert = convert_backward, .fill_pointers = fill_backward,
                     .forward = core_output_gate_backward,
-                    .problem = offsetof(gate_backward_call, problem), .results = mha_pack_gradients,
-                    .clear = mha_clear_backward)
+                    .problem = offsetof(gate_backward_call, problem), .results = mha_pack_gradients)

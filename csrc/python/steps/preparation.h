@@ -17,8 +17,6 @@
     X(key_positions, AS_ARRAY)
 #define MHA_PREPARATION_PLACE(name, form) PREPARE_##name,
 enum preparation { MHA_PREPARATION(MHA_PREPARATION_PLACE) NUM_PREPARATION };
-#define MHA_PREPARATION_FORM(name, form) [PREPARATION + PREPARE_##name] = {#name, form},
-#define MHA_PREPARATION_FORMS MHA_PREPARATION(MHA_PREPARATION_FORM)
 
 /* Owned arrays, or NULL, and plain values. */
 typedef struct converted_preparation {

@@ -16,11 +16,7 @@
     X(norm_eps, AS_NUMBER)                                                                         \
     X(norm_offset, AS_NUMBER)                                                                      \
     X(save, AS_FLAG)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
-
-static const char KEPT[] = "prepare_heads";
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct prepare_call {
     PyArrayObject *x, *norm, *positions, *output;
@@ -29,7 +25,6 @@ typedef struct prepare_call {
     mha_dtype dtype;
     int64_t num_heads, head_dim;
     double norm_eps, norm_offset;
-    bool keeps;
     mha_head_preparation preparation;
 } prepare_call;
 
@@ -64,7 +59,6 @@ static int convert(void *given, PyObject **arguments) {
     PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[ARG_save] == Py_True;
     if (failed ||
         mha_convert_norm(arguments[ARG_norm], "norm", call->num_heads, call->head_dim, call->dtype,
                          &call->norm) < 0 ||
@@ -108,24 +102,16 @@ static bool fill_pointers(void *given) {
     return PyArray_SIZE(call->output) > 0;
 }
 
-/* output, or (output, saved). */
 static PyObject *results(void *given) {
     prepare_call *call = given;
     PyObject *output = (PyObject *)call->output;
     call->output = NULL;
-    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
-                       : output;
+    return output;
 }
 
-MHA_CORE_WORKSPACE(head_preparation_workspace, mha_head_preparation)
-MHA_CORE_RUN(head_preparation_forward, mha_head_preparation)
-
-MHA_MODULE_FUNCTION(prepare_heads, prepare_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .workspace = core_head_preparation_workspace,
-                    .forward = core_head_preparation_forward,
-                    .problem = offsetof(prepare_call, preparation), .results = results,
-                    .clear = clear)
+MHA_FORWARD_FUNCTION(prepare_heads, head_preparation, prepare_call, preparation,
+                     .by_position = ARG_save, .options = NO_OPTIONS, .save = ARG_save,
+                     .fill_pointers = fill_pointers)
 
 #define GRADIENTS(X)                                                                               \
     X(x, saved->x, mha_data_or_null)                                                               \
@@ -141,10 +127,6 @@ typedef struct prepare_backward_call {
 static int convert_backward(void *given, PyObject **arguments) {
     prepare_backward_call *call = given;
     const prepare_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
-                           &call->back) < 0) {
-        return -1;
-    }
     call->back.grad_output =
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype),
                              PyArray_DIMS(saved->x), 3, "grad_output");
@@ -171,12 +153,6 @@ static bool fill_backward(void *given) {
     return call->problem.grad_x != NULL;
 }
 
-MHA_CORE_WORKSPACE(head_preparation_backward_workspace, mha_head_preparation_gradients)
-MHA_CORE_RUN(head_preparation_backward, mha_head_preparation_gradients)
-
-MHA_MODULE_FUNCTION(prepare_heads_backward, prepare_backward_call, MHA_BACKWARD_ARGUMENTS,
-                    .convert = convert_backward, .fill_pointers = fill_backward,
-                    .workspace = core_head_preparation_backward_workspace,
-                    .forward = core_head_preparation_backward,
-                    .problem = offsetof(prepare_backward_call, problem),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(prepare_heads, head_preparation, prepare_backward_call, problem,
+                      .convert = convert_backward, .fill_pointers = fill_backward,
+                      .results = mha_pack_gradients)

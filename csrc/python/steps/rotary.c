@@ -203,11 +203,7 @@ mha_tensor mha_fill_positions(PyArrayObject *positions, const converted_rotary *
     X(rotary, AS_IT_IS)                                                                            \
     X(positions, AS_ARRAY)                                                                         \
     X(save, AS_FLAG)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
-
-static const char KEPT[] = "rotary";
+MHA_ARGUMENTS(ARGUMENTS)
 
 /* What comes in is only referred to for its shape once the call is saved. */
 typedef struct rotary_call {
@@ -215,7 +211,6 @@ typedef struct rotary_call {
     converted_rotary rotary;
     mha_dtype dtype;
     int result_typenum; /* halves where x is */
-    bool keeps;
     int axes, batch_axes;
     npy_intp shape[NPY_MAXDIMS]; /* of x; its first axes are those of the batch */
     mha_rotation rotation;
@@ -274,7 +269,6 @@ static int convert(void *given, PyObject **arguments) {
     PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
     const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
     Py_XDECREF(x);
-    call->keeps = arguments[ARG_save] == Py_True;
     return failed;
 }
 
@@ -296,24 +290,17 @@ static bool fill_pointers(void *given) {
     return PyArray_SIZE(call->output) > 0;
 }
 
-/* output, or (output, saved): the gradient does not depend on x. */
+/* The gradient does not depend on x. */
 static PyObject *results(void *given) {
     rotary_call *call = given;
     PyObject *output = (PyObject *)call->output;
     call->output = NULL;
     Py_CLEAR(call->x);
-    return call->keeps ? mha_with_saved(output, mha_keep_call(KEPT, call, sizeof *call, clear))
-                       : output;
+    return output;
 }
 
-MHA_CORE_WORKSPACE(rotary_workspace, mha_rotation)
-MHA_CORE_RUN(rotary_forward, mha_rotation)
-
-MHA_MODULE_FUNCTION(rotary, rotary_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = ARG_save, .options = NO_OPTIONS, .convert = convert,
-                    .fill_pointers = fill_pointers, .workspace = core_rotary_workspace,
-                    .forward = core_rotary_forward, .problem = offsetof(rotary_call, rotation),
-                    .results = results, .clear = clear)
+MHA_FORWARD_FUNCTION(rotary, rotary, rotary_call, rotation, .by_position = ARG_save,
+                     .options = NO_OPTIONS, .save = ARG_save, .fill_pointers = fill_pointers)
 
 typedef struct rotary_backward_call {
     backward_call back;
@@ -324,10 +311,6 @@ static int convert_backward(void *given, PyObject **arguments) {
     static const char *const names[] = {"x"};
     rotary_backward_call *call = given;
     const rotary_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], KEPT, &call->forward, sizeof call->forward,
-                           &call->back) < 0) {
-        return -1;
-    }
     call->back.grad_output =
         mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, saved->result_typenum, saved->shape,
                              saved->axes, "grad_output");
@@ -350,11 +333,6 @@ static bool fill_backward(void *given) {
     return true;
 }
 
-MHA_CORE_WORKSPACE(rotary_backward_workspace, mha_rotation)
-MHA_CORE_RUN(rotary_backward, mha_rotation)
-
-MHA_MODULE_FUNCTION(rotary_backward, rotary_backward_call, MHA_BACKWARD_ARGUMENTS,
-                    .convert = convert_backward, .fill_pointers = fill_backward,
-                    .workspace = core_rotary_backward_workspace, .forward = core_rotary_backward,
-                    .problem = offsetof(rotary_backward_call, forward.rotation),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(rotary, rotary, rotary_backward_call, forward.rotation,
+                      .convert = convert_backward, .fill_pointers = fill_backward,
+                      .results = mha_pack_gradients)

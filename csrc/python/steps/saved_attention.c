@@ -9,10 +9,9 @@
     X(key, AS_REAL)                                                                                \
     X(value, AS_REAL)                                                                              \
     X(output, AS_REAL)                                                                             \
-    X(lse, AS_REAL)
-enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS, NUM_ARGUMENTS = OPTIONS + NUM_OPTIONS };
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS};
+    X(lse, AS_REAL)                                                                                \
+    MHA_OPTIONS(X)
+MHA_ARGUMENTS(ARGUMENTS)
 
 typedef struct saved_attention_call {
     attention_call forward;
@@ -41,7 +40,7 @@ static int convert(void *given, PyObject **arguments) {
     call->forward.sees_part = true; /* for all that is known here */
     if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
                            inputs) < 0 ||
-        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores,
+        mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
                             &call->forward.options) < 0) {
         return -1;
     }
@@ -77,13 +76,13 @@ static bool fill_pointers(void *given) {
 
 static PyObject *results(void *given) {
     saved_attention_call *call = given;
-    return mha_keep_call(MHA_KEPT_ATTENTION, &call->forward, sizeof call->forward, clear_forward);
+    return mha_keep_call("scaled_dot_product_attention", &call->forward, sizeof call->forward,
+                         clear_forward);
 }
 
-MHA_CORE_RUN(attention_statistics_forward, mha_attention_statistics)
+MHA_CORE_RUN(attention_statistics_forward)
 
-MHA_MODULE_FUNCTION(saved_attention, saved_attention_call, .forms = FORMS, .count = NUM_ARGUMENTS,
-                    .by_position = OPTIONS + 1, .options = OPTIONS, .convert = convert,
+MHA_MODULE_FUNCTION(saved_attention, saved_attention_call, MHA_FORWARD_FIELDS,
+                    .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
                     .fill_pointers = fill_pointers, .forward = core_attention_statistics_forward,
-                    .problem = offsetof(saved_attention_call, problem), .results = results,
-                    .clear = clear)
+                    .problem = offsetof(saved_attention_call, problem))

@@ -6,22 +6,15 @@
 #define ARGUMENTS(X)                                                                               \
     X(query, AS_REAL)                                                                              \
     X(key, AS_REAL)                                                                                \
-    X(value, AS_REAL)
-#define MORE_ARGUMENTS(X)                                                                          \
+    X(value, AS_REAL)                                                                              \
+    MHA_OPTIONS(X)                                                                                 \
     X(return_weights, AS_FLAG)                                                                     \
     X(return_lse, AS_FLAG)                                                                         \
     X(out, AS_IT_IS)                                                                               \
     X(save, AS_FLAG)                                                                               \
     X(head_gate, AS_REAL)                                                                          \
     X(exact_lse, AS_FLAG)
-enum argument {
-    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
-    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
-    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
-};
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
+MHA_ARGUMENTS(ARGUMENTS)
 
 static void clear(void *given) {
     attention_call *call = given;
@@ -158,8 +151,8 @@ static int convert(void *given, PyObject **arguments) {
         arguments[ARG_save] != Py_True && arguments[ARG_exact_lse] != Py_True;
     if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
                            inputs) < 0 ||
-        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
-            0) {
+        mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
+                            &call->options) < 0) {
         return -1;
     }
     results->output = output_array(arguments, inputs);
@@ -199,7 +192,7 @@ static PyObject *results(void *given) {
         Py_XSETREF(call->results.lse, call->exact_lse);
         call->exact_lse = NULL;
     }
-    return mha_pack_or_keep(&call->results, MHA_KEPT_ATTENTION, call, sizeof *call, clear);
+    return mha_pack_results(&call->results);
 }
 
 static mha_status workspace(const void *given, int num_threads, size_t *bytes) {
@@ -215,7 +208,7 @@ static mha_status forward(const void *given, mha_execution *execution) {
                                                  : mha_exact_lse_forward(&exact, execution);
 }
 
-MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, .forms = FORMS,
-                    .count = NUM_ARGUMENTS, .by_position = OPTIONS + 1, .options = OPTIONS,
-                    .convert = convert, .fill_pointers = mha_fill_attention_call,
-                    .workspace = workspace, .forward = forward, .results = results, .clear = clear)
+MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, MHA_FORWARD_FIELDS,
+                    .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
+                    .save = ARG_save, .fill_pointers = mha_fill_attention_call,
+                    .workspace = workspace, .forward = forward)

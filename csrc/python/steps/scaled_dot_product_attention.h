@@ -5,8 +5,6 @@
 #include "python/call/gradient.h"
 #include "python/call/inputs.h"
 
-#define MHA_KEPT_ATTENTION "scaled_dot_product_attention"
-
 typedef struct attention_call {
     attention_inputs inputs;
     converted_options options;

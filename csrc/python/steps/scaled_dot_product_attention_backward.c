@@ -24,10 +24,6 @@ typedef struct attention_backward_call {
 static int convert(void *given, PyObject **arguments) {
     attention_backward_call *call = given;
     const attention_call *saved = &call->forward;
-    if (mha_begin_backward(arguments[MHA_KEPT], MHA_KEPT_ATTENTION, &call->forward,
-                           sizeof call->forward, &call->back) < 0) {
-        return -1;
-    }
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (mha_convert_grad_results(arguments, saved->inputs.result_typenum,
                                  saved->results.saved_output, &call->back) < 0 ||
@@ -53,12 +49,6 @@ static bool fill_pointers(void *given) {
     return true;
 }
 
-MHA_CORE_WORKSPACE(scaled_dot_product_attention_backward_workspace, mha_attention_gradients)
-MHA_CORE_RUN(scaled_dot_product_attention_backward, mha_attention_gradients)
-
-MHA_MODULE_FUNCTION(scaled_dot_product_attention_backward, attention_backward_call,
-                    MHA_BACKWARD_ARGUMENTS, .convert = convert, .fill_pointers = fill_pointers,
-                    .workspace = core_scaled_dot_product_attention_backward_workspace,
-                    .forward = core_scaled_dot_product_attention_backward,
-                    .problem = offsetof(attention_backward_call, problem),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(scaled_dot_product_attention, scaled_dot_product_attention,
+                      attention_backward_call, problem, .convert = convert,
+                      .fill_pointers = fill_pointers, .results = mha_pack_gradients)

@@ -8,22 +8,15 @@
     X(key, AS_CACHED)                                                                              \
     X(value, AS_CACHED)                                                                            \
     X(query_starts, AS_ARRAY)                                                                      \
-    X(key_starts, AS_ARRAY)
-#define MORE_ARGUMENTS(X)                                                                          \
+    X(key_starts, AS_ARRAY)                                                                        \
+    MHA_OPTIONS(X)                                                                                 \
     X(return_lse, AS_FLAG)                                                                         \
     X(save, AS_FLAG)                                                                               \
     X(head_gate, AS_REAL)                                                                          \
     X(page_tables, AS_ARRAY)                                                                       \
     X(keep_first, AS_INT)                                                                          \
     X(dropped, AS_ARRAY)
-enum argument {
-    ARGUMENTS(MHA_ARGUMENT_PLACE) OPTIONS,
-    LAST_OPTION = OPTIONS + NUM_OPTIONS - 1,
-    MORE_ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS
-};
-
-static const argument_form FORMS[NUM_ARGUMENTS] = {
-    ARGUMENTS(MHA_ARGUMENT_FORM) MHA_OPTION_FORMS MORE_ARGUMENTS(MHA_ARGUMENT_FORM)};
+MHA_ARGUMENTS(ARGUMENTS)
 
 static void clear(void *given) {
     varlen_call *call = given;
@@ -389,9 +382,9 @@ static int convert(void *given, PyObject **arguments) {
     varlen_call *call = given;
     attention_inputs *inputs = &call->inputs;
     if (convert_inputs(arguments, inputs) < 0 || convert_both_starts(arguments, call) < 0 ||
-        check_options_fit(arguments + OPTIONS) < 0 ||
-        mha_convert_options(arguments + OPTIONS, inputs->dtype, &inputs->scores, &call->options) <
-            0 ||
+        check_options_fit(arguments + MHA_FIRST_OPTION) < 0 ||
+        mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
+                            &call->options) < 0 ||
         convert_offsets(call) < 0 || convert_kept(arguments, call) < 0 ||
         make_results(arguments, call) < 0 ||
         mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
@@ -468,15 +461,10 @@ bool mha_fill_varlen_call(void *given) {
 
 static PyObject *results(void *given) {
     varlen_call *call = given;
-    return mha_pack_or_keep(&call->results, MHA_KEPT_VARLEN, call, sizeof *call, clear);
+    return mha_pack_results(&call->results);
 }
 
-MHA_CORE_WORKSPACE(scaled_dot_product_attention_varlen_workspace, mha_varlen_attention)
-MHA_CORE_RUN(scaled_dot_product_attention_varlen_forward, mha_varlen_attention)
-
-MHA_MODULE_FUNCTION(scaled_dot_product_attention_varlen, varlen_call, .forms = FORMS,
-                    .count = NUM_ARGUMENTS, .by_position = OPTIONS + 1, .options = OPTIONS,
-                    .convert = convert, .fill_pointers = mha_fill_varlen_call,
-                    .workspace = core_scaled_dot_product_attention_varlen_workspace,
-                    .forward = core_scaled_dot_product_attention_varlen_forward,
-                    .problem = offsetof(varlen_call, problem), .results = results, .clear = clear)
+MHA_FORWARD_FUNCTION(scaled_dot_product_attention_varlen, scaled_dot_product_attention_varlen,
+                     varlen_call, problem, .by_position = MHA_FIRST_OPTION + 1,
+                     .options = MHA_FIRST_OPTION, .save = ARG_save,
+                     .fill_pointers = mha_fill_varlen_call)

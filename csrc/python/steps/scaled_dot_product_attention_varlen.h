@@ -5,8 +5,6 @@
 #include "python/call/gradient.h"
 #include "python/call/inputs.h"
 
-#define MHA_KEPT_VARLEN "scaled_dot_product_attention_varlen"
-
 /* The batch axes of the scores are (sequences,), their lengths those of all sequences. */
 typedef struct varlen_call {
     attention_inputs inputs;

@@ -22,10 +22,6 @@ static int convert(void *given, PyObject **arguments) {
     varlen_backward_call *call = given;
     const varlen_call *saved = &call->forward;
     backward_call *back = &call->back;
-    if (mha_begin_backward(arguments[MHA_KEPT], MHA_KEPT_VARLEN, &call->forward,
-                           sizeof call->forward, back) < 0) {
-        return -1;
-    }
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     const int typenum = saved->inputs.result_typenum;
     const score_shape *scores = &saved->inputs.scores;
@@ -58,12 +54,6 @@ static bool fill_pointers(void *given) {
     return true;
 }
 
-MHA_CORE_WORKSPACE(scaled_dot_product_attention_varlen_backward_workspace, mha_varlen_gradients)
-MHA_CORE_RUN(scaled_dot_product_attention_varlen_backward, mha_varlen_gradients)
-
-MHA_MODULE_FUNCTION(scaled_dot_product_attention_varlen_backward, varlen_backward_call,
-                    MHA_BACKWARD_ARGUMENTS, .convert = convert, .fill_pointers = fill_pointers,
-                    .workspace = core_scaled_dot_product_attention_varlen_backward_workspace,
-                    .forward = core_scaled_dot_product_attention_varlen_backward,
-                    .problem = offsetof(varlen_backward_call, problem),
-                    .results = mha_pack_gradients, .clear = mha_clear_backward)
+MHA_BACKWARD_FUNCTION(scaled_dot_product_attention_varlen, scaled_dot_product_attention_varlen,
+                      varlen_backward_call, problem, .convert = convert,
+                      .fill_pointers = fill_pointers, .results = mha_pack_gradients)

@@ -27,7 +27,7 @@ static int check_type(PyArrayObject *gradient, int typenum, const char *name) {
 
 PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     PyArrayObject *array = mha_as_array(object, name), *converted = NULL;
     const mha_dtype dtype = mha_computing_dtype(typenum);
     if (array == NULL || check_type(array, typenum, name) < 0) {
@@ -35,8 +35,7 @@ PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typen
         return NULL;
     }
     if (PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes)) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s", name,
-                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted));
+        mha_wrong_shape(array, name, "%s", mha_shape_text(shape, axes, wanted));
     } else {
         converted = contiguous ? mha_as_contiguous_real(array, dtype, name)
                                : mha_as_real(array, dtype, name);

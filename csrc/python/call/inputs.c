@@ -16,15 +16,12 @@ int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArray
 }
 
 static int check_axes(PyArrayObject *const arrays[3]) {
-    char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(arrays[0]);
     for (int i = 0; i < 3; i++) {
         if (PyArray_NDIM(arrays[i]) < 2) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s: got shape %s, wanted 2-D (len, dim), 3-D (batch, len, dim) or "
-                         "(..., heads, len, dim)",
-                         INPUT_NAMES[i], mha_array_shape_text(arrays[i], text));
-            return -1;
+            return mha_wrong_shape(
+                arrays[i], INPUT_NAMES[i],
+                "2-D (len, dim), 3-D (batch, len, dim) or (..., heads, len, dim)");
         }
         if (PyArray_NDIM(arrays[i]) != axes) {
             PyErr_Format(PyExc_ValueError, "%s: got %d axes, wanted %d as query has",
@@ -36,13 +33,11 @@ static int check_axes(PyArrayObject *const arrays[3]) {
 }
 
 static int check_batch_axes(PyArrayObject *const arrays[3], int batch_axes) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     for (int i = 1; i < 3; i++) {
         if (!PyArray_CompareLists(PyArray_DIMS(arrays[i]), PyArray_DIMS(arrays[0]), batch_axes)) {
-            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted the batch axes %s of query",
-                         INPUT_NAMES[i], mha_array_shape_text(arrays[i], got),
-                         mha_shape_text(PyArray_DIMS(arrays[0]), batch_axes, wanted));
-            return -1;
+            return mha_wrong_shape(arrays[i], INPUT_NAMES[i], "the batch axes %s of query",
+                                   mha_shape_text(PyArray_DIMS(arrays[0]), batch_axes, wanted));
         }
     }
     return 0;

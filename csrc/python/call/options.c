@@ -47,7 +47,7 @@ static int convert_bias(PyObject *object, const option_context *context, convert
 static int convert_by_head(PyObject *object, const char *name, const option_context *context,
                            PyArrayObject **converted) {
     const npy_intp wanted = (npy_intp)context->scores->heads;
-    char got[MHA_SHAPE_TEXT], text[MHA_SHAPE_TEXT];
+    char text[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
     }
@@ -58,8 +58,8 @@ static int convert_by_head(PyObject *object, const char *name, const option_cont
     if (has_shape(array, &wanted, 1)) {
         *converted = mha_as_contiguous_real(array, context->dtype, name);
     } else {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s, a number for each head", name,
-                     mha_array_shape_text(array, got), mha_shape_text(&wanted, 1, text));
+        mha_wrong_shape(array, name, "%s, a number for each head",
+                        mha_shape_text(&wanted, 1, text));
     }
     Py_DECREF(array);
     return *converted == NULL ? -1 : 0;
@@ -72,7 +72,6 @@ static int convert_alibi(PyObject *object, const option_context *context, conver
 static int convert_relative_bias(PyObject *object, const option_context *context,
                                  converted_options *c) {
     const int64_t heads = context->scores->heads;
-    char got[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
     }
@@ -84,10 +83,9 @@ static int convert_relative_bias(PyObject *object, const option_context *context
         (PyArray_DIM(array, 0) == 1 || PyArray_DIM(array, 0) == heads)) {
         c->relative_bias = mha_as_contiguous_real(array, context->dtype, "relative_bias");
     } else {
-        PyErr_Format(PyExc_ValueError,
-                     "relative_bias: got shape %s, wanted (%lld, 2r + 1), or (1, 2r + 1) for one "
-                     "row that all heads share",
-                     mha_array_shape_text(array, got), (long long)heads);
+        mha_wrong_shape(array, "relative_bias",
+                        "(%lld, 2r + 1), or (1, 2r + 1) for one row that all heads share",
+                        (long long)heads);
     }
     Py_DECREF(array);
     return c->relative_bias == NULL ? -1 : 0;
@@ -116,7 +114,7 @@ static int convert_key_lengths(PyObject *object, const option_context *context,
     const score_shape *scores = context->scores;
     PyArrayObject **lengths = &c->key_lengths;
     npy_intp shape[NPY_MAXDIMS];
-    char got[MHA_SHAPE_TEXT], batch[MHA_SHAPE_TEXT], per_query[MHA_SHAPE_TEXT];
+    char batch[MHA_SHAPE_TEXT], per_query[MHA_SHAPE_TEXT];
     const int axes = scores->batch_axes;
     if (object == Py_None) {
         return 0;
@@ -128,12 +126,9 @@ static int convert_key_lengths(PyObject *object, const option_context *context,
     memcpy(shape, scores->batch, (size_t)axes * sizeof *shape);
     shape[axes] = (npy_intp)scores->query_len;
     if (!has_shape(*lengths, shape, axes) && !has_shape(*lengths, shape, axes + 1)) {
-        PyErr_Format(
-            PyExc_ValueError,
-            "key_lengths: got shape %s, wanted %s (the batch axes) or %s (a length a query)",
-            mha_array_shape_text(*lengths, got), mha_shape_text(shape, axes, batch),
-            mha_shape_text(shape, axes + 1, per_query));
-        return -1;
+        return mha_wrong_shape(
+            *lengths, "key_lengths", "%s (the batch axes) or %s (a length a query)",
+            mha_shape_text(shape, axes, batch), mha_shape_text(shape, axes + 1, per_query));
     }
     const int64_t *values = PyArray_DATA(*lengths);
     for (npy_intp i = 0; i < PyArray_SIZE(*lengths); i++) {
@@ -148,7 +143,7 @@ static int convert_query_offset(PyObject *object, const option_context *context,
                                 converted_options *c) {
     const score_shape *scores = context->scores;
     PyArrayObject **offset = &c->query_offset;
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
     }
@@ -169,11 +164,8 @@ static int convert_query_offset(PyObject *object, const option_context *context,
         return -1;
     }
     if (PyArray_NDIM(*offset) != 0 && !has_shape(*offset, scores->batch, scores->batch_axes)) {
-        PyErr_Format(PyExc_ValueError,
-                     "query_offset: got shape %s, wanted an int or %s (the batch axes)",
-                     mha_array_shape_text(*offset, got),
-                     mha_shape_text(scores->batch, scores->batch_axes, wanted));
-        return -1;
+        return mha_wrong_shape(*offset, "query_offset", "an int or %s (the batch axes)",
+                               mha_shape_text(scores->batch, scores->batch_axes, wanted));
     }
     int64_t *values = PyArray_DATA(*offset);
     for (npy_intp i = 0; i < PyArray_SIZE(*offset); i++) {

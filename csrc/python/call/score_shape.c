@@ -16,7 +16,7 @@ int mha_user_shape(const score_shape *scores, npy_intp *shape) {
 
 int mha_check_broadcasts(PyArrayObject *array, const score_shape *scores, const char *name) {
     npy_intp shape[NPY_MAXDIMS];
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     const int axes = mha_user_shape(scores, shape);
     const int extra = axes - PyArray_NDIM(array);
     bool fits = extra >= 0;
@@ -31,10 +31,8 @@ int mha_check_broadcasts(PyArrayObject *array, const score_shape *scores, const 
         const char *hint = !padding            ? ""
                            : scores->has_heads ? "; for padding write it [:, None, None, :]"
                                                : "; for padding write it [:, None, :]";
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got shape %s, wanted one that broadcasts to the scores %s%s", name,
-                     mha_array_shape_text(array, got), mha_shape_text(shape, axes, wanted), hint);
-        return -1;
+        return mha_wrong_shape(array, name, "one that broadcasts to the scores %s%s",
+                               mha_shape_text(shape, axes, wanted), hint);
     }
     return 0;
 }

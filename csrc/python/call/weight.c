@@ -95,9 +95,7 @@ PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
         goto cleanup;
     }
     if (PyArray_NDIM(array) != 2) {
-        char text[MHA_SHAPE_TEXT];
-        PyErr_Format(PyExc_ValueError, "weight: got shape %s, wanted (in, out)",
-                     mha_array_shape_text(array, text));
+        mha_wrong_shape(array, "weight", "(in, out)");
         goto cleanup;
     }
     real = mha_as_strided_stored(array, dtype, "weight");
@@ -314,7 +312,6 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
 
 int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
                        const char *name, converted_weight *weight) {
-    char text[MHA_SHAPE_TEXT];
     if (packed_in(object) != NULL) {
         return convert_packed(object, dtype, in, in_meaning, name, weight);
     }
@@ -323,8 +320,7 @@ int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char
         return -1;
     }
     if (PyArray_NDIM(array) != 2) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (in, out)", name,
-                     mha_array_shape_text(array, text));
+        mha_wrong_shape(array, name, "(in, out)");
         Py_DECREF(array);
         return -1;
     }

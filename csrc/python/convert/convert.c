@@ -214,7 +214,6 @@ PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
 
 int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector) {
-    char text[MHA_SHAPE_TEXT];
     *vector = NULL;
     if (object == Py_None) {
         return 0;
@@ -224,8 +223,7 @@ int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const
         return -1;
     }
     if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != length) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (%lld,)", name,
-                     mha_array_shape_text(array, text), (long long)length);
+        mha_wrong_shape(array, name, "(%lld,)", (long long)length);
     } else {
         *vector = mha_as_contiguous_real(array, dtype, name);
     }
@@ -248,6 +246,20 @@ const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_
 
 const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]) {
     return mha_shape_text(PyArray_DIMS(array), PyArray_NDIM(array), text);
+}
+
+int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...) {
+    char got[MHA_SHAPE_TEXT];
+    va_list values;
+    va_start(values, wanted);
+    PyObject *text = PyUnicode_FromFormatV(wanted, values);
+    va_end(values);
+    if (text != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %U", name,
+                     mha_array_shape_text(array, got), text);
+        Py_DECREF(text);
+    }
+    return -1;
 }
 
 mha_tensor mha_tensor_of(PyArrayObject *array) {

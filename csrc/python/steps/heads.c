@@ -67,9 +67,7 @@ static int convert_split(void *given, PyObject **arguments) {
     }
     const int axes = PyArray_NDIM(call->x);
     if (axes < 2 || axes > MHA_MOST_INPUT_AXES - 1) {
-        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., len, num_heads * d)",
-                     mha_array_shape_text(call->x, text));
-        return -1;
+        return mha_wrong_shape(call->x, "x", "(..., len, num_heads * d)");
     }
     if (PyArray_DIM(call->x, axes - 1) % num_heads != 0) {
         PyErr_Format(PyExc_ValueError,
@@ -121,7 +119,6 @@ static int merge_by_numpy(PyArrayObject *x, PyArrayObject *merged) {
 static int convert_merge(void *given, PyObject **arguments) {
     heads_call *call = given;
     npy_intp shape[NPY_MAXDIMS];
-    char text[MHA_SHAPE_TEXT];
     call->x = shown_array(arguments[X]);
     if (call->x == NULL) {
         return -1;
@@ -129,9 +126,7 @@ static int convert_merge(void *given, PyObject **arguments) {
     PyArrayObject *x = call->x;
     const int axes = PyArray_NDIM(x);
     if (axes < 3 || axes > MHA_MOST_INPUT_AXES) {
-        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., heads, len, d)",
-                     mha_array_shape_text(x, text));
-        return -1;
+        return mha_wrong_shape(x, "x", "(..., heads, len, d)");
     }
     memcpy(shape, PyArray_DIMS(x), (size_t)(axes - 3) * sizeof *shape);
     shape[axes - 3] = PyArray_DIM(x, axes - 2);

@@ -17,7 +17,6 @@ void mha_clear_cache(converted_cache *converted) {
 static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
                        const score_shape *scores, int64_t kv_heads, int64_t columns, bool appends,
                        PyArrayObject **cached) {
-    char text[MHA_SHAPE_TEXT];
     PyArrayObject *array = mha_as_array(object, name);
     if (array == NULL) {
         return -1;
@@ -30,8 +29,8 @@ static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
         PyArray_DIM(array, axes) != kv_heads || columns % of_block != 0 ||
         PyArray_DIM(array, axes + 2) != columns / of_block ||
         (is_in_blocks && !mha_last_axis_is_contiguous(array))) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (batch, %lld, len, %lld)", name,
-                     mha_array_shape_text(array, text), (long long)kv_heads, (long long)columns);
+        mha_wrong_shape(array, name, "(batch, %lld, len, %lld)", (long long)kv_heads,
+                        (long long)columns);
     } else if (is_in_blocks) {
         *cached = (PyArrayObject *)Py_NewRef((PyObject *)array);
     } else {

@@ -44,15 +44,12 @@ static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
     static const char *const names[] = {"x"};
-    char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
     if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
     if (axes < 1) {
-        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (..., in)",
-                     mha_array_shape_text(x, text));
-        return -1;
+        return mha_wrong_shape(x, "x", "(..., in)");
     }
     if (mha_convert_weight(arguments[ARG_weight], call->dtype, PyArray_DIM(x, axes - 1),
                            "the last axis of x", "weight", &call->weight) < 0 ||

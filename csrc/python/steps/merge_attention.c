@@ -47,10 +47,7 @@ static int check_shapes(const parts *p) {
     PyArrayObject *first = p->outputs[0];
     const int axes = PyArray_NDIM(first);
     if (axes < 2) {
-        PyErr_Format(PyExc_ValueError,
-                     "outputs: got shape %s, wanted (..., query_len, value_head_dim)",
-                     mha_array_shape_text(first, got));
-        return -1;
+        return mha_wrong_shape(first, "outputs", "(..., query_len, value_head_dim)");
     }
     for (Py_ssize_t i = 0; i < p->count; i++) {
         if (PyArray_NDIM(p->outputs[i]) != axes ||

@@ -69,23 +69,18 @@ static const char *const SEQUENCE_NAMES[] = {"query", "key", "value"};
 
 /* (batch..., len, dim) with equal batch axes, and as many values as keys. */
 static int check_sequences(PyArrayObject *const arrays[3]) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(arrays[0]);
     for (int i = 0; i < 3; i++) {
         if (PyArray_NDIM(arrays[i]) < 2 || PyArray_NDIM(arrays[i]) > MHA_MOST_INPUT_AXES - 1 ||
             PyArray_NDIM(arrays[i]) != axes) {
-            PyErr_Format(
-                PyExc_ValueError,
-                "%s: got shape %s, wanted (batch, len, dim) or (len, dim), the same number of "
-                "axes for query, key and value",
-                SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got));
-            return -1;
+            return mha_wrong_shape(arrays[i], SEQUENCE_NAMES[i],
+                                   "(batch, len, dim) or (len, dim), the same number of axes for "
+                                   "query, key and value");
         }
         if (!PyArray_CompareLists(PyArray_DIMS(arrays[i]), PyArray_DIMS(arrays[0]), axes - 2)) {
-            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted the batch axes %s of query",
-                         SEQUENCE_NAMES[i], mha_array_shape_text(arrays[i], got),
-                         mha_shape_text(PyArray_DIMS(arrays[0]), axes - 2, wanted));
-            return -1;
+            return mha_wrong_shape(arrays[i], SEQUENCE_NAMES[i], "the batch axes %s of query",
+                                   mha_shape_text(PyArray_DIMS(arrays[0]), axes - 2, wanted));
         }
     }
     if (PyArray_DIM(arrays[1], axes - 2) != PyArray_DIM(arrays[2], axes - 2)) {
@@ -346,14 +341,12 @@ static int refuse_packed(const layer_call *call) {
 /* Whether two arrays are one for the gradients. Another thread may have changed a shape meanwhile.
  */
 static int check_same(bool is_same, PyArrayObject *array, const char *name, PyArrayObject *other) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     if (!is_same || PyArray_SAMESHAPE(array, other)) {
         return 0;
     }
-    PyErr_Format(PyExc_ValueError,
-                 "%s: got shape %s, wanted %s, that of the array it is said to be", name,
-                 mha_array_shape_text(array, got), mha_array_shape_text(other, wanted));
-    return -1;
+    return mha_wrong_shape(array, name, "%s, that of the array it is said to be",
+                           mha_array_shape_text(other, wanted));
 }
 
 static int convert_sameness(PyObject *const *arguments, layer_call *call) {

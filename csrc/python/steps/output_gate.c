@@ -28,21 +28,18 @@ static void clear(void *given) {
 
 /* merged (..., num_heads * columns), logits (..., num_heads * columns) or (..., num_heads). */
 static int check_shapes(PyArrayObject *const arrays[2], int64_t num_heads) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(arrays[0]);
     if (axes == 0 || PyArray_DIM(arrays[0], axes - 1) % num_heads != 0) {
-        PyErr_Format(PyExc_ValueError, "merged: got shape %s, wanted (..., %lld * value_head_dim)",
-                     mha_array_shape_text(arrays[0], got), (long long)num_heads);
-        return -1;
+        return mha_wrong_shape(arrays[0], "merged", "(..., %lld * value_head_dim)",
+                               (long long)num_heads);
     }
     if (PyArray_NDIM(arrays[1]) != axes ||
         !PyArray_CompareLists(PyArray_DIMS(arrays[0]), PyArray_DIMS(arrays[1]), axes - 1) ||
         (PyArray_DIM(arrays[1], axes - 1) != PyArray_DIM(arrays[0], axes - 1) &&
          PyArray_DIM(arrays[1], axes - 1) != num_heads)) {
-        PyErr_Format(PyExc_ValueError, "logits: got shape %s, wanted %s, or num_heads (%lld) last",
-                     mha_array_shape_text(arrays[1], got), mha_array_shape_text(arrays[0], wanted),
-                     (long long)num_heads);
-        return -1;
+        return mha_wrong_shape(arrays[1], "logits", "%s, or num_heads (%lld) last",
+                               mha_array_shape_text(arrays[0], wanted), (long long)num_heads);
     }
     return 0;
 }

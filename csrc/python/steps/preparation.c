@@ -13,7 +13,6 @@ void mha_clear_preparation(converted_preparation *converted) {
 
 int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
                      mha_dtype dtype, PyArrayObject **norm) {
-    char text[MHA_SHAPE_TEXT];
     if (object == Py_None) {
         return 0;
     }
@@ -23,10 +22,8 @@ int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t 
     }
     const int64_t length = PyArray_NDIM(array) == 1 ? PyArray_DIM(array, 0) : -1;
     if (length != head_dim && length != heads * head_dim) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got shape %s, wanted (%lld,), that is head_dim, or (%lld,), all heads",
-                     name, mha_array_shape_text(array, text), (long long)head_dim,
-                     (long long)(heads * head_dim));
+        mha_wrong_shape(array, name, "(%lld,), that is head_dim, or (%lld,), all heads",
+                        (long long)head_dim, (long long)(heads * head_dim));
     } else {
         *norm = mha_as_contiguous_real(array, dtype, name);
     }

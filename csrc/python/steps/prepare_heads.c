@@ -39,15 +39,12 @@ static void clear(void *given) {
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call) {
     static const char *const names[] = {"x"};
-    char text[MHA_SHAPE_TEXT];
     if (mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
         mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0) {
         return -1;
     }
     if (PyArray_NDIM(x) != 3 || PyArray_DIM(x, 2) % call->num_heads != 0) {
-        PyErr_Format(PyExc_ValueError, "x: got shape %s, wanted (batch, len, %lld * head_dim)",
-                     mha_array_shape_text(x, text), (long long)call->num_heads);
-        return -1;
+        return mha_wrong_shape(x, "x", "(batch, len, %lld * head_dim)", (long long)call->num_heads);
     }
     call->head_dim = PyArray_DIM(x, 2) / call->num_heads;
     call->x = mha_as_contiguous_real(x, call->dtype, "x");

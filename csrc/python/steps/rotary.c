@@ -125,20 +125,18 @@ static bool fits_rows(PyArrayObject *array, int64_t more, const npy_intp *shape,
 
 static void wrong_positions(PyArrayObject *array, int64_t more, npy_intp *shape, int batch_axes,
                             const char *name) {
-    char got[MHA_SHAPE_TEXT], alone[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
-    mha_array_shape_text(array, got);
+    char alone[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
     mha_shape_text(shape + batch_axes, 1, alone);
     mha_shape_text(shape, batch_axes + 1, whole);
     const char *or = batch_axes > 0 ? " or " : "", *batched = batch_axes > 0 ? whole : "";
     if (more == 0) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s%s%s", name, got, alone, or,
-                     batched);
-        return;
+        mha_wrong_shape(array, name, "%s%s%s", alone, or, batched);
+    } else {
+        mha_wrong_shape(
+            array, name,
+            "%s%s%s, or the %lld position axes of the rotary's sections in front of that", alone,
+            or, batched, (long long)more);
     }
-    PyErr_Format(PyExc_ValueError,
-                 "%s: got shape %s, wanted %s%s%s, or the %lld position axes of the rotary's"
-                 " sections in front of that",
-                 name, got, alone, or, batched, (long long)more);
 }
 
 PyArrayObject *mha_convert_positions(PyObject *object, const converted_rotary *rotary,
@@ -226,17 +224,13 @@ static void clear(void *given) {
 
 static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) {
     static const char *const names[] = {"x"};
-    char text[MHA_SHAPE_TEXT];
     const int axes = PyArray_NDIM(x);
     if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
     if (axes < 2 || axes > MHA_MOST_INPUT_AXES) {
-        PyErr_Format(PyExc_ValueError,
-                     "x: got shape %s, wanted 2-D (len, dim), 3-D (batch, len, dim) or "
-                     "(..., heads, len, dim)",
-                     mha_array_shape_text(x, text));
-        return -1;
+        return mha_wrong_shape(x, "x",
+                               "2-D (len, dim), 3-D (batch, len, dim) or (..., heads, len, dim)");
     }
     call->axes = axes;
     call->batch_axes = axes >= 4 ? axes - 3 : axes - 2;

@@ -96,9 +96,7 @@ static int check_out(PyObject *object, int typenum, const npy_intp *shape, int a
         return -1;
     }
     if (PyArray_NDIM(out) != axes || !PyArray_CompareLists(PyArray_DIMS(out), shape, axes)) {
-        PyErr_Format(PyExc_ValueError, "out: got shape %s, wanted %s",
-                     mha_array_shape_text(out, got), mha_shape_text(shape, axes, wanted));
-        return -1;
+        return mha_wrong_shape(out, "out", "%s", mha_shape_text(shape, axes, wanted));
     }
     if (!PyArray_ISWRITEABLE(out)) {
         PyErr_SetString(PyExc_ValueError,

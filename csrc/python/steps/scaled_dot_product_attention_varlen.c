@@ -48,12 +48,9 @@ static int check_heads_and_columns(PyArrayObject *const arrays[3]) {
 }
 
 static int check_inputs(PyArrayObject *const arrays[3]) {
-    char text[MHA_SHAPE_TEXT];
     for (int i = 0; i < 3; i++) {
         if (PyArray_NDIM(arrays[i]) != 3) {
-            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (total_len, heads, dim)",
-                         FORMS[ARG_query + i].name, mha_array_shape_text(arrays[i], text));
-            return -1;
+            return mha_wrong_shape(arrays[i], FORMS[ARG_query + i].name, "(total_len, heads, dim)");
         }
     }
     const npy_intp key_rows = PyArray_DIM(arrays[1], 0), value_rows = PyArray_DIM(arrays[2], 0);
@@ -67,13 +64,11 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
 
 /* query (rows, heads, head_dim); key and value (pages, kv_heads, page_len, columns). */
 static int check_pools(PyArrayObject *const arrays[3]) {
-    char text[MHA_SHAPE_TEXT];
     for (int i = 0; i < 3; i++) {
         if (PyArray_NDIM(arrays[i]) != (i == 0 ? 3 : 4)) {
-            PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s", FORMS[ARG_query + i].name,
-                         mha_array_shape_text(arrays[i], text),
-                         i == 0 ? "(total_len, heads, dim)" : "(pages, kv_heads, page_len, dim)");
-            return -1;
+            return mha_wrong_shape(arrays[i], FORMS[ARG_query + i].name, "%s",
+                                   i == 0 ? "(total_len, heads, dim)"
+                                          : "(pages, kv_heads, page_len, dim)");
         }
     }
     const npy_intp *key = PyArray_DIMS(arrays[1]), *value = PyArray_DIMS(arrays[2]);
@@ -188,17 +183,15 @@ static int check_starts(PyArrayObject *starts, const char *name, const char *row
  * reference, or NULL with the exception. */
 static PyArrayObject *convert_starts(PyObject *object, const char *name, const char *rows_of,
                                      int64_t total, PyArrayObject *like) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char wanted[MHA_SHAPE_TEXT];
     PyArrayObject *starts = mha_as_integers(object, name);
     if (starts == NULL) {
         return NULL;
     }
     if (PyArray_NDIM(starts) != 1 || PyArray_DIM(starts, 0) == 0) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted (sequences + 1,)", name,
-                     mha_array_shape_text(starts, got));
+        mha_wrong_shape(starts, name, "(sequences + 1,)");
     } else if (like != NULL && PyArray_DIM(starts, 0) != PyArray_DIM(like, 0)) {
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %s as query_starts has", name,
-                     mha_array_shape_text(starts, got), mha_array_shape_text(like, wanted));
+        mha_wrong_shape(starts, name, "%s as query_starts has", mha_array_shape_text(like, wanted));
     } else if (check_starts(starts, name, rows_of, total) == 0) {
         return starts;
     }
@@ -236,7 +229,6 @@ static int check_page_tables(const varlen_call *call) {
 
 /* page_tables (sequences, most), and key_starts, which say how many keys each sequence has. */
 static int convert_pages(PyObject *const *arguments, varlen_call *call) {
-    char text[MHA_SHAPE_TEXT];
     score_shape *scores = &call->inputs.scores;
     call->page_tables = mha_as_integers(arguments[ARG_page_tables], "page_tables");
     call->key_starts = mha_as_integers(arguments[ARG_key_starts], "key_starts");
@@ -245,15 +237,13 @@ static int convert_pages(PyObject *const *arguments, varlen_call *call) {
     }
     if (PyArray_NDIM(call->page_tables) != 2 ||
         PyArray_DIM(call->page_tables, 0) != scores->batch[0]) {
-        PyErr_Format(PyExc_ValueError, "page_tables: got shape %s, wanted (%lld, most)",
-                     mha_array_shape_text(call->page_tables, text), (long long)scores->batch[0]);
-        return -1;
+        return mha_wrong_shape(call->page_tables, "page_tables", "(%lld, most)",
+                               (long long)scores->batch[0]);
     }
     if (PyArray_NDIM(call->key_starts) != 1 ||
         PyArray_DIM(call->key_starts, 0) != scores->batch[0] + 1) {
-        PyErr_Format(PyExc_ValueError, "key_starts: got shape %s, wanted (%lld,)",
-                     mha_array_shape_text(call->key_starts, text), (long long)scores->batch[0] + 1);
-        return -1;
+        return mha_wrong_shape(call->key_starts, "key_starts", "(%lld,)",
+                               (long long)scores->batch[0] + 1);
     }
     scores->key_len = ((const int64_t *)PyArray_DATA(call->key_starts))[scores->batch[0]];
     return check_starts(call->key_starts, "key_starts", "the pool", scores->key_len) < 0
@@ -264,7 +254,6 @@ static int convert_pages(PyObject *const *arguments, varlen_call *call) {
 /* What of a sequence's keys is kept though its window has left it behind: keep_first, and how many
  * positions behind it have no page any more. */
 static int convert_kept(PyObject *const *arguments, varlen_call *call) {
-    char text[MHA_SHAPE_TEXT];
     const int64_t sequences = call->inputs.scores.batch[0];
     if (arguments[ARG_keep_first] == Py_None) {
         return 0;
@@ -275,9 +264,7 @@ static int convert_kept(PyObject *const *arguments, varlen_call *call) {
         return -1;
     }
     if (PyArray_NDIM(call->dropped) != 1 || PyArray_DIM(call->dropped, 0) != sequences) {
-        PyErr_Format(PyExc_ValueError, "dropped: got shape %s, wanted (%lld,)",
-                     mha_array_shape_text(call->dropped, text), (long long)sequences);
-        return -1;
+        return mha_wrong_shape(call->dropped, "dropped", "(%lld,)", (long long)sequences);
     }
     return 0;
 }

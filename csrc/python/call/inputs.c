@@ -44,9 +44,8 @@ static int check_batch_axes(PyArrayObject *const arrays[3], int batch_axes) {
 }
 
 int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads) {
-    if (value_heads != kv_heads) {
-        PyErr_Format(PyExc_ValueError, "value: got %lld heads, wanted %lld as key has",
-                     (long long)value_heads, (long long)kv_heads);
+    if (mha_check_equal(value_heads, kv_heads, "value: got %lld heads, wanted %lld as key has") <
+        0) {
         return -1;
     }
     if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
@@ -63,17 +62,12 @@ static int check_lengths_and_widths(PyArrayObject *const arrays[3], bool key_wid
     const int64_t value_len = PyArray_DIM(arrays[2], axes - 2);
     const int64_t head_dim = PyArray_DIM(arrays[0], axes - 1);
     const int64_t key_dim = PyArray_DIM(arrays[1], axes - 1);
-    if (value_len != key_len) {
-        PyErr_Format(PyExc_ValueError, "value: got length %lld, wanted %lld as key has",
-                     (long long)value_len, (long long)key_len);
+    if (mha_check_equal(value_len, key_len, "value: got length %lld, wanted %lld as key has") < 0) {
         return -1;
     }
-    if (!key_width_is_free && key_dim != head_dim) {
-        PyErr_Format(PyExc_ValueError, "key: got head_dim %lld, wanted %lld as query has",
-                     (long long)key_dim, (long long)head_dim);
-        return -1;
-    }
-    return 0;
+    return key_width_is_free ? 0
+                             : mha_check_equal(key_dim, head_dim,
+                                               "key: got head_dim %lld, wanted %lld as query has");
 }
 
 int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs) {

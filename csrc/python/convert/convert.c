@@ -262,6 +262,14 @@ int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, 
     return -1;
 }
 
+int mha_check_equal(int64_t got, int64_t wanted, const char *message) {
+    if (got != wanted) {
+        PyErr_Format(PyExc_ValueError, message, (long long)got, (long long)wanted);
+        return -1;
+    }
+    return 0;
+}
+
 mha_tensor mha_tensor_of(PyArrayObject *array) {
     mha_tensor tensor = {.data = NULL};
     if (array == NULL) {

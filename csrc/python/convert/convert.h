@@ -146,6 +146,9 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
  * -1. */
 int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...);
 
+/* 0 where both are the same; else -1 with a ValueError, whose message has a %lld for each. */
+int mha_check_equal(int64_t got, int64_t wanted, const char *message);
+
 /* The core's view of an array; valid as long as the array is. Absent where it is NULL. */
 mha_tensor mha_tensor_of(PyArrayObject *array);
 

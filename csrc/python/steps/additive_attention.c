@@ -47,12 +47,9 @@ static int convert_weights(PyObject *const *arguments, additive_call *call) {
     if (mha_convert_weight(arguments[ARG_W_q], inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
                            "the last axis of query", "W_q", &call->W_q) < 0 ||
         mha_convert_weight(arguments[ARG_W_k], inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
-                           "the last axis of key", "W_k", &call->W_k) < 0) {
-        return -1;
-    }
-    if (call->W_k.out != call->W_q.out) {
-        PyErr_Format(PyExc_ValueError, "W_k: got %lld columns, wanted %lld as W_q has",
-                     (long long)call->W_k.out, (long long)call->W_q.out);
+                           "the last axis of key", "W_k", &call->W_k) < 0 ||
+        mha_check_equal(call->W_k.out, call->W_q.out,
+                        "W_k: got %lld columns, wanted %lld as W_q has") < 0) {
         return -1;
     }
     if (arguments[ARG_w_v] == Py_None) {

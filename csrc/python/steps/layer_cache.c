@@ -63,11 +63,8 @@ int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
     }
     const int64_t key_len = PyArray_DIM(converted->key, scores->batch_axes + 1);
     const int64_t value_len = PyArray_DIM(converted->value, scores->batch_axes + 1);
-    if (key_len != value_len) {
-        PyErr_Format(PyExc_ValueError,
-                     "cached_value: got length %lld, wanted %lld as cached_key "
-                     "has",
-                     (long long)value_len, (long long)key_len);
+    if (mha_check_equal(value_len, key_len,
+                        "cached_value: got length %lld, wanted %lld as cached_key has") < 0) {
         return -1;
     }
     converted->append = appends ? Py_NewRef(append) : NULL;

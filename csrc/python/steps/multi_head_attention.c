@@ -83,13 +83,8 @@ static int check_sequences(PyArrayObject *const arrays[3]) {
                                    mha_shape_text(PyArray_DIMS(arrays[0]), axes - 2, wanted));
         }
     }
-    if (PyArray_DIM(arrays[1], axes - 2) != PyArray_DIM(arrays[2], axes - 2)) {
-        PyErr_Format(PyExc_ValueError, "value: got length %zd, wanted %zd as key has",
-                     (Py_ssize_t)PyArray_DIM(arrays[2], axes - 2),
-                     (Py_ssize_t)PyArray_DIM(arrays[1], axes - 2));
-        return -1;
-    }
-    return 0;
+    return mha_check_equal(PyArray_DIM(arrays[2], axes - 2), PyArray_DIM(arrays[1], axes - 2),
+                           "value: got length %lld, wanted %lld as key has");
 }
 
 /* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
@@ -209,11 +204,8 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
         check_columns(&call->W_v, call->num_kv_heads, kv_name, "W_v") < 0) {
         return -1;
     }
-    const int64_t head_dim = call->W_q.out / call->num_heads;
-    const int64_t head_dim_of_key = call->W_k.out / call->num_kv_heads;
-    if (head_dim_of_key != head_dim) {
-        PyErr_Format(PyExc_ValueError, "W_k: got head_dim %lld, wanted %lld as W_q gives",
-                     (long long)head_dim_of_key, (long long)head_dim);
+    if (mha_check_equal(call->W_k.out / call->num_kv_heads, call->W_q.out / call->num_heads,
+                        "W_k: got head_dim %lld, wanted %lld as W_q gives") < 0) {
         return -1;
     }
     const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;

@@ -35,16 +35,10 @@ static void clear(void *given) {
 static int check_heads_and_columns(PyArrayObject *const arrays[3]) {
     const npy_intp *query = PyArray_DIMS(arrays[0]), *key = PyArray_DIMS(arrays[1]);
     const npy_intp *value = PyArray_DIMS(arrays[2]);
-    const int64_t key_columns = mha_columns_of(arrays[1]);
-    if (mha_check_heads(query[1], key[1], value[1]) < 0) {
-        return -1;
-    }
-    if (key_columns != query[2]) {
-        PyErr_Format(PyExc_ValueError, "key: got head_dim %lld, wanted %zd as query has",
-                     (long long)key_columns, query[2]);
-        return -1;
-    }
-    return 0;
+    return mha_check_heads(query[1], key[1], value[1]) < 0
+               ? -1
+               : mha_check_equal(mha_columns_of(arrays[1]), query[2],
+                                 "key: got head_dim %lld, wanted %lld as query has");
 }
 
 static int check_inputs(PyArrayObject *const arrays[3]) {
@@ -53,13 +47,10 @@ static int check_inputs(PyArrayObject *const arrays[3]) {
             return mha_wrong_shape(arrays[i], FORMS[ARG_query + i].name, "(total_len, heads, dim)");
         }
     }
-    const npy_intp key_rows = PyArray_DIM(arrays[1], 0), value_rows = PyArray_DIM(arrays[2], 0);
-    if (value_rows != key_rows) {
-        PyErr_Format(PyExc_ValueError, "value: got %zd rows, wanted %zd as key has", value_rows,
-                     key_rows);
-        return -1;
-    }
-    return check_heads_and_columns(arrays);
+    return mha_check_equal(PyArray_DIM(arrays[2], 0), PyArray_DIM(arrays[1], 0),
+                           "value: got %lld rows, wanted %lld as key has") < 0
+               ? -1
+               : check_heads_and_columns(arrays);
 }
 
 /* query (rows, heads, head_dim); key and value (pages, kv_heads, page_len, columns). */

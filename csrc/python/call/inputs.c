@@ -4,10 +4,9 @@
 
 static const char *const INPUT_NAMES[] = {"query", "key", "value"};
 
-int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]) {
-    PyObject *objects[] = {query, key, value};
+int mha_three_arrays(PyObject **arguments, PyArrayObject *arrays[3]) {
     for (int i = 0; i < 3; i++) {
-        arrays[i] = mha_as_array(objects[i], INPUT_NAMES[i]);
+        arrays[i] = mha_array_argument(&arguments[i], INPUT_NAMES[i]);
         if (arrays[i] == NULL) {
             return -1;
         }
@@ -86,9 +85,10 @@ int mha_convert_input_types(PyArrayObject *arrays[3], attention_inputs *inputs) 
     return 0;
 }
 
-static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_inputs *inputs) {
+int mha_convert_inputs(PyObject **arguments, bool key_width_is_free, attention_inputs *inputs) {
     score_shape *scores = &inputs->scores;
-    if (check_axes(arrays) < 0) {
+    PyArrayObject *arrays[3];
+    if (mha_three_arrays(arguments, arrays) < 0 || check_axes(arrays) < 0) {
         return -1;
     }
     const int axes = PyArray_NDIM(arrays[0]);
@@ -108,19 +108,6 @@ static int convert(PyArrayObject *arrays[3], bool key_width_is_free, attention_i
         return -1;
     }
     return mha_convert_input_types(arrays, inputs);
-}
-
-int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
-                       attention_inputs *inputs) {
-    PyArrayObject *arrays[3] = {NULL};
-    int failed = mha_as_three_arrays(query, key, value, arrays);
-    if (!failed) {
-        failed = convert(arrays, key_width_is_free, inputs);
-    }
-    for (int i = 0; i < 3; i++) {
-        Py_XDECREF(arrays[i]);
-    }
-    return failed;
 }
 
 void mha_clear_inputs(attention_inputs *inputs) {

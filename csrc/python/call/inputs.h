@@ -14,19 +14,18 @@ typedef struct attention_inputs {
     int64_t kv_heads, value_head_dim;
 } attention_inputs;
 
-/* Heads apart: (..., heads,
- * query_len, head_dim) with equal batch axes; 2-D and 3-D are one head. key_width_is_free: query
- * and key may differ in their last axis (additive attention). 0, or -1 with the exception; cleared
- * by mha_clear_inputs either way. */
-int mha_convert_inputs(PyObject *query, PyObject *key, PyObject *value, bool key_width_is_free,
-                       attention_inputs *inputs);
+/* Of the three arguments query, key and value, heads apart: (..., heads, query_len, head_dim) with
+ * equal batch axes; 2-D and 3-D are one head. key_width_is_free: query and key may differ in their
+ * last axis (additive attention). 0, or -1 with the exception; cleared by mha_clear_inputs either
+ * way. */
+int mha_convert_inputs(PyObject **arguments, bool key_width_is_free, attention_inputs *inputs);
 void mha_clear_inputs(attention_inputs *inputs);
 
 /* The shape of the output as the user sees it; the number of its axes. */
 int mha_output_shape(const attention_inputs *inputs, npy_intp *shape);
 
-/* The three given arguments as arrays, before any conversion of their type. */
-int mha_as_three_arrays(PyObject *query, PyObject *key, PyObject *value, PyArrayObject *arrays[3]);
+/* The same arguments as arrays, borrowed, before any conversion of their type. */
+int mha_three_arrays(PyObject **arguments, PyArrayObject *arrays[3]);
 
 /* 0 if heads is a multiple of kv_heads, and key and value agree on kv_heads; else -1 with the
  * exception. */

@@ -109,8 +109,7 @@ static int convert(void *given, PyObject **arguments) {
     attention_inputs *inputs = &call->inputs;
     attention_results *results = &call->results;
     npy_intp shape[NPY_MAXDIMS];
-    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], true,
-                           inputs) < 0 ||
+    if (mha_convert_inputs(arguments + ARG_query, true, inputs) < 0 ||
         convert_weights(arguments, call) < 0 ||
         make_contiguous(&inputs->query, inputs->dtype, "query") < 0 ||
         make_contiguous(&inputs->key, inputs->dtype, "key") < 0 ||

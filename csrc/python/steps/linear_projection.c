@@ -42,12 +42,14 @@ static bool is_transposed(PyArrayObject *x, mha_dtype dtype) {
            !mha_last_axis_is_contiguous(x) && PyArray_STRIDE(x, 0) == PyArray_ITEMSIZE(x);
 }
 
-static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) {
+static int convert(void *given, PyObject **arguments) {
     static const char *const names[] = {"x"};
-    const int axes = PyArray_NDIM(x);
-    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
+    linear_call *call = given;
+    PyArrayObject *x = mha_array_argument(&arguments[ARG_x], "x");
+    if (x == NULL || mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
+    const int axes = PyArray_NDIM(x);
     if (axes < 1) {
         return mha_wrong_shape(x, "x", "(..., in)");
     }
@@ -70,16 +72,10 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, linear_call *call) 
     memcpy(call->shape, PyArray_DIMS(x), (size_t)axes * sizeof *call->shape);
     call->shape[axes - 1] = (npy_intp)call->weight.out;
     call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
-    return call->output == NULL ? -1 : 0;
-}
-
-static int convert(void *given, PyObject **arguments) {
-    linear_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
-    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
-    Py_XDECREF(x);
-    return !failed && arguments[ARG_save] == Py_True ? mha_refuse_packed(&call->weight, "weight")
-                                                     : failed;
+    if (call->output == NULL) {
+        return -1;
+    }
+    return arguments[ARG_save] == Py_True ? mha_refuse_packed(&call->weight, "weight") : 0;
 }
 
 static mha_linear_projection projection_of(const linear_call *call) {

@@ -87,30 +87,25 @@ static int check_sequences(PyArrayObject *const arrays[3]) {
                            "value: got length %lld, wanted %lld as key has");
 }
 
-/* `dtype_object` is the layer's dtype, or None: then the arrays decide. */
-static int convert_sequences(PyObject *const *arguments, layer_call *call) {
+/* The layer's dtype decides, or where it is None the arrays. */
+static int convert_sequences(PyObject **arguments, layer_call *call) {
     PyObject *dtype_object = arguments[ARG_dtype];
-    PyArrayObject *arrays[3] = {NULL}, **const to[] = {&call->query, &call->key, &call->value};
-    int failed =
-        mha_as_three_arrays(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], arrays);
-    if (!failed) {
-        failed = check_sequences(arrays);
+    PyArrayObject *arrays[3], **const to[] = {&call->query, &call->key, &call->value};
+    if (mha_three_arrays(arguments + ARG_query, arrays) < 0 || check_sequences(arrays) < 0 ||
+        mha_result_types(arrays, SEQUENCE_NAMES, 3, &call->dtype, &call->result_typenum) < 0) {
+        return -1;
     }
-    if (!failed) {
-        failed = mha_result_types(arrays, SEQUENCE_NAMES, 3, &call->dtype, &call->result_typenum);
-    }
-    if (!failed && PyArray_DescrCheck(dtype_object)) {
+    if (PyArray_DescrCheck(dtype_object)) {
         call->result_typenum = ((PyArray_Descr *)dtype_object)->type_num;
         call->dtype = mha_computing_dtype(call->result_typenum);
     }
-    for (int i = 0; i < 3 && !failed; i++) {
-        *to[i] = mha_as_contiguous_stored(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
-        failed = *to[i] == NULL ? -1 : 0;
-    }
     for (int i = 0; i < 3; i++) {
-        Py_XDECREF(arrays[i]);
+        *to[i] = mha_as_contiguous_stored(arrays[i], call->dtype, SEQUENCE_NAMES[i]);
+        if (*to[i] == NULL) {
+            return -1;
+        }
     }
-    return failed;
+    return 0;
 }
 
 static int convert_heads(PyObject *const *arguments, layer_call *call) {

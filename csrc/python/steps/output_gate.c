@@ -44,8 +44,19 @@ static int check_shapes(PyArrayObject *const arrays[2], int64_t num_heads) {
     return 0;
 }
 
-static int convert_arrays(PyArrayObject *arrays[2], gate_call *call) {
+static int convert(void *given, PyObject **arguments) {
     static const char *const names[] = {"merged", "logits"};
+    gate_call *call = given;
+    PyArrayObject *arrays[2];
+    if (mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < 2; i++) {
+        arrays[i] = mha_array_argument(&arguments[ARG_merged + i], names[i]);
+        if (arrays[i] == NULL) {
+            return -1;
+        }
+    }
     if (mha_result_dtype(arrays, names, 2, &call->dtype) < 0 ||
         check_shapes(arrays, call->num_heads) < 0) {
         return -1;
@@ -53,21 +64,7 @@ static int convert_arrays(PyArrayObject *arrays[2], gate_call *call) {
     call->merged = mha_as_contiguous_real(arrays[0], call->dtype, names[0]);
     call->logits =
         call->merged == NULL ? NULL : mha_as_contiguous_real(arrays[1], call->dtype, names[1]);
-    return call->logits == NULL ? -1 : 0;
-}
-
-static int convert(void *given, PyObject **arguments) {
-    gate_call *call = given;
-    PyArrayObject *arrays[2] = {NULL, NULL};
-    int failed = mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0;
-    if (!failed) {
-        arrays[0] = mha_as_array(arguments[ARG_merged], "merged");
-        arrays[1] = arrays[0] == NULL ? NULL : mha_as_array(arguments[ARG_logits], "logits");
-        failed = arrays[1] == NULL || convert_arrays(arrays, call) < 0;
-    }
-    Py_XDECREF(arrays[0]);
-    Py_XDECREF(arrays[1]);
-    if (failed) {
+    if (call->logits == NULL) {
         return -1;
     }
     call->gated = mha_new_array(PyArray_NDIM(call->merged), PyArray_DIMS(call->merged),

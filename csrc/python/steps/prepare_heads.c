@@ -37,9 +37,10 @@ static void clear(void *given) {
     mha_clear_rotary(&call->rotary);
 }
 
-static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call) {
+static int convert_x(PyObject **arguments, prepare_call *call) {
     static const char *const names[] = {"x"};
-    if (mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
+    PyArrayObject *x = mha_array_argument(&arguments[ARG_x], "x");
+    if (x == NULL || mha_result_dtype(&x, names, 1, &call->dtype) < 0 ||
         mha_convert_size(arguments[ARG_num_heads], "num_heads", 1, &call->num_heads) < 0) {
         return -1;
     }
@@ -53,10 +54,7 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, prepare_call *call)
 
 static int convert(void *given, PyObject **arguments) {
     prepare_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
-    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
-    Py_XDECREF(x);
-    if (failed ||
+    if (convert_x(arguments, call) < 0 ||
         mha_convert_norm(arguments[ARG_norm], "norm", call->num_heads, call->head_dim, call->dtype,
                          &call->norm) < 0 ||
         mha_convert_norm_numbers(arguments[ARG_norm_eps], arguments[ARG_norm_offset],

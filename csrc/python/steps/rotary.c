@@ -222,12 +222,14 @@ static void clear(void *given) {
     mha_clear_rotary(&call->rotary);
 }
 
-static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) {
+static int convert(void *given, PyObject **arguments) {
     static const char *const names[] = {"x"};
-    const int axes = PyArray_NDIM(x);
-    if (mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
+    rotary_call *call = given;
+    PyArrayObject *x = mha_array_argument(&arguments[ARG_x], "x");
+    if (x == NULL || mha_result_types(&x, names, 1, &call->dtype, &call->result_typenum) < 0) {
         return -1;
     }
+    const int axes = PyArray_NDIM(x);
     if (axes < 2 || axes > MHA_MOST_INPUT_AXES) {
         return mha_wrong_shape(x, "x",
                                "2-D (len, dim), 3-D (batch, len, dim) or (..., heads, len, dim)");
@@ -256,14 +258,6 @@ static int convert_x(PyArrayObject *x, PyObject **arguments, rotary_call *call) 
     }
     call->output = mha_new_array(axes, call->shape, call->result_typenum, "output");
     return call->output == NULL ? -1 : 0;
-}
-
-static int convert(void *given, PyObject **arguments) {
-    rotary_call *call = given;
-    PyArrayObject *x = mha_as_array(arguments[ARG_x], "x");
-    const int failed = x == NULL ? -1 : convert_x(x, arguments, call);
-    Py_XDECREF(x);
-    return failed;
 }
 
 static void fill_rotation(rotary_call *call, PyArrayObject *x, PyArrayObject *output) {

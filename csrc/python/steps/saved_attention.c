@@ -38,8 +38,7 @@ static int convert(void *given, PyObject **arguments) {
     attention_results *results = &call->forward.results;
     npy_intp shape[NPY_MAXDIMS];
     call->forward.sees_part = true; /* for all that is known here */
-    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
-                           inputs) < 0 ||
+    if (mha_convert_inputs(arguments + ARG_query, false, inputs) < 0 ||
         mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
                             &call->forward.options) < 0) {
         return -1;

@@ -147,8 +147,7 @@ static int convert(void *given, PyObject **arguments) {
     /* The gradients read rows, and so does the pass for an exact lse. */
     inputs->may_lie_by_columns =
         arguments[ARG_save] != Py_True && arguments[ARG_exact_lse] != Py_True;
-    if (mha_convert_inputs(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value], false,
-                           inputs) < 0 ||
+    if (mha_convert_inputs(arguments + ARG_query, false, inputs) < 0 ||
         mha_convert_options(arguments + MHA_FIRST_OPTION, inputs->dtype, &inputs->scores,
                             &call->options) < 0) {
         return -1;

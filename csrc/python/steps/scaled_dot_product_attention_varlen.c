@@ -114,32 +114,25 @@ static int check_no_blocks(PyArrayObject *const arrays[3]) {
     return 0;
 }
 
-static int convert_inputs(PyObject *const *arguments, attention_inputs *inputs) {
-    PyArrayObject *arrays[3] = {NULL};
+static int convert_inputs(PyObject **arguments, attention_inputs *inputs) {
+    PyArrayObject *arrays[3];
     score_shape *scores = &inputs->scores;
     const bool is_paged = arguments[ARG_page_tables] != Py_None;
-    int failed = mha_as_three_arrays(arguments[ARG_query], arguments[ARG_key], arguments[ARG_value],
-                                     arrays) < 0;
-    if (!failed && is_paged) {
-        failed = check_pools(arrays) < 0 || convert_pool_types(arrays, inputs) < 0;
-    } else if (!failed) {
-        failed = check_no_blocks(arrays) < 0 || check_inputs(arrays) < 0 ||
-                 mha_convert_input_types(arrays, inputs) < 0;
+    if (mha_three_arrays(arguments + ARG_query, arrays) < 0 ||
+        (is_paged ? check_pools(arrays) < 0 || convert_pool_types(arrays, inputs) < 0
+                  : check_no_blocks(arrays) < 0 || check_inputs(arrays) < 0 ||
+                        mha_convert_input_types(arrays, inputs) < 0)) {
+        return -1;
     }
-    if (!failed) {
-        scores->has_heads = true;
-        scores->batch_axes = 1;
-        scores->query_len = PyArray_DIM(arrays[0], 0);
-        scores->heads = PyArray_DIM(arrays[0], 1);
-        scores->head_dim = PyArray_DIM(arrays[0], 2);
-        scores->key_len = is_paged ? 0 : PyArray_DIM(arrays[1], 0);
-        inputs->kv_heads = PyArray_DIM(arrays[1], 1);
-        inputs->value_head_dim = mha_columns_of(arrays[2]);
-    }
-    for (int i = 0; i < 3; i++) {
-        Py_XDECREF(arrays[i]);
-    }
-    return failed ? -1 : 0;
+    scores->has_heads = true;
+    scores->batch_axes = 1;
+    scores->query_len = PyArray_DIM(arrays[0], 0);
+    scores->heads = PyArray_DIM(arrays[0], 1);
+    scores->head_dim = PyArray_DIM(arrays[0], 2);
+    scores->key_len = is_paged ? 0 : PyArray_DIM(arrays[1], 0);
+    inputs->kv_heads = PyArray_DIM(arrays[1], 1);
+    inputs->value_head_dim = mha_columns_of(arrays[2]);
+    return 0;
 }
 
 /* From 0 to the total, never falling. */

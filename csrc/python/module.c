@@ -5,49 +5,13 @@
 #include "python/call/call.h"
 #include "python/call/options.h"
 
-#define FUNCTION(name, flags) {#name, (PyCFunction)(void (*)(void))mha_py_##name, flags, NULL}
-#define FASTCALL(name) FUNCTION(name, METH_FASTCALL | METH_KEYWORDS)
+#define FLAGS_KEYWORDS METH_FASTCALL | METH_KEYWORDS
+#define FLAGS_FASTCALL METH_FASTCALL
+#define FLAGS_O METH_O
+#define FLAGS_NOARGS METH_NOARGS
+#define METHOD(name, form) {#name, (PyCFunction)(void (*)(void))mha_py_##name, FLAGS_##form, NULL},
 
-static PyMethodDef methods[] = {
-    FASTCALL(linear),
-    FASTCALL(linear_backward),
-    FASTCALL(split_heads),
-    FASTCALL(merge_heads),
-    FASTCALL(scaled_dot_product_attention),
-    FASTCALL(scaled_dot_product_attention_backward),
-    FASTCALL(saved_attention),
-    FASTCALL(scaled_dot_product_attention_varlen),
-    FASTCALL(scaled_dot_product_attention_varlen_backward),
-    FASTCALL(additive_attention),
-    FASTCALL(additive_attention_backward),
-    FASTCALL(multi_head_attention),
-    FASTCALL(multi_head_attention_backward),
-    FASTCALL(merge_attention),
-    FASTCALL(prepare_heads),
-    FASTCALL(prepare_heads_backward),
-    FASTCALL(output_gate),
-    FASTCALL(output_gate_backward),
-    FASTCALL(rotary),
-    FASTCALL(rotary_backward),
-    FUNCTION(dropout_mask, METH_FASTCALL),
-    FUNCTION(as_array, METH_FASTCALL),
-    FUNCTION(round_numbers, METH_FASTCALL),
-    FUNCTION(arrays_of_tensors, METH_FASTCALL),
-    FUNCTION(tensor_of_array, METH_FASTCALL),
-    {"check_block_mask", mha_py_check_block_mask, METH_O, NULL},
-    {"pack_weight", mha_py_pack_weight, METH_O, NULL},
-    {"unpack_weight", mha_py_unpack_weight, METH_O, NULL},
-    FUNCTION(pack_blocks, METH_FASTCALL),
-    {"unpack_blocks", mha_py_unpack_blocks, METH_O, NULL},
-    {"packed_bytes", mha_py_packed_bytes, METH_O, NULL},
-    {"get_num_threads", mha_py_get_num_threads, METH_NOARGS, NULL},
-    {"set_num_threads", mha_py_set_num_threads, METH_O, NULL},
-    {"use_team", mha_py_use_team, METH_O, NULL},
-    {"checked_num_threads", mha_py_checked_num_threads, METH_O, NULL},
-    {"instruction_set", mha_py_instruction_set, METH_NOARGS, NULL},
-    {"instruction_sets", mha_py_instruction_sets, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
+static PyMethodDef methods[] = {MHA_FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,

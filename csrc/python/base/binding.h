@@ -25,49 +25,56 @@
  * adds an axis of heads. */
 enum { MHA_MOST_INPUT_AXES = 32 };
 
-/* The functions of the module: those of a step stand in the file of its name. New references, or
- * NULL. Most take their arguments as function.h says; the Python functions in mha/ have the
- * defaults and docstrings. */
-#define MHA_PY_FUNCTION(name)                                                                      \
-    PyObject *mha_py_##name(PyObject *module, PyObject *const *given, Py_ssize_t count,            \
-                            PyObject *keywords)
-MHA_PY_FUNCTION(linear);
-MHA_PY_FUNCTION(linear_backward);
-MHA_PY_FUNCTION(split_heads);
-MHA_PY_FUNCTION(merge_heads);
-MHA_PY_FUNCTION(scaled_dot_product_attention);
-MHA_PY_FUNCTION(scaled_dot_product_attention_backward);
-MHA_PY_FUNCTION(saved_attention);
-MHA_PY_FUNCTION(scaled_dot_product_attention_varlen);
-MHA_PY_FUNCTION(scaled_dot_product_attention_varlen_backward);
-MHA_PY_FUNCTION(additive_attention);
-MHA_PY_FUNCTION(additive_attention_backward);
-MHA_PY_FUNCTION(multi_head_attention);
-MHA_PY_FUNCTION(multi_head_attention_backward);
-MHA_PY_FUNCTION(merge_attention);
-MHA_PY_FUNCTION(prepare_heads);
-MHA_PY_FUNCTION(prepare_heads_backward);
-MHA_PY_FUNCTION(output_gate);
-MHA_PY_FUNCTION(output_gate_backward);
-MHA_PY_FUNCTION(rotary);
-MHA_PY_FUNCTION(rotary_backward);
-PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_as_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_check_block_mask(PyObject *module, PyObject *record);
-PyObject *mha_py_pack_weight(PyObject *module, PyObject *weight);
-PyObject *mha_py_unpack_weight(PyObject *module, PyObject *packed);
-PyObject *mha_py_pack_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mha_py_unpack_blocks(PyObject *module, PyObject *packed);
-PyObject *mha_py_packed_bytes(PyObject *module, PyObject *packed);
-PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused);
-PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads);
-PyObject *mha_py_use_team(PyObject *module, PyObject *team);
-PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads);
-PyObject *mha_py_instruction_set(PyObject *module, PyObject *unused);
-PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused);
+/* The functions of the module, which the file of a step's name defines, and how they take their
+ * arguments: most as function.h says, the others as Python's METH_ of that name. The Python
+ * functions in mha/ have the defaults and docstrings. */
+#define MHA_FUNCTIONS(X)                                                                           \
+    X(linear, KEYWORDS)                                                                            \
+    X(linear_backward, KEYWORDS)                                                                   \
+    X(split_heads, KEYWORDS)                                                                       \
+    X(merge_heads, KEYWORDS)                                                                       \
+    X(scaled_dot_product_attention, KEYWORDS)                                                      \
+    X(scaled_dot_product_attention_backward, KEYWORDS)                                             \
+    X(saved_attention, KEYWORDS)                                                                   \
+    X(scaled_dot_product_attention_varlen, KEYWORDS)                                               \
+    X(scaled_dot_product_attention_varlen_backward, KEYWORDS)                                      \
+    X(additive_attention, KEYWORDS)                                                                \
+    X(additive_attention_backward, KEYWORDS)                                                       \
+    X(multi_head_attention, KEYWORDS)                                                              \
+    X(multi_head_attention_backward, KEYWORDS)                                                     \
+    X(merge_attention, KEYWORDS)                                                                   \
+    X(prepare_heads, KEYWORDS)                                                                     \
+    X(prepare_heads_backward, KEYWORDS)                                                            \
+    X(output_gate, KEYWORDS)                                                                       \
+    X(output_gate_backward, KEYWORDS)                                                              \
+    X(rotary, KEYWORDS)                                                                            \
+    X(rotary_backward, KEYWORDS)                                                                   \
+    X(dropout_mask, FASTCALL)                                                                      \
+    X(as_array, FASTCALL)                                                                          \
+    X(round_numbers, FASTCALL)                                                                     \
+    X(arrays_of_tensors, FASTCALL)                                                                 \
+    X(tensor_of_array, FASTCALL)                                                                   \
+    X(check_block_mask, O)                                                                         \
+    X(pack_weight, O)                                                                              \
+    X(unpack_weight, O)                                                                            \
+    X(pack_blocks, FASTCALL)                                                                       \
+    X(unpack_blocks, O)                                                                            \
+    X(packed_bytes, O)                                                                             \
+    X(get_num_threads, NOARGS)                                                                     \
+    X(set_num_threads, O)                                                                          \
+    X(use_team, O)                                                                                 \
+    X(checked_num_threads, O)                                                                      \
+    X(instruction_set, NOARGS)                                                                     \
+    X(instruction_sets, NOARGS)
+
+/* mha_py_<name>: a new reference, or NULL. */
+#define MHA_TAKES_KEYWORDS PyObject *const *given, Py_ssize_t count, PyObject *keywords
+#define MHA_TAKES_FASTCALL PyObject *const *args, Py_ssize_t nargs
+#define MHA_TAKES_O PyObject *object
+#define MHA_TAKES_NOARGS PyObject *unused
+#define MHA_PY_FUNCTION(name, form) PyObject *mha_py_##name(PyObject *module, MHA_TAKES_##form)
+#define MHA_DECLARE(name, form) MHA_PY_FUNCTION(name, form);
+MHA_FUNCTIONS(MHA_DECLARE)
 
 /* runtime.c: honours MHA_ISA and creates the variable of `threads`; -1 with an exception. */
 int mha_py_runtime_start(PyObject *module);

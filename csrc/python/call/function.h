@@ -53,7 +53,7 @@ PyObject *mha_run_function(const module_function *function, void *call, PyObject
 
 /* Defines mha_py_<name>, whose calls are such structs; then the fields of its module_function. */
 #define MHA_MODULE_FUNCTION(name_, call_type, ...)                                                 \
-    MHA_PY_FUNCTION(name_) {                                                                       \
+    MHA_PY_FUNCTION(name_, KEYWORDS) {                                                             \
         static const module_function function = {                                                  \
             .name = #name_, .size = sizeof(call_type), __VA_ARGS__};                               \
         call_type call; /* cleared by the shell */                                                 \

@@ -20,9 +20,7 @@ static int place_of_keyword(const module_function *f, PyObject *keyword) {
 
 static int place_options(PyObject *record, PyObject **arguments) {
     if (!PyTuple_Check(record) || PyTuple_GET_SIZE(record) != NUM_OPTIONS) {
-        PyErr_Format(PyExc_TypeError, "options: got %s, wanted an AttentionOptions",
-                     Py_TYPE(record)->tp_name);
-        return -1;
+        return mha_wrong_type(record, "options", "an AttentionOptions");
     }
     for (int i = 0; i < NUM_OPTIONS; i++) {
         arguments[i] = PyTuple_GET_ITEM(record, i);

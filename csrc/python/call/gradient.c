@@ -112,9 +112,7 @@ void mha_round_gradient(backward_call *back, int gradient, int typenum) {
 /* Whether `wanted`, a set of names, has this one; -1 with an exception. */
 static int is_wanted(PyObject *wanted, const char *name) {
     if (!PyAnySet_Check(wanted)) {
-        PyErr_Format(PyExc_TypeError, "wanted: got %s, wanted a set of names",
-                     Py_TYPE(wanted)->tp_name);
-        return -1;
+        return mha_wrong_type(wanted, "wanted", "a set of names");
     }
     PyObject *text = PyUnicode_FromString(name);
     const int found = text == NULL ? -1 : PySet_Contains(wanted, text);

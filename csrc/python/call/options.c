@@ -182,9 +182,7 @@ static int convert_window(PyObject *object, const option_context *context, conve
         return 0;
     }
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "window: got %s, wanted a pair (left, right)",
-                     Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, "window", "a pair (left, right)");
     }
     if (PySequence_Size(object) != 2) {
         PyErr_Format(PyExc_ValueError, "window: got %zd entries, wanted two (left, right)",
@@ -262,9 +260,7 @@ static int convert_empty_rows(PyObject *object, const option_context *context,
     bool *uniform = &c->values.uniform_empty_rows;
     (void)context;
     if (!PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "empty_rows: got %s, wanted \"zeros\" or \"uniform\"",
-                     Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, "empty_rows", "\"zeros\" or \"uniform\"");
     }
     *uniform = PyUnicode_CompareWithASCIIString(object, "uniform") == 0;
     if (!*uniform && PyUnicode_CompareWithASCIIString(object, "zeros") != 0) {
@@ -308,9 +304,7 @@ int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_
         return 0;
     }
     if (!PyTuple_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted four ints (batch, head, query, key)",
-                     name, Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, name, "four ints (batch, head, query, key)");
     }
     if (PyTuple_GET_SIZE(object) != SIDES) {
         PyErr_Format(PyExc_ValueError, "%s: got %zd entries, wanted four (batch, head, query, key)",

@@ -248,6 +248,11 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
     return mha_shape_text(PyArray_DIMS(array), PyArray_NDIM(array), text);
 }
 
+int mha_wrong_type(PyObject *object, const char *name, const char *wanted) {
+    PyErr_Format(PyExc_TypeError, "%s: got %s, wanted %s", name, Py_TYPE(object)->tp_name, wanted);
+    return -1;
+}
+
 int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...) {
     char got[MHA_SHAPE_TEXT];
     va_list values;
@@ -324,9 +329,7 @@ int mha_convert_bool(PyObject *object, const char *name, bool *value) {
         *value = PyObject_IsTrue(object) == 1;
         return 0;
     }
-    PyErr_Format(PyExc_TypeError, "%s: got %s, wanted True or False", name,
-                 Py_TYPE(object)->tp_name);
-    return -1;
+    return mha_wrong_type(object, name, "True or False");
 }
 
 /* Whether float(object) would take what is no real number: "1", True, 1j, an array of one. */
@@ -341,15 +344,12 @@ static bool only_looks_like_number(PyObject *object) {
 
 int mha_convert_number(PyObject *object, const char *name, double *value) {
     if (only_looks_like_number(object)) {
-        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
-                     Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, name, "a number");
     }
     *value = PyFloat_AsDouble(object);
     if (*value == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a number", name,
-                         Py_TYPE(object)->tp_name);
+            mha_wrong_type(object, name, "a number");
         } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
             PyErr_Format(PyExc_ValueError,
                          "%s: got an int too large for a float, wanted a finite number", name);
@@ -366,7 +366,7 @@ bool mha_has_index(PyObject *object) {
 PyObject *mha_as_int(PyObject *object, const char *name) {
     PyObject *integer = PyNumber_Index(object);
     if (integer == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
+        mha_wrong_type(object, name, "an int");
     }
     return integer;
 }
@@ -374,8 +374,7 @@ PyObject *mha_as_int(PyObject *object, const char *name) {
 /* An int as int64; *overflow is its sign where it is beyond. */
 static int convert_int64(PyObject *object, const char *name, int64_t *value, int *overflow) {
     if (!mha_has_index(object)) {
-        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted an int", name, Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, name, "an int");
     }
     PyObject *integer = mha_as_int(object, name);
     if (integer == NULL) {

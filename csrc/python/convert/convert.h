@@ -142,6 +142,9 @@ enum { MHA_SHAPE_TEXT = 128 };
 const char *mha_shape_text(const npy_intp *shape, int axes, char text[MHA_SHAPE_TEXT]);
 const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]);
 
+/* A TypeError that names the object's type and what was wanted; -1. */
+int mha_wrong_type(PyObject *object, const char *name, const char *wanted);
+
 /* A ValueError that names the array's shape and what was wanted, a format of PyUnicode_FromFormat;
  * -1. */
 int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...);

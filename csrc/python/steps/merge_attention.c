@@ -36,8 +36,7 @@ static PyObject *as_tuple(PyObject *object, const char *name) {
     PyObject *tuple = PySequence_Tuple(object);
     if (tuple == NULL && (PyErr_ExceptionMatches(PyExc_TypeError) ||
                           PyErr_ExceptionMatches(PyExc_NotImplementedError))) {
-        PyErr_Format(PyExc_TypeError, "%s: got %s, wanted a sequence of arrays", name,
-                     Py_TYPE(object)->tp_name);
+        mha_wrong_type(object, name, "a sequence of arrays");
     }
     return tuple;
 }

@@ -34,9 +34,7 @@ int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *con
         return 0;
     }
     if (!PyTuple_Check(record)) {
-        PyErr_Format(PyExc_TypeError, "rotary: got %s, wanted an mha.Rotary",
-                     Py_TYPE(record)->tp_name);
-        return -1;
+        return mha_wrong_type(record, "rotary", "an mha.Rotary");
     }
     if (!PyArg_ParseTuple(record,
                           "SpdSL;rotary: wanted (frequencies, interleaved, magnitude, axes,"

@@ -80,9 +80,7 @@ static int check_out_alone(PyArrayObject *out, PyObject *const *arguments) {
 static int check_out(PyObject *object, int typenum, const npy_intp *shape, int axes) {
     char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
     if (!PyArray_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "out: got %s, wanted a NumPy array",
-                     Py_TYPE(object)->tp_name);
-        return -1;
+        return mha_wrong_type(object, "out", "a NumPy array");
     }
     PyArrayObject *out = (PyArrayObject *)object;
     if (mha_shown_typenum(typenum, "out") == NPY_VOID) {

@@ -23,19 +23,11 @@ static struct PyModuleDef module_definition = {
 
 /* OPTIONS, the names of the options of attention in their order; -1 with an exception. */
 static int add_option_names(PyObject *module) {
-#define NAME(name, form, becomes) #name,
-    static const char *const names[] = {MHA_OPTIONS(NAME)};
-    PyObject *tuple = PyTuple_New(NUM_OPTIONS);
-    for (int i = 0; tuple != NULL && i < NUM_OPTIONS; i++) {
-        PyObject *text = PyUnicode_FromString(names[i]);
-        if (text == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, i, text);
-        }
-    }
-    const int failed = tuple == NULL ? -1 : PyModule_AddObjectRef(module, "OPTIONS", tuple);
-    Py_XDECREF(tuple);
+#define LETTER(name, form, becomes) "s"
+#define NAME(name, form, becomes) , #name
+    PyObject *names = Py_BuildValue("(" MHA_OPTIONS(LETTER) ")" MHA_OPTIONS(NAME));
+    const int failed = names == NULL ? -1 : PyModule_AddObjectRef(module, "OPTIONS", names);
+    Py_XDECREF(names);
     return failed;
 }
 

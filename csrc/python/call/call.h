@@ -11,9 +11,18 @@ int mha_start_calls(void);
  * exception. */
 int mha_call_threads(void);
 
-/* The two functions of a step, over a pointer to its struct. */
+/* The two functions of a step, over a pointer to its struct; and those that call mha_<name> of the
+ * core, as core_<name>. */
 typedef mha_status core_workspace(const void *problem, int num_threads, size_t *bytes);
 typedef mha_status core_forward(const void *problem, mha_execution *execution);
+#define MHA_CORE_WORKSPACE(name)                                                                   \
+    static mha_status core_##name(const void *problem, int num_threads, size_t *bytes) {           \
+        return mha_##name(problem, num_threads, bytes);                                            \
+    }
+#define MHA_CORE_RUN(name)                                                                         \
+    static mha_status core_##name(const void *problem, mha_execution *execution) {                 \
+        return mha_##name(problem, execution);                                                     \
+    }
 
 /* Runs a step with the GIL released, in a workspace of the size it asks for (NULL: it needs none);
  * Ctrl-C stops it. 0, or -1 with the exception: MemoryError, or what a signal handler raised. */

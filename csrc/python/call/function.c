@@ -104,11 +104,6 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
     PyObject *result = NULL;
     const int num_threads = mha_call_threads();
     memset(call, 0, f->size);
-    if (f->count > MHA_MOST_ARGUMENTS) {
-        PyErr_Format(PyExc_SystemError, "%s: got %d arguments, wanted MHA_MOST_ARGUMENTS of them",
-                     f->name, f->count);
-        return NULL;
-    }
     if (num_threads == 0 ||
         place_arguments(f, given, PyVectorcall_NARGS(given_count), keywords, arguments) < 0) {
         return NULL;

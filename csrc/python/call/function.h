@@ -17,6 +17,7 @@ enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };
 #define MHA_ARGUMENT_FORM(name, ...) [ARG_##name] = {#name, MHA_FIRST_OF(__VA_ARGS__, )},
 #define MHA_ARGUMENTS(ARGUMENTS)                                                                   \
     enum argument { ARGUMENTS(MHA_ARGUMENT_PLACE) NUM_ARGUMENTS };                                 \
+    _Static_assert((int)NUM_ARGUMENTS <= (int)MHA_MOST_ARGUMENTS, "MHA_MOST_ARGUMENTS");           \
     static const argument_form FORMS[NUM_ARGUMENTS] = {ARGUMENTS(MHA_ARGUMENT_FORM)};
 
 /* One function. A call is a struct of its own, zeros at the start, that owns all that it makes.
@@ -59,16 +60,6 @@ PyObject *mha_run_function(const module_function *function, void *call, PyObject
         call_type call; /* cleared by the shell */                                                 \
         (void)module;                                                                              \
         return mha_run_function(&function, &call, given, count, keywords);                         \
-    }
-
-/* Functions of the core, mha_<name>, over a call's problem: core_<name>. */
-#define MHA_CORE_WORKSPACE(name)                                                                   \
-    static mha_status core_##name(const void *problem, int num_threads, size_t *bytes) {           \
-        return mha_##name(problem, num_threads, bytes);                                            \
-    }
-#define MHA_CORE_RUN(name)                                                                         \
-    static mha_status core_##name(const void *problem, mha_execution *execution) {                 \
-        return mha_##name(problem, execution);                                                     \
     }
 
 /* The fields of a function whose file has them by these names. */

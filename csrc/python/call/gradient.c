@@ -18,9 +18,7 @@ static int check_type(PyArrayObject *gradient, int typenum, const char *name) {
         return mha_check_beside_bfloat16(gradient, name);
     }
     if (typenum == NPY_HALF && mha_storage_of(gradient) == MHA_BFLOAT16) {
-        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted float16 as the output has",
-                     name, (PyObject *)PyArray_DESCR(gradient));
-        return -1;
+        return mha_wrong_dtype(gradient, name, "float16 as the output has");
     }
     return 0;
 }

@@ -203,14 +203,10 @@ int mha_new_extras(PyObject *return_weights, PyObject *return_lse, mha_dtype dty
     return (wants_weights && *weights == NULL) || (wants_lse && *lse == NULL) ? -1 : 0;
 }
 
-static int statistics_shape(const score_shape *scores, npy_intp *shape) {
-    shape[0] = 2;
-    return mha_user_shape(scores, shape + 1); /* without key_len, with the 2 */
-}
-
 PyArrayObject *mha_new_statistics(mha_dtype dtype, const score_shape *scores) {
     npy_intp shape[NPY_MAXDIMS + 1];
-    const int axes = statistics_shape(scores, shape);
+    shape[0] = 2;
+    const int axes = mha_user_shape(scores, shape + 1); /* without key_len, with the 2 */
     return mha_new_array(axes, shape, mha_typenum(dtype), "statistics");
 }
 

@@ -41,9 +41,7 @@ PyObject *mha_packed_capsule(PyObject *object) {
     return capsule;
 }
 
-static mha_status pack(const void *packing, mha_execution *execution) {
-    return mha_pack_weight(packing, execution);
-}
+MHA_CORE_RUN(pack_weight)
 
 /* A capsule with the panels of a weight, whose type the caller has set; NULL with the exception. */
 static PyObject *new_packed(mha_dtype dtype, int typenum, const mha_weight *weight,
@@ -65,7 +63,7 @@ static PyObject *new_packed(mha_dtype dtype, int typenum, const mha_weight *weig
     }
     packing.packed = packed->panels;
     packed->weight = mha_packed_weight(&packing);
-    if (mha_call_run(NULL, pack, &packing, num_threads) < 0) {
+    if (mha_call_run(NULL, core_pack_weight, &packing, num_threads) < 0) {
         goto cleanup;
     }
     capsule = PyCapsule_New(packed, MHA_PACKED_WEIGHT, free_packed);
@@ -160,9 +158,7 @@ cleanup:
     return capsule;
 }
 
-static mha_status unpack(const void *unpacking, mha_execution *execution) {
-    return mha_unpack_weight(unpacking, execution);
-}
+MHA_CORE_RUN(unpack_weight)
 
 /* 0, or -1 with the exception. */
 static int check_kernels(const packed_weight *packed, const char *name) {
@@ -192,7 +188,8 @@ static PyArrayObject *unpacked_array(const packed_weight *packed, const char *na
     }
     const mha_weight_unpacking unpacking = {
         .dtype = packed->dtype, .packed = packed->weight, .to = PyArray_DATA(array)};
-    if (PyArray_SIZE(array) > 0 && mha_call_run(NULL, unpack, &unpacking, num_threads) < 0) {
+    if (PyArray_SIZE(array) > 0 &&
+        mha_call_run(NULL, core_unpack_weight, &unpacking, num_threads) < 0) {
         Py_DECREF(array);
         return NULL;
     }
@@ -238,7 +235,8 @@ PyObject *mha_py_unpack_blocks(PyObject *module, PyObject *object) {
                                             .packed = packed->weight,
                                             .to = PyArray_DATA(numbers),
                                             .scales = PyArray_DATA(scales)};
-    if (PyArray_SIZE(numbers) == 0 || mha_call_run(NULL, unpack, &unpacking, num_threads) == 0) {
+    if (PyArray_SIZE(numbers) == 0 ||
+        mha_call_run(NULL, core_unpack_weight, &unpacking, num_threads) == 0) {
         both = PyTuple_Pack(2, numbers, scales);
     }
 cleanup:

@@ -68,13 +68,8 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     return real;
 }
 
-PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
+PyArrayObject *mha_new_view(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
                             const npy_intp *strides, int writeable) {
-    return mha_new_view_at(array, PyArray_DATA(array), axes, shape, strides, writeable);
-}
-
-PyArrayObject *mha_new_view_at(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
-                               const npy_intp *strides, int writeable) {
     Py_INCREF(PyArray_DESCR(array));
     PyObject *view = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(array), axes, shape, strides,
                                           data, writeable, NULL);
@@ -98,7 +93,7 @@ static PyArrayObject *with_repeated_axes(PyArrayObject *array, PyArrayObject *re
         shape[axis] = repeats ? (lengths == NULL ? 1 : lengths[axis]) : PyArray_DIM(array, axis);
         strides[axis] = repeats ? 0 : PyArray_STRIDE(array, axis);
     }
-    return mha_new_view(array, axes, shape, strides, 0);
+    return mha_new_view(array, PyArray_DATA(array), axes, shape, strides, 0);
 }
 
 PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const char *name) {
@@ -195,8 +190,7 @@ PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
     }
     const bool may_wrap = PyArray_TYPE(array) == NPY_UINT64 || PyArray_TYPE(array) == NPY_ULONGLONG;
     if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
-        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
-                     (PyObject *)PyArray_DESCR(array));
+        mha_wrong_dtype(array, name, "integers");
         Py_DECREF(array);
         return NULL;
     }

@@ -47,14 +47,10 @@ static inline void *mha_data_or_null(PyArrayObject *array) {
     return array == NULL ? NULL : PyArray_DATA(array);
 }
 
-/* A view of the array's memory in another shape, that owns a reference to it; `writeable` is
- * NPY_ARRAY_WRITEABLE or 0. NULL with an exception. */
-PyArrayObject *mha_new_view(PyArrayObject *array, int axes, const npy_intp *shape,
+/* A view of the array's memory from an address in it on, that owns a reference to the array;
+ * `writeable` is NPY_ARRAY_WRITEABLE or 0. NULL with an exception. */
+PyArrayObject *mha_new_view(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
                             const npy_intp *strides, int writeable);
-
-/* The same from another address within its memory on. */
-PyArrayObject *mha_new_view_at(PyArrayObject *array, void *data, int axes, const npy_intp *shape,
-                               const npy_intp *strides, int writeable);
 
 /* How an array's numbers lie: as float16, as bfloat16 (that of ml_dtypes, found by its name, or
  * what a KVCache holds of it), or else. Runs no other code. */
@@ -144,6 +140,9 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
 
 /* A TypeError that names the object's type and what was wanted; -1. */
 int mha_wrong_type(PyObject *object, const char *name, const char *wanted);
+
+/* The same of the type of an array's numbers. */
+int mha_wrong_dtype(PyArrayObject *array, const char *name, const char *wanted);
 
 /* A ValueError that names the array's shape and what was wanted, a format of PyUnicode_FromFormat;
  * -1. */

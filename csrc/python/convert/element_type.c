@@ -80,7 +80,7 @@ mha_storage mha_storage_of(PyArrayObject *array) {
                                                           : MHA_AS_COMPUTED;
 }
 
-static int raise_not_real(PyArrayObject *array, const char *name, const char *wanted) {
+int mha_wrong_dtype(PyArrayObject *array, const char *name, const char *wanted) {
     PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted %s", name,
                  (PyObject *)PyArray_DESCR(array), wanted);
     return -1;
@@ -97,14 +97,14 @@ int mha_check_real(PyArrayObject *array, const char *name) {
     const int typenum = PyArray_TYPE(array);
     return is_real(typenum) || typenum == NPY_BOOL || mha_storage_of(array) != MHA_AS_COMPUTED
                ? 0
-               : raise_not_real(array, name, HALF_TYPES);
+               : mha_wrong_dtype(array, name, HALF_TYPES);
 }
 
 int mha_check_beside_bfloat16(PyArrayObject *array, const char *name) {
     const int typenum = PyArray_TYPE(array);
     return typenum == NPY_FLOAT32 || typenum == NPY_FLOAT64 || mha_storage_of(array) == MHA_BFLOAT16
                ? 0
-               : raise_not_real(array, name, "bfloat16 as another array has, float32 or float64");
+               : mha_wrong_dtype(array, name, "bfloat16 as another array has, float32 or float64");
 }
 
 /* The type of NumPy that all arrays have in common; bfloat16 gives way to float32 and float64. */
@@ -147,7 +147,7 @@ int mha_result_dtype(PyArrayObject **arrays, const char *const *names, int count
         return -1;
     }
     if (!is_real(typenum)) { /* bool or halves throughout */
-        return raise_not_real(arrays[0], names[0], REAL_TYPES);
+        return mha_wrong_dtype(arrays[0], names[0], REAL_TYPES);
     }
     *dtype = mha_dtype_of_typenum(typenum);
     return 0;
@@ -163,7 +163,7 @@ int mha_result_types(PyArrayObject **arrays, const char *const *names, int count
         return 0;
     }
     if (!is_real(*result_typenum)) {
-        return raise_not_real(arrays[0], names[0], HALF_TYPES);
+        return mha_wrong_dtype(arrays[0], names[0], HALF_TYPES);
     }
     *dtype = mha_dtype_of_typenum(*result_typenum);
     *result_typenum = mha_typenum(*dtype);

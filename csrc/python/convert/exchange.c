@@ -41,8 +41,8 @@ static PyArray_Descr *type_of_lent(const dl_tensor *tensor) {
  * holds, and its storage; of a storage, whose len() is in bytes, its address. */
 enum { IS_NEGATED, STORAGE_OF, ADDRESS_OF, NUM_FUNCTIONS };
 
-static int64_t number_of(PyObject *function, PyObject *object) {
-    PyObject *returned = PyObject_CallOneArg(function, object);
+static int64_t number_of(PyObject *functions, int function, PyObject *object) {
+    PyObject *returned = PyObject_CallOneArg(PyTuple_GET_ITEM(functions, function), object);
     const int64_t number = returned == NULL ? -1 : PyLong_AsLongLong(returned);
     Py_XDECREF(returned);
     return number;
@@ -50,9 +50,9 @@ static int64_t number_of(PyObject *function, PyObject *object) {
 
 /* Whether all of the array lies in the tensor's storage, which may have been resized, and has its
  * numbers, not the opposite ones. False with an exception or without. */
-static bool has_its_numbers(PyObject *const *functions, PyObject *tensor, PyArrayObject *array) {
+static bool has_its_numbers(PyObject *functions, PyObject *tensor, PyArrayObject *array) {
     int64_t first = 0, end = PyArray_ITEMSIZE(array);
-    if (number_of(functions[IS_NEGATED], tensor) != 0) {
+    if (number_of(functions, IS_NEGATED, tensor) != 0) {
         return false;
     }
     if (PyArray_SIZE(array) == 0) {
@@ -62,17 +62,16 @@ static bool has_its_numbers(PyObject *const *functions, PyObject *tensor, PyArra
         const int64_t reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
         *(reach < 0 ? &first : &end) += reach;
     }
-    PyObject *storage = PyObject_CallOneArg(functions[STORAGE_OF], tensor);
+    PyObject *storage = PyObject_CallOneArg(PyTuple_GET_ITEM(functions, STORAGE_OF), tensor);
     const int64_t bytes = storage == NULL ? -1 : PyObject_Size(storage);
-    const int64_t address = bytes < 0 ? -1 : number_of(functions[ADDRESS_OF], storage);
+    const int64_t address = bytes < 0 ? -1 : number_of(functions, ADDRESS_OF, storage);
     const int64_t begin = (int64_t)(intptr_t)PyArray_DATA(array) - address;
     Py_XDECREF(storage);
     return address >= 0 && begin + first >= 0 && begin + end <= bytes;
 }
 
 /* A read-only array over a tensor's memory; None where it has no such memory. */
-static PyObject *array_of_tensor(const exchange *table, PyObject *const *functions,
-                                 PyObject *tensor) {
+static PyObject *array_of_tensor(const exchange *table, PyObject *functions, PyObject *tensor) {
     dl_tensor lent;
     PyArray_Descr *type = NULL;
     PyArrayObject *array = NULL;
@@ -111,10 +110,6 @@ PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_s
                                          " exchange, 3 functions and a tuple of tensors");
         return NULL;
     }
-    PyObject *functions[NUM_FUNCTIONS];
-    for (int i = 0; i < NUM_FUNCTIONS; i++) {
-        functions[i] = PyTuple_GET_ITEM(args[2], i);
-    }
     const exchange *table = exchange_of(args[1]);
     PyObject *arrays = table == NULL ? NULL : PyList_New(PyTuple_GET_SIZE(args[3]));
     for (Py_ssize_t i = 0; arrays != NULL && i < PyTuple_GET_SIZE(args[3]); i++) {
@@ -122,7 +117,7 @@ PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_s
         if (tensor == Py_None || !is_one_of(args[0], tensor)) {
             Py_INCREF(array);
         } else {
-            array = array_of_tensor(table, functions, tensor);
+            array = array_of_tensor(table, args[2], tensor);
         }
         if (array == NULL || (array == Py_None && tensor != Py_None)) {
             Py_SETREF(arrays, array); /* NULL with the exception, or None */

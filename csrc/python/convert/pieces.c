@@ -5,18 +5,12 @@
 /* What the slowest cast does in a few milliseconds. */
 enum { PIECE_BYTES = 1 << 20 };
 
-static npy_intp largest_item(PyArrayObject *one, PyArrayObject *other) {
-    return PyArray_ITEMSIZE(one) > PyArray_ITEMSIZE(other) ? PyArray_ITEMSIZE(one)
-                                                           : PyArray_ITEMSIZE(other);
-}
-
 /* The longest axis but those of one, by stride. */
 static int outermost_axis(PyArrayObject *array) {
     int outermost = -1;
     npy_intp longest = -1;
     for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
-        const npy_intp stride = PyArray_STRIDE(array, axis);
-        const npy_intp length = stride < 0 ? -stride : stride;
+        const npy_intp length = Py_ABS(PyArray_STRIDE(array, axis));
         if (PyArray_DIM(array, axis) > 1 && length > longest) {
             outermost = axis;
             longest = length;
@@ -31,9 +25,8 @@ static PyArrayObject *part_of(PyArrayObject *array, int axis, npy_intp begin, np
     const int axes = PyArray_NDIM(array);
     memcpy(shape, PyArray_DIMS(array), (size_t)axes * sizeof *shape);
     shape[axis] = count;
-    return mha_new_view_at(array, PyArray_BYTES(array) + begin * PyArray_STRIDE(array, axis), axes,
-                           shape, PyArray_STRIDES(array),
-                           PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE);
+    return mha_new_view(array, PyArray_BYTES(array) + begin * PyArray_STRIDE(array, axis), axes,
+                        shape, PyArray_STRIDES(array), PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE);
 }
 
 static int copy_part(PyArrayObject *to, PyArrayObject *from, int axis, npy_intp begin,
@@ -100,7 +93,7 @@ static int copy_piece(PyArrayObject *to, PyArrayObject *from) {
 }
 
 int mha_copy_numbers(PyArrayObject *to, PyArrayObject *from) {
-    const npy_intp bytes = PyArray_SIZE(to) * largest_item(to, from);
+    const npy_intp bytes = PyArray_SIZE(to) * Py_MAX(PyArray_ITEMSIZE(to), PyArray_ITEMSIZE(from));
     const int axis = bytes <= PIECE_BYTES ? -1 : outermost_axis(to);
     if (axis < 0) {
         return copy_piece(to, from);
@@ -108,7 +101,7 @@ int mha_copy_numbers(PyArrayObject *to, PyArrayObject *from) {
     const npy_intp length = PyArray_DIM(to, axis), row = bytes / length;
     const npy_intp step = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
     for (npy_intp begin = 0; begin < length; begin += step) {
-        const npy_intp count = length - begin < step ? length - begin : step;
+        const npy_intp count = Py_MIN(length - begin, step);
         if (PyErr_CheckSignals() < 0 || copy_part(to, from, axis, begin, count) < 0) {
             return -1;
         }
@@ -129,9 +122,7 @@ static PyArrayObject *copy_of(PyArrayObject *array, PyArray_Descr *type, NPY_ORD
 }
 
 PyArrayObject *mha_cast(PyArrayObject *array, PyArray_Descr *type, int flags, const char *name) {
-    const npy_intp item = PyDataType_ELSIZE(type) > PyArray_ITEMSIZE(array)
-                              ? PyDataType_ELSIZE(type)
-                              : PyArray_ITEMSIZE(array);
+    const npy_intp item = Py_MAX(PyDataType_ELSIZE(type), PyArray_ITEMSIZE(array));
     const bool is_as_wanted = PyArray_EquivTypes(PyArray_DESCR(array), type) &&
                               PyArray_CHKFLAGS(array, flags & NPY_ARRAY_CARRAY) &&
                               (flags & NPY_ARRAY_ENSURECOPY) == 0;

@@ -1,6 +1,4 @@
 /* additive_attention and its backward pass: scores w_v . tanh(query W_q + key W_k). */
-#include <stddef.h>
-
 #include "python/call/gradient.h"
 #include "python/call/inputs.h"
 #include "python/call/weight.h"

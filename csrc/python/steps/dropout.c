@@ -3,9 +3,7 @@
 #include "python/call/options.h"
 #include "python/convert/convert.h"
 
-static mha_status forward(const void *mask, mha_execution *execution) {
-    return mha_dropout_mask_forward(mask, execution);
-}
+MHA_CORE_RUN(dropout_mask_forward)
 
 PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
     npy_intp shape[NPY_MAXDIMS];
@@ -55,7 +53,8 @@ PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_
     for (int axis = 0; axis < (axes >= 4 ? axes - 3 : axes - 2); axis++) {
         mask.batch *= shape[axis];
     }
-    if (PyArray_SIZE(kept) > 0 && mha_call_run(NULL, forward, &mask, num_threads) < 0) {
+    if (PyArray_SIZE(kept) > 0 &&
+        mha_call_run(NULL, core_dropout_mask_forward, &mask, num_threads) < 0) {
         Py_CLEAR(kept);
     }
     return (PyObject *)kept;

@@ -50,7 +50,7 @@ PyArrayObject *mha_view_by_head(PyArrayObject *x, int64_t heads, int writeable) 
         shape[axis] = (npy_intp)split.shape[axis];
         strides[axis] = (npy_intp)split.strides[axis];
     }
-    PyArrayObject *view = mha_new_view(x, split.axes, shape, strides, writeable);
+    PyArrayObject *view = mha_new_view(x, PyArray_DATA(x), split.axes, shape, strides, writeable);
     if (view == NULL) { /* of nothing each, but too many */
         mha_name_missing_memory(shape, split.axes, "num_heads");
     }

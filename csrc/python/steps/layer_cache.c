@@ -72,20 +72,12 @@ int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
 }
 
 int mha_convert_kept(PyObject *const arguments[NUM_CACHE], mha_attention_options *options) {
-    const struct {
-        enum cache argument;
-        const char *name;
-        int64_t *to;
-    } numbers[] = {{CACHE_keep_first, "keep_first", &options->keep_first},
-                   {CACHE_dropped, "dropped", &options->dropped}};
-    for (int i = 0; i < 2; i++) {
-        if (arguments[numbers[i].argument] != Py_None &&
-            mha_convert_int(arguments[numbers[i].argument], numbers[i].name, 0, numbers[i].to) <
-                0) {
-            return -1;
-        }
+    PyObject *keep_first = arguments[CACHE_keep_first], *dropped = arguments[CACHE_dropped];
+    if (keep_first != Py_None &&
+        mha_convert_int(keep_first, "keep_first", 0, &options->keep_first) < 0) {
+        return -1;
     }
-    return 0;
+    return dropped == Py_None ? 0 : mha_convert_int(dropped, "dropped", 0, &options->dropped);
 }
 
 int mha_see_appended(PyArrayObject *key_rows, PyArrayObject *value_rows, int64_t kv_heads,

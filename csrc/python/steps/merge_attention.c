@@ -1,6 +1,4 @@
 /* merge_attention: attention over parts of the keys, joined. */
-#include <stddef.h>
-
 #include "python/call/function.h"
 
 #define ARGUMENTS(X)                                                                               \

@@ -1,8 +1,6 @@
 /* multi_head_attention: the whole figure. */
 #include "python/steps/multi_head_attention.h"
 
-#include <stddef.h>
-
 #define ARGUMENTS(X)                                                                               \
     X(query, AS_REAL)                                                                              \
     X(key, AS_REAL)                                                                                \
@@ -274,8 +272,8 @@ static int normalise_score_axes(PyObject **object, const char *name, bool of_lay
         return -1;
     }
     if (axes == 4 && batch_axes == 0 && PyArray_DIM(array, 0) == 1) {
-        PyArrayObject *of_sequence =
-            mha_new_view(array, 3, PyArray_DIMS(array) + 1, PyArray_STRIDES(array) + 1, 0);
+        PyArrayObject *of_sequence = mha_new_view(
+            array, PyArray_DATA(array), 3, PyArray_DIMS(array) + 1, PyArray_STRIDES(array) + 1, 0);
         if (of_sequence == NULL) {
             return -1;
         }

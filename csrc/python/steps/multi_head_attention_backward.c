@@ -1,6 +1,4 @@
 /* multi_head_attention_backward: the gradients of the whole figure. */
-#include <stddef.h>
-
 #include "python/steps/multi_head_attention.h"
 
 /* The gradient of bias= as the core sees it. */

@@ -2,7 +2,6 @@
  * for ragged batches and for tasks. */
 #include <stddef.h>
 
-#include "python/base/results.h"
 #include "python/call/gradient.h"
 
 #define ARGUMENTS(X)                                                                               \

@@ -1,9 +1,6 @@
 /* prepare_heads and its backward pass: what a layer does to projected queries or keys before
  * attention, as a step alone, for rows that a cache takes in between and for those of a ragged
  * batch. */
-#include <stddef.h>
-
-#include "python/base/results.h"
 #include "python/call/gradient.h"
 #include "python/steps/preparation.h"
 

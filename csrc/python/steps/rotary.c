@@ -2,9 +2,6 @@
  * positions. */
 #include "python/steps/rotary.h"
 
-#include <stddef.h>
-
-#include "python/base/results.h"
 #include "python/call/gradient.h"
 #include "python/convert/pieces.h"
 
@@ -94,8 +91,7 @@ static int check_range(PyArrayObject *positions, PyArrayObject *int64_positions,
 
 static PyArrayObject *as_int64(PyArrayObject *array, const char *name) {
     if (!PyArray_ISINTEGER(array) && PyArray_SIZE(array) > 0) {
-        PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted integers", name,
-                     (PyObject *)PyArray_DESCR(array));
+        mha_wrong_dtype(array, name, "integers");
         return NULL;
     }
     PyArrayObject *integers =

@@ -1,8 +1,6 @@
 /* scaled_dot_product_attention: step 3 of the figure. */
 #include "python/steps/scaled_dot_product_attention.h"
 
-#include <stddef.h>
-
 #define ARGUMENTS(X)                                                                               \
     X(query, AS_REAL)                                                                              \
     X(key, AS_REAL)                                                                                \

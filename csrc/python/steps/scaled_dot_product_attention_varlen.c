@@ -1,8 +1,6 @@
 /* scaled_dot_product_attention_varlen: step 3 of the figure over a ragged batch. */
 #include "python/steps/scaled_dot_product_attention_varlen.h"
 
-#include <stddef.h>
-
 #define ARGUMENTS(X)                                                                               \
     X(query, AS_REAL)                                                                              \
     X(key, AS_CACHED)                                                                              \
@@ -94,11 +92,8 @@ static int convert_pool_types(PyArrayObject *arrays[3], attention_inputs *inputs
             }
         }
         if (*converted[i] == NULL || PyArray_DATA(*converted[i]) != PyArray_DATA(pool)) {
-            PyErr_Format(PyExc_TypeError,
-                         "%s: got an array of %S, wanted one of a type that is "
-                         "read as it is beside query's",
-                         FORMS[ARG_key + i].name, (PyObject *)PyArray_DESCR(pool));
-            return -1;
+            return mha_wrong_dtype(pool, FORMS[ARG_key + i].name,
+                                   "one of a type that is read as it is beside query's");
         }
     }
     return 0;

@@ -1,6 +1,4 @@
 /* scaled_dot_product_attention_varlen_backward: the gradients of step 3 over a ragged batch. */
-#include <stddef.h>
-
 #include "python/steps/scaled_dot_product_attention_varlen.h"
 
 #define GRADIENTS(X)                                                                               \

@@ -23,43 +23,36 @@ static int check_type(PyArrayObject *gradient, int typenum, const char *name) {
     return 0;
 }
 
-PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
+PyArrayObject *mha_convert_gradient(PyObject **argument, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name) {
-    char wanted[MHA_SHAPE_TEXT];
-    PyArrayObject *array = mha_as_array(object, name), *converted = NULL;
     const mha_dtype dtype = mha_computing_dtype(typenum);
-    if (array == NULL || check_type(array, typenum, name) < 0) {
-        Py_XDECREF(array);
+    PyArrayObject *array = mha_array_argument(argument, name);
+    if (array == NULL || check_type(array, typenum, name) < 0 ||
+        mha_check_shape(array, shape, axes, name) < 0) {
         return NULL;
     }
-    if (PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes)) {
-        mha_wrong_shape(array, name, "%s", mha_shape_text(shape, axes, wanted));
-    } else {
-        converted = contiguous ? mha_as_contiguous_real(array, dtype, name)
-                               : mha_as_real(array, dtype, name);
-    }
-    Py_DECREF(array);
-    return converted;
+    return contiguous ? mha_as_contiguous_real(array, dtype, name)
+                      : mha_as_real(array, dtype, name);
 }
 
-int mha_convert_grad_lse(PyObject *object, int typenum, const npy_intp *shape, int axes,
+int mha_convert_grad_lse(PyObject **argument, int typenum, const npy_intp *shape, int axes,
                          backward_call *back) {
-    if (object == Py_None) {
+    if (*argument == Py_None) {
         return 0;
     }
-    back->grad_lse = mha_convert_gradient(object, true, typenum, shape, axes, "grad_lse");
+    back->grad_lse = mha_convert_gradient(argument, true, typenum, shape, axes, "grad_lse");
     return back->grad_lse == NULL ? -1 : 0;
 }
 
-int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObject *output,
+int mha_convert_grad_results(PyObject **arguments, int typenum, PyArrayObject *output,
                              backward_call *back) {
     const npy_intp *shape = PyArray_DIMS(output);
     const int axes = PyArray_NDIM(output);
-    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum, shape,
+    back->grad_output = mha_convert_gradient(arguments + MHA_GRAD_OUTPUT, false, typenum, shape,
                                              axes, "grad_output");
     return back->grad_output == NULL
                ? -1
-               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, shape, axes - 1, back);
+               : mha_convert_grad_lse(arguments + MHA_GRAD_LSE, typenum, shape, axes - 1, back);
 }
 
 /* The type in which the gradient of an array is added up. */

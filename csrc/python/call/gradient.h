@@ -12,7 +12,7 @@ extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
 
 /* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
  * its last axis contiguous, or `contiguous` as a whole. NULL with an exception. */
-PyArrayObject *mha_convert_gradient(PyObject *object, bool contiguous, int typenum,
+PyArrayObject *mha_convert_gradient(PyObject **argument, bool contiguous, int typenum,
                                     const npy_intp *shape, int axes, const char *name);
 
 /* A new array for the gradient of `like`. */
@@ -57,9 +57,9 @@ void mha_round_gradient(backward_call *back, int gradient, int typenum);
 /* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
  * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
  */
-int mha_convert_grad_lse(PyObject *object, int typenum, const npy_intp *shape, int axes,
+int mha_convert_grad_lse(PyObject **argument, int typenum, const npy_intp *shape, int axes,
                          backward_call *back);
-int mha_convert_grad_results(PyObject *const *arguments, int typenum, PyArrayObject *output,
+int mha_convert_grad_results(PyObject **arguments, int typenum, PyArrayObject *output,
                              backward_call *back);
 
 /* Makes the array of each gradient whose name is wanted and whose like[i] is there. 0, or -1 with

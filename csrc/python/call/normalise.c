@@ -157,11 +157,3 @@ void mha_clear_normalised(int count, PyObject **normalised) {
         Py_CLEAR(normalised[i]);
     }
 }
-
-PyArrayObject *mha_array_argument(PyObject **argument, const char *name) {
-    PyArrayObject *array = mha_as_array(*argument, name);
-    if (array != NULL) {
-        Py_SETREF(*argument, (PyObject *)array);
-    }
-    return array;
-}

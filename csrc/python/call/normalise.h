@@ -31,8 +31,4 @@ int mha_normalise(const argument_form *forms, int count, PyObject *const *given,
                   PyObject **normalised);
 void mha_clear_normalised(int count, PyObject **normalised);
 
-/* One that has been normalised as an array, which takes its place: borrowed. NULL with the
- * exception. */
-PyArrayObject *mha_array_argument(PyObject **argument, const char *name);
-
 #endif

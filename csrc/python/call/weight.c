@@ -308,26 +308,24 @@ static int convert_packed(PyObject *capsule, mha_dtype dtype, int64_t in, const 
     return check_in(weight, in, in_meaning, name);
 }
 
-int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
+int mha_convert_weight(PyObject **argument, mha_dtype dtype, int64_t in, const char *in_meaning,
                        const char *name, converted_weight *weight) {
-    if (packed_in(object) != NULL) {
-        return convert_packed(object, dtype, in, in_meaning, name, weight);
+    if (packed_in(*argument) != NULL) {
+        return convert_packed(*argument, dtype, in, in_meaning, name, weight);
     }
-    PyArrayObject *array = mha_as_array(object, name);
+    PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
         return -1;
     }
     if (PyArray_NDIM(array) != 2) {
-        mha_wrong_shape(array, name, "(in, out)");
-        Py_DECREF(array);
-        return -1;
+        return mha_wrong_shape(array, name, "(in, out)");
     }
     weight->in = PyArray_DIM(array, 0);
     weight->out = PyArray_DIM(array, 1);
-    if (check_in(weight, in, in_meaning, name) == 0) {
-        weight->owner = (PyObject *)mha_as_strided_stored(array, dtype, name);
+    if (check_in(weight, in, in_meaning, name) < 0) {
+        return -1;
     }
-    Py_DECREF(array);
+    weight->owner = (PyObject *)mha_as_strided_stored(array, dtype, name);
     return weight->owner == NULL ? -1 : 0;
 }
 

@@ -14,7 +14,7 @@ typedef struct converted_weight {
 } converted_weight;
 
 /* Checks the shape (in, out). 0, or -1 with the exception. */
-int mha_convert_weight(PyObject *object, mha_dtype dtype, int64_t in, const char *in_meaning,
+int mha_convert_weight(PyObject **argument, mha_dtype dtype, int64_t in, const char *in_meaning,
                        const char *name, converted_weight *weight);
 mha_weight mha_fill_weight(const converted_weight *converted);
 

@@ -206,22 +206,20 @@ PyArrayObject *mha_as_integers(PyObject *object, const char *name) {
     return integers;
 }
 
-int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
+int mha_optional_vector(PyObject **argument, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector) {
     *vector = NULL;
-    if (object == Py_None) {
+    if (*argument == Py_None) {
         return 0;
     }
-    PyArrayObject *array = mha_as_array(object, name);
+    PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
         return -1;
     }
     if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != length) {
-        mha_wrong_shape(array, name, "(%lld,)", (long long)length);
-    } else {
-        *vector = mha_as_contiguous_real(array, dtype, name);
+        return mha_wrong_shape(array, name, "(%lld,)", (long long)length);
     }
-    Py_DECREF(array);
+    *vector = mha_as_contiguous_real(array, dtype, name);
     return *vector == NULL ? -1 : 0;
 }
 
@@ -259,6 +257,13 @@ int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, 
         Py_DECREF(text);
     }
     return -1;
+}
+
+int mha_check_shape(PyArrayObject *array, const npy_intp *shape, int axes, const char *name) {
+    char wanted[MHA_SHAPE_TEXT];
+    const bool fits =
+        PyArray_NDIM(array) == axes && PyArray_CompareLists(PyArray_DIMS(array), shape, axes);
+    return fits ? 0 : mha_wrong_shape(array, name, "%s", mha_shape_text(shape, axes, wanted));
 }
 
 int mha_check_equal(int64_t got, int64_t wanted, const char *message) {

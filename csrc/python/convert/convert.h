@@ -16,7 +16,16 @@ bool mha_error_is_ordinary(void);
  * refuses. New reference. */
 PyArrayObject *mha_as_array(PyObject *object, const char *name);
 
-/* The same, but that of objects, which are no numbers, is let through. */
+/* The same, and it takes the object's place, so that it is borrowed. */
+static inline PyArrayObject *mha_array_argument(PyObject **argument, const char *name) {
+    PyArrayObject *array = mha_as_array(*argument, name);
+    if (array != NULL) {
+        Py_SETREF(*argument, (PyObject *)array);
+    }
+    return array;
+}
+
+/* As mha_as_array, but that of objects, which are no numbers, is let through. */
 PyArrayObject *mha_as_any_array(PyObject *object, const char *name);
 
 /* Raises the pending exception again, with the argument's name in front and why there is no array:
@@ -105,7 +114,7 @@ PyArrayObject *mha_as_strided_real(PyArrayObject *array, mha_dtype dtype, const 
 PyArrayObject *mha_as_integers(PyObject *object, const char *name);
 
 /* A contiguous (length,) in the element type; NULL, and 0, for None. */
-int mha_optional_vector(PyObject *object, mha_dtype dtype, int64_t length, const char *name,
+int mha_optional_vector(PyObject **argument, mha_dtype dtype, int64_t length, const char *name,
                         PyArrayObject **vector);
 
 int mha_typenum(mha_dtype dtype);
@@ -147,6 +156,9 @@ int mha_wrong_dtype(PyArrayObject *array, const char *name, const char *wanted);
 /* A ValueError that names the array's shape and what was wanted, a format of PyUnicode_FromFormat;
  * -1. */
 int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...);
+
+/* 0 where it has this shape, else -1 with the exception. */
+int mha_check_shape(PyArrayObject *array, const npy_intp *shape, int axes, const char *name);
 
 /* 0 where both are the same; else -1 with a ValueError, whose message has a %lld for each. */
 int mha_check_equal(int64_t got, int64_t wanted, const char *message);

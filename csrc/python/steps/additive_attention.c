@@ -39,12 +39,12 @@ static void clear(void *given) {
     Py_CLEAR(call->projected_key);
 }
 
-static int convert_weights(PyObject *const *arguments, additive_call *call) {
+static int convert_weights(PyObject **arguments, additive_call *call) {
     const attention_inputs *inputs = &call->inputs;
     const int axes = PyArray_NDIM(inputs->query);
-    if (mha_convert_weight(arguments[ARG_W_q], inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
+    if (mha_convert_weight(arguments + ARG_W_q, inputs->dtype, PyArray_DIM(inputs->query, axes - 1),
                            "the last axis of query", "W_q", &call->W_q) < 0 ||
-        mha_convert_weight(arguments[ARG_W_k], inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
+        mha_convert_weight(arguments + ARG_W_k, inputs->dtype, PyArray_DIM(inputs->key, axes - 1),
                            "the last axis of key", "W_k", &call->W_k) < 0 ||
         mha_check_equal(call->W_k.out, call->W_q.out,
                         "W_k: got %lld columns, wanted %lld as W_q has") < 0) {
@@ -54,7 +54,7 @@ static int convert_weights(PyObject *const *arguments, additive_call *call) {
         PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
         return -1;
     }
-    if (mha_optional_vector(arguments[ARG_w_v], inputs->dtype, call->W_q.out, "w_v", &call->w_v) <
+    if (mha_optional_vector(arguments + ARG_w_v, inputs->dtype, call->W_q.out, "w_v", &call->w_v) <
         0) {
         return -1;
     }

@@ -14,10 +14,10 @@ void mha_clear_cache(converted_cache *converted) {
 
 /* (batch..., kv_heads, cached_len, columns) as attention reads it, in *cached. Rows that are
  * appended must show in it: it may be no copy then. */
-static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
+static int convert_one(PyObject **argument, const char *name, mha_dtype dtype,
                        const score_shape *scores, int64_t kv_heads, int64_t columns, bool appends,
                        PyArrayObject **cached) {
-    PyArrayObject *array = mha_as_array(object, name);
+    PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
         return -1;
     }
@@ -29,35 +29,31 @@ static int convert_one(PyObject *object, const char *name, mha_dtype dtype,
         PyArray_DIM(array, axes) != kv_heads || columns % of_block != 0 ||
         PyArray_DIM(array, axes + 2) != columns / of_block ||
         (is_in_blocks && !mha_last_axis_is_contiguous(array))) {
-        mha_wrong_shape(array, name, "(batch, %lld, len, %lld)", (long long)kv_heads,
-                        (long long)columns);
-    } else if (is_in_blocks) {
-        *cached = (PyArrayObject *)Py_NewRef((PyObject *)array);
-    } else {
-        *cached = mha_as_stored(array, dtype, name);
+        return mha_wrong_shape(array, name, "(batch, %lld, len, %lld)", (long long)kv_heads,
+                               (long long)columns);
     }
+    *cached = is_in_blocks ? (PyArrayObject *)Py_NewRef((PyObject *)array)
+                           : mha_as_stored(array, dtype, name);
     if (*cached != NULL && appends && PyArray_DATA(*cached) != PyArray_DATA(array)) {
         PyErr_Format(PyExc_ValueError,
                      "%s: got an array that is to be converted, wanted one that "
                      "attention reads as it is, since rows are appended to it",
                      name);
-        Py_CLEAR(*cached);
+        return -1;
     }
-    Py_DECREF(array);
     return *cached == NULL ? -1 : 0;
 }
 
-int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
-                      const score_shape *scores, int64_t kv_heads, int64_t value_head_dim,
-                      converted_cache *converted) {
+int mha_convert_cache(PyObject *arguments[NUM_CACHE], mha_dtype dtype, const score_shape *scores,
+                      int64_t kv_heads, int64_t value_head_dim, converted_cache *converted) {
     PyObject *append = arguments[CACHE_append];
     const bool appends = append != Py_None;
     if (arguments[CACHE_cached_key] == Py_None) {
         return 0;
     }
-    if (convert_one(arguments[CACHE_cached_key], "cached_key", dtype, scores, kv_heads,
+    if (convert_one(arguments + CACHE_cached_key, "cached_key", dtype, scores, kv_heads,
                     scores->head_dim, appends, &converted->key) < 0 ||
-        convert_one(arguments[CACHE_cached_value], "cached_value", dtype, scores, kv_heads,
+        convert_one(arguments + CACHE_cached_value, "cached_value", dtype, scores, kv_heads,
                     value_head_dim, appends, &converted->value) < 0) {
         return -1;
     }

@@ -23,9 +23,8 @@ typedef struct converted_cache {
 } converted_cache;
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
-int mha_convert_cache(PyObject *const arguments[NUM_CACHE], mha_dtype dtype,
-                      const score_shape *scores, int64_t kv_heads, int64_t value_head_dim,
-                      converted_cache *converted);
+int mha_convert_cache(PyObject *arguments[NUM_CACHE], mha_dtype dtype, const score_shape *scores,
+                      int64_t kv_heads, int64_t value_head_dim, converted_cache *converted);
 /* keep_first and dropped join the options: 0 unless given. */
 int mha_convert_kept(PyObject *const arguments[NUM_CACHE], mha_attention_options *options);
 void mha_clear_cache(converted_cache *converted);

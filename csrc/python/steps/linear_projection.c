@@ -53,9 +53,9 @@ static int convert(void *given, PyObject **arguments) {
     if (axes < 1) {
         return mha_wrong_shape(x, "x", "(..., in)");
     }
-    if (mha_convert_weight(arguments[ARG_weight], call->dtype, PyArray_DIM(x, axes - 1),
+    if (mha_convert_weight(arguments + ARG_weight, call->dtype, PyArray_DIM(x, axes - 1),
                            "the last axis of x", "weight", &call->weight) < 0 ||
-        mha_optional_vector(arguments[ARG_bias], call->dtype, call->weight.out, "bias",
+        mha_optional_vector(arguments + ARG_bias, call->dtype, call->weight.out, "bias",
                             &call->bias) < 0) {
         return -1;
     }
@@ -153,7 +153,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     linear_backward_call *call = given;
     const linear_call *saved = &call->forward;
     call->back.grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, saved->result_typenum, saved->shape,
+        mha_convert_gradient(arguments + MHA_GRAD_OUTPUT, true, saved->result_typenum, saved->shape,
                              saved->axes, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (call->back.grad_output == NULL ||

@@ -158,7 +158,7 @@ static int check_widths_of_layer(PyObject *const *arguments, const layer_call *c
 }
 
 /* The output gate: W_g has a column for each of the merged heads' columns, or for each head. */
-static int convert_gate(PyObject *const *arguments, layer_call *call) {
+static int convert_gate(PyObject **arguments, layer_call *call) {
     if (arguments[ARG_W_g] == Py_None) {
         if (arguments[ARG_b_g] != Py_None) {
             PyErr_SetString(PyExc_ValueError, "b_g: got one without W_g, wanted W_g= too");
@@ -166,7 +166,7 @@ static int convert_gate(PyObject *const *arguments, layer_call *call) {
         }
         return 0;
     }
-    if (mha_convert_weight(arguments[ARG_W_g], call->dtype, width_of(call->query),
+    if (mha_convert_weight(arguments + ARG_W_g, call->dtype, width_of(call->query),
                            "the last axis of query", "W_g", &call->W_g) < 0) {
         return -1;
     }
@@ -180,17 +180,17 @@ static int convert_gate(PyObject *const *arguments, layer_call *call) {
     return 0;
 }
 
-static int convert_weights(PyObject *const *arguments, layer_call *call) {
+static int convert_weights(PyObject **arguments, layer_call *call) {
     const char *kv_name = arguments[ARG_num_kv_heads] == Py_None ? "num_heads" : "num_kv_heads";
     const mha_dtype dtype = call->dtype;
     if (PyArray_DescrCheck(arguments[ARG_dtype]) && check_widths_of_layer(arguments, call) < 0) {
         return -1;
     }
-    if (mha_convert_weight(arguments[ARG_W_q], dtype, width_of(call->query),
+    if (mha_convert_weight(arguments + ARG_W_q, dtype, width_of(call->query),
                            "the last axis of query", "W_q", &call->W_q) < 0 ||
-        mha_convert_weight(arguments[ARG_W_k], dtype, width_of(call->key), "the last axis of key",
+        mha_convert_weight(arguments + ARG_W_k, dtype, width_of(call->key), "the last axis of key",
                            "W_k", &call->W_k) < 0 ||
-        mha_convert_weight(arguments[ARG_W_v], dtype, width_of(call->value),
+        mha_convert_weight(arguments + ARG_W_v, dtype, width_of(call->value),
                            "the last axis of value", "W_v", &call->W_v) < 0 ||
         check_columns(&call->W_q, call->num_heads, "num_heads", "W_q") < 0 ||
         check_columns(&call->W_k, call->num_kv_heads, kv_name, "W_k") < 0 ||
@@ -210,14 +210,14 @@ static int convert_weights(PyObject *const *arguments, layer_call *call) {
                      (long long)value_head_dim);
         return -1;
     }
-    return mha_convert_weight(arguments[ARG_W_o], dtype, merged, "num_heads * value_head_dim",
+    return mha_convert_weight(arguments + ARG_W_o, dtype, merged, "num_heads * value_head_dim",
                               "W_o", &call->W_o) < 0
                ? -1
                : convert_gate(arguments, call);
 }
 
 /* The biases and head_gate, and the types that they were given in. */
-static int convert_vectors(PyObject *const *arguments, layer_call *call) {
+static int convert_vectors(PyObject **arguments, layer_call *call) {
     const struct {
         int argument;
         int64_t length;
@@ -227,13 +227,13 @@ static int convert_vectors(PyObject *const *arguments, layer_call *call) {
         {ARG_b_v, call->W_v.out, &call->b_v}, {ARG_b_o, call->W_o.out, &call->b_o},
         {ARG_b_g, call->W_g.out, &call->b_g}, {ARG_head_gate, call->num_heads, &call->head_gate}};
     for (int i = 0; i < NUM_VECTORS; i++) {
-        PyObject *given = arguments[vectors[i].argument];
+        PyObject **given = &arguments[vectors[i].argument];
         PyArrayObject **to = vectors[i].to;
         if (mha_optional_vector(given, call->dtype, vectors[i].length,
                                 FORMS[vectors[i].argument].name, to) < 0) {
             return -1;
         }
-        call->typenums[i] = *to == NULL ? 0 : mha_given_typenum(given, *to);
+        call->typenums[i] = *to == NULL ? 0 : mha_given_typenum(*given, *to);
     }
     return 0;
 }
@@ -283,7 +283,7 @@ static int normalise_score_axes(PyObject **object, const char *name, bool of_lay
 }
 
 /* The projected keys and values that join the cache, and the scores' length, that of the cache. */
-static int convert_cache(PyObject *const *arguments, layer_call *call) {
+static int convert_cache(PyObject **arguments, layer_call *call) {
     const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
     const int64_t key_len = call->scores.key_len;
     converted_cache *cache = &call->cache;

@@ -32,7 +32,7 @@ typedef struct layer_backward_call {
     mha_multi_head_attention_gradients problem;
 } layer_backward_call;
 
-static int convert_results(PyObject *const *arguments, layer_backward_call *call) {
+static int convert_results(PyObject **arguments, layer_backward_call *call) {
     const layer_call *forward = &call->forward;
     npy_intp shape[NPY_MAXDIMS];
     const int axes = forward->scores.batch_axes;
@@ -40,12 +40,12 @@ static int convert_results(PyObject *const *arguments, layer_backward_call *call
     shape[axes] = (npy_intp)forward->scores.query_len;
     shape[axes + 1] = (npy_intp)forward->W_o.out;
     call->back.grad_output = mha_convert_gradient(
-        arguments[MHA_GRAD_OUTPUT], true, forward->result_typenum, shape, axes + 2, "grad_output");
+        arguments + MHA_GRAD_OUTPUT, true, forward->result_typenum, shape, axes + 2, "grad_output");
     shape[axes] = (npy_intp)forward->scores.heads;
     shape[axes + 1] = (npy_intp)forward->scores.query_len;
     return call->back.grad_output == NULL
                ? -1
-               : mha_convert_grad_lse(arguments[MHA_GRAD_LSE], forward->result_typenum, shape,
+               : mha_convert_grad_lse(arguments + MHA_GRAD_LSE, forward->result_typenum, shape,
                                       axes + 2, &call->back);
 }
 

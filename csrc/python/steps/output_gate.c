@@ -120,7 +120,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     gate_backward_call *call = given;
     const gate_call *saved = &call->forward;
     call->back.grad_output = mha_convert_gradient(
-        arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype), PyArray_DIMS(saved->merged),
+        arguments + MHA_GRAD_OUTPUT, true, mha_typenum(saved->dtype), PyArray_DIMS(saved->merged),
         PyArray_NDIM(saved->merged), "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     return call->back.grad_output == NULL

@@ -11,23 +11,21 @@ void mha_clear_preparation(converted_preparation *converted) {
     mha_clear_rotary(&converted->rotary);
 }
 
-int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
+int mha_convert_norm(PyObject **argument, const char *name, int64_t heads, int64_t head_dim,
                      mha_dtype dtype, PyArrayObject **norm) {
-    if (object == Py_None) {
+    if (*argument == Py_None) {
         return 0;
     }
-    PyArrayObject *array = mha_as_array(object, name);
+    PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
         return -1;
     }
     const int64_t length = PyArray_NDIM(array) == 1 ? PyArray_DIM(array, 0) : -1;
     if (length != head_dim && length != heads * head_dim) {
-        mha_wrong_shape(array, name, "(%lld,), that is head_dim, or (%lld,), all heads",
-                        (long long)head_dim, (long long)(heads * head_dim));
-    } else {
-        *norm = mha_as_contiguous_real(array, dtype, name);
+        return mha_wrong_shape(array, name, "(%lld,), that is head_dim, or (%lld,), all heads",
+                               (long long)head_dim, (long long)(heads * head_dim));
     }
-    Py_DECREF(array);
+    *norm = mha_as_contiguous_real(array, dtype, name);
     return *norm == NULL ? -1 : 0;
 }
 
@@ -51,38 +49,38 @@ int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
     return 0;
 }
 
-static int convert_norms(PyObject *const *arguments, mha_dtype dtype, const score_shape *scores,
+static int convert_norms(PyObject **arguments, mha_dtype dtype, const score_shape *scores,
                          int64_t kv_heads, converted_preparation *converted) {
-    return mha_convert_norm(arguments[PREPARE_q_norm], "q_norm", scores->heads, scores->head_dim,
+    return mha_convert_norm(arguments + PREPARE_q_norm, "q_norm", scores->heads, scores->head_dim,
                             dtype, &converted->q_norm) < 0 ||
-                   mha_convert_norm(arguments[PREPARE_k_norm], "k_norm", kv_heads, scores->head_dim,
-                                    dtype, &converted->k_norm) < 0
+                   mha_convert_norm(arguments + PREPARE_k_norm, "k_norm", kv_heads,
+                                    scores->head_dim, dtype, &converted->k_norm) < 0
                ? -1
                : mha_convert_norm_numbers(arguments[PREPARE_norm_eps],
                                           arguments[PREPARE_norm_offset], &converted->norm_eps,
                                           &converted->norm_offset);
 }
 
-static int convert_positions(PyObject *object, const converted_rotary *rotary,
+static int convert_positions(PyObject **argument, const converted_rotary *rotary,
                              const score_shape *scores, int64_t length, const char *name,
                              PyArrayObject **positions) {
-    if (object == Py_None) {
+    if (*argument == Py_None) {
         return 0;
     }
     *positions =
-        mha_convert_positions(object, rotary, scores->batch, scores->batch_axes, length, name);
+        mha_convert_positions(argument, rotary, scores->batch, scores->batch_axes, length, name);
     return *positions == NULL ? -1 : 0;
 }
 
-int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtype dtype,
+int mha_convert_preparation(PyObject *arguments[NUM_PREPARATION], mha_dtype dtype,
                             const score_shape *scores, int64_t kv_heads,
                             converted_preparation *converted) {
     return convert_norms(arguments, dtype, scores, kv_heads, converted) < 0 ||
                    mha_convert_rotary(arguments[PREPARE_rotary], scores->head_dim,
                                       &converted->rotary) < 0 ||
-                   convert_positions(arguments[PREPARE_positions], &converted->rotary, scores,
+                   convert_positions(arguments + PREPARE_positions, &converted->rotary, scores,
                                      scores->query_len, "positions", &converted->positions) < 0 ||
-                   convert_positions(arguments[PREPARE_key_positions], &converted->rotary, scores,
+                   convert_positions(arguments + PREPARE_key_positions, &converted->rotary, scores,
                                      scores->key_len, "key_positions",
                                      &converted->key_positions) < 0
                ? -1

@@ -28,14 +28,14 @@ typedef struct converted_preparation {
 
 /* A norm's weight, (head_dim,), of each head, or (heads * head_dim,), of all together, into *norm;
  * and its two numbers, where None leaves them as they are. 0, or -1 with the exception. */
-int mha_convert_norm(PyObject *object, const char *name, int64_t heads, int64_t head_dim,
+int mha_convert_norm(PyObject **argument, const char *name, int64_t heads, int64_t head_dim,
                      mha_dtype dtype, PyArrayObject **norm);
 int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
                              double *norm_offset);
 mha_head_norm mha_fill_norm(PyArrayObject *weight, double norm_eps, double norm_offset);
 
 /* 0, or -1 with the exception; `converted` must be zeroed before and cleared after, either way. */
-int mha_convert_preparation(PyObject *const arguments[NUM_PREPARATION], mha_dtype dtype,
+int mha_convert_preparation(PyObject *arguments[NUM_PREPARATION], mha_dtype dtype,
                             const score_shape *scores, int64_t kv_heads,
                             converted_preparation *converted);
 void mha_clear_preparation(converted_preparation *converted);

@@ -52,7 +52,7 @@ static int convert_x(PyObject **arguments, prepare_call *call) {
 static int convert(void *given, PyObject **arguments) {
     prepare_call *call = given;
     if (convert_x(arguments, call) < 0 ||
-        mha_convert_norm(arguments[ARG_norm], "norm", call->num_heads, call->head_dim, call->dtype,
+        mha_convert_norm(arguments + ARG_norm, "norm", call->num_heads, call->head_dim, call->dtype,
                          &call->norm) < 0 ||
         mha_convert_norm_numbers(arguments[ARG_norm_eps], arguments[ARG_norm_offset],
                                  &call->norm_eps, &call->norm_offset) < 0 ||
@@ -61,7 +61,7 @@ static int convert(void *given, PyObject **arguments) {
     }
     const npy_intp *shape = PyArray_DIMS(call->x);
     if (arguments[ARG_positions] != Py_None) {
-        call->positions = mha_convert_positions(arguments[ARG_positions], &call->rotary, shape, 1,
+        call->positions = mha_convert_positions(arguments + ARG_positions, &call->rotary, shape, 1,
                                                 shape[1], "positions");
         if (call->positions == NULL) {
             return -1;
@@ -120,7 +120,7 @@ static int convert_backward(void *given, PyObject **arguments) {
     prepare_backward_call *call = given;
     const prepare_call *saved = &call->forward;
     call->back.grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], true, mha_typenum(saved->dtype),
+        mha_convert_gradient(arguments + MHA_GRAD_OUTPUT, true, mha_typenum(saved->dtype),
                              PyArray_DIMS(saved->x), 3, "grad_output");
     PyArrayObject *const like[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_LIKE)};
     if (call->back.grad_output == NULL ||

@@ -133,12 +133,12 @@ static void wrong_positions(PyArrayObject *array, int64_t more, npy_intp *shape,
     }
 }
 
-PyArrayObject *mha_convert_positions(PyObject *object, const converted_rotary *rotary,
+PyArrayObject *mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
                                      const npy_intp *batch, int batch_axes, int64_t length,
                                      const char *name) {
     npy_intp shape[NPY_MAXDIMS];
     char got[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
-    PyArrayObject *array = mha_as_array(object, name), *positions = NULL;
+    PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
         return NULL;
     }
@@ -154,13 +154,13 @@ PyArrayObject *mha_convert_positions(PyObject *object, const converted_rotary *r
                      " all axes: %lld in front of %s",
                      name, mha_array_shape_text(array, got), (long long)more, (long long)more,
                      (long long)more, whole);
-    } else if (!alike && !by_axis) {
-        wrong_positions(array, more, shape, batch_axes, name);
-    } else {
-        positions = as_int64(array, name);
+        return NULL;
     }
-    Py_DECREF(array);
-    return positions;
+    if (!alike && !by_axis) {
+        wrong_positions(array, more, shape, batch_axes, name);
+        return NULL;
+    }
+    return as_int64(array, name);
 }
 
 mha_tensor mha_fill_positions(PyArrayObject *positions, const converted_rotary *rotary,
@@ -240,7 +240,7 @@ static int convert(void *given, PyObject **arguments) {
     }
     if (arguments[ARG_positions] != Py_None) {
         call->positions =
-            mha_convert_positions(arguments[ARG_positions], &call->rotary, call->shape,
+            mha_convert_positions(arguments + ARG_positions, &call->rotary, call->shape,
                                   call->batch_axes, call->shape[axes - 2], "positions");
         if (call->positions == NULL) {
             return -1;
@@ -294,8 +294,8 @@ static int convert_backward(void *given, PyObject **arguments) {
     rotary_backward_call *call = given;
     const rotary_call *saved = &call->forward;
     call->back.grad_output =
-        mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, saved->result_typenum, saved->shape,
-                             saved->axes, "grad_output");
+        mha_convert_gradient(arguments + MHA_GRAD_OUTPUT, false, saved->result_typenum,
+                             saved->shape, saved->axes, "grad_output");
     if (call->back.grad_output == NULL ||
         mha_new_gradients(arguments[MHA_WANTED], names, &call->back.grad_output, 1,
                           mha_new_contiguous_like, &call->back) < 0) {

@@ -22,7 +22,7 @@ const mha_rotary *mha_fill_rotary(converted_rotary *converted);
 
 /* int64 of shape (length,) or batch + (length,); or, with several position axes, either behind an
  * axis of them. NULL with the exception. */
-PyArrayObject *mha_convert_positions(PyObject *object, const converted_rotary *rotary,
+PyArrayObject *mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
                                      const npy_intp *batch, int batch_axes, int64_t length,
                                      const char *name);
 

@@ -44,12 +44,13 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     const int axes = mha_output_shape(inputs, shape);
-    results->saved_output = mha_convert_gradient(arguments[ARG_output], true,
+    results->saved_output = mha_convert_gradient(arguments + ARG_output, true,
                                                  mha_typenum(inputs->dtype), shape, axes, "output");
     if (results->saved_output == NULL) {
         return -1;
     }
-    call->lse = mha_convert_gradient(arguments[ARG_lse], true, NPY_FLOAT64, shape, axes - 1, "lse");
+    call->lse =
+        mha_convert_gradient(arguments + ARG_lse, true, NPY_FLOAT64, shape, axes - 1, "lse");
     if (call->lse == NULL) {
         return -1;
     }

@@ -76,7 +76,7 @@ static int check_out_alone(PyArrayObject *out, PyObject *const *arguments) {
 }
 
 static int check_out(PyObject *object, int typenum, const npy_intp *shape, int axes) {
-    char got[MHA_SHAPE_TEXT], wanted[MHA_SHAPE_TEXT];
+    char got[MHA_SHAPE_TEXT];
     if (!PyArray_Check(object)) {
         return mha_wrong_type(object, "out", "a NumPy array");
     }
@@ -91,8 +91,8 @@ static int check_out(PyObject *object, int typenum, const npy_intp *shape, int a
         Py_XDECREF(wanted_type);
         return -1;
     }
-    if (PyArray_NDIM(out) != axes || !PyArray_CompareLists(PyArray_DIMS(out), shape, axes)) {
-        return mha_wrong_shape(out, "out", "%s", mha_shape_text(shape, axes, wanted));
+    if (mha_check_shape(out, shape, axes, "out") < 0) {
+        return -1;
     }
     if (!PyArray_ISWRITEABLE(out)) {
         PyErr_SetString(PyExc_ValueError,
@@ -152,7 +152,7 @@ static int convert(void *given, PyObject **arguments) {
     if (results->output == NULL ||
         mha_new_extras(arguments[ARG_return_weights], arguments[ARG_return_lse], inputs->dtype,
                        &inputs->scores, &results->weights, &results->lse) < 0 ||
-        mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
+        mha_optional_vector(arguments + ARG_head_gate, inputs->dtype, inputs->scores.heads,
                             "head_gate", &call->head_gate) < 0) {
         return -1;
     }

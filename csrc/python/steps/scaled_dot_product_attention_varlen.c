@@ -209,6 +209,7 @@ static int check_page_tables(const varlen_call *call) {
 /* page_tables (sequences, most), and key_starts, which say how many keys each sequence has. */
 static int convert_pages(PyObject *const *arguments, varlen_call *call) {
     score_shape *scores = &call->inputs.scores;
+    const npy_intp num_starts = scores->batch[0] + 1;
     call->page_tables = mha_as_integers(arguments[ARG_page_tables], "page_tables");
     call->key_starts = mha_as_integers(arguments[ARG_key_starts], "key_starts");
     if (call->page_tables == NULL || call->key_starts == NULL) {
@@ -219,10 +220,8 @@ static int convert_pages(PyObject *const *arguments, varlen_call *call) {
         return mha_wrong_shape(call->page_tables, "page_tables", "(%lld, most)",
                                (long long)scores->batch[0]);
     }
-    if (PyArray_NDIM(call->key_starts) != 1 ||
-        PyArray_DIM(call->key_starts, 0) != scores->batch[0] + 1) {
-        return mha_wrong_shape(call->key_starts, "key_starts", "(%lld,)",
-                               (long long)scores->batch[0] + 1);
+    if (mha_check_shape(call->key_starts, &num_starts, 1, "key_starts") < 0) {
+        return -1;
     }
     scores->key_len = ((const int64_t *)PyArray_DATA(call->key_starts))[scores->batch[0]];
     return check_starts(call->key_starts, "key_starts", "the pool", scores->key_len) < 0
@@ -233,7 +232,6 @@ static int convert_pages(PyObject *const *arguments, varlen_call *call) {
 /* What of a sequence's keys is kept though its window has left it behind: keep_first, and how many
  * positions behind it have no page any more. */
 static int convert_kept(PyObject *const *arguments, varlen_call *call) {
-    const int64_t sequences = call->inputs.scores.batch[0];
     if (arguments[ARG_keep_first] == Py_None) {
         return 0;
     }
@@ -242,10 +240,7 @@ static int convert_kept(PyObject *const *arguments, varlen_call *call) {
                                                  &call->options.values.keep_first) < 0) {
         return -1;
     }
-    if (PyArray_NDIM(call->dropped) != 1 || PyArray_DIM(call->dropped, 0) != sequences) {
-        return mha_wrong_shape(call->dropped, "dropped", "(%lld,)", (long long)sequences);
-    }
-    return 0;
+    return mha_check_shape(call->dropped, call->inputs.scores.batch, 1, "dropped");
 }
 
 static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
@@ -353,7 +348,7 @@ static int convert(void *given, PyObject **arguments) {
                             &call->options) < 0 ||
         convert_offsets(call) < 0 || convert_kept(arguments, call) < 0 ||
         make_results(arguments, call) < 0 ||
-        mha_optional_vector(arguments[ARG_head_gate], inputs->dtype, inputs->scores.heads,
+        mha_optional_vector(arguments + ARG_head_gate, inputs->dtype, inputs->scores.heads,
                             "head_gate", &call->head_gate) < 0) {
         return -1;
     }

@@ -25,10 +25,10 @@ static int convert(void *given, PyObject **arguments) {
     const score_shape *scores = &saved->inputs.scores;
     const npy_intp rows[] = {(npy_intp)scores->heads, (npy_intp)scores->query_len};
     PyArrayObject *output = saved->results.saved_output;
-    back->grad_output = mha_convert_gradient(arguments[MHA_GRAD_OUTPUT], false, typenum,
+    back->grad_output = mha_convert_gradient(arguments + MHA_GRAD_OUTPUT, false, typenum,
                                              PyArray_DIMS(output), 3, "grad_output");
     if (back->grad_output == NULL ||
-        mha_convert_grad_lse(arguments[MHA_GRAD_LSE], typenum, rows, 2, back) < 0 ||
+        mha_convert_grad_lse(arguments + MHA_GRAD_LSE, typenum, rows, 2, back) < 0 ||
         mha_new_gradients(arguments[MHA_WANTED], NAMES, like, NUM_GRADIENTS, mha_new_dense_like,
                           back) < 0) {
         return -1;

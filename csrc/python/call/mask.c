@@ -90,10 +90,9 @@ static bool read_record(PyObject *record, int64_t shape[4], mha_block_mask *mask
                        patterns);
 }
 
-PyObject *mha_py_check_block_mask(PyObject *module, PyObject *record) {
+PyObject *mha_py_check_block_mask(PyObject *Py_UNUSED(module), PyObject *record) {
     int64_t shape[4];
     mha_block_mask mask;
-    (void)module;
     if (!read_record(record, shape, &mask)) {
         PyErr_SetString(PyExc_ValueError, "BlockMask: got a pickle whose blocks do not fit each "
                                           "other, wanted what pickle wrote of one");

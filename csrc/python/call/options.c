@@ -385,6 +385,7 @@ int mha_convert_options(PyObject *const options[NUM_OPTIONS], mha_dtype dtype,
 
 void mha_clear_options(converted_options *converted) {
 #define CLEAR_ARRAY(name) Py_CLEAR(converted->name);
+#define CLEAR_SCORES(name) CLEAR_ARRAY(name)
 #define CLEAR_HEADS(name) CLEAR_ARRAY(name)
 #define CLEAR_VALUE(name)
 #define CLEAR(name, form, becomes) CLEAR_##becomes(name)
@@ -394,18 +395,6 @@ void mha_clear_options(converted_options *converted) {
 /* clang-format on */
 
 /* Absent arrays leave the tensor absent, as it is from the start. */
-static void fill_mask(const converted_options *c, const score_shape *scores, mha_tensor *mask) {
-    if (c->mask != NULL) {
-        *mask = mha_broadcast_to_scores(c->mask, scores);
-    }
-}
-
-static void fill_bias(const converted_options *c, const score_shape *scores, mha_tensor *bias) {
-    if (c->bias != NULL) {
-        *bias = mha_broadcast_to_scores(c->bias, scores);
-    }
-}
-
 static void fill_key_lengths(const converted_options *c, const score_shape *scores,
                              mha_tensor *key_lengths) {
     if (c->key_lengths == NULL) {
@@ -434,6 +423,10 @@ static void fill_query_offset(const converted_options *c, const score_shape *sco
 const mha_attention_options *mha_fill_options(converted_options *converted,
                                                const score_shape *scores) {
 #define POINT_ARRAY(name) fill_##name(converted, scores, &converted->values.name);
+#define POINT_SCORES(name)                                                                         \
+    if (converted->name != NULL) {                                                                 \
+        converted->values.name = mha_broadcast_to_scores(converted->name, scores);                 \
+    }
 #define POINT_HEADS(name) converted->values.name = mha_by_head(converted->name);
 #define POINT_VALUE(name)
 #define POINT(name, form, becomes) POINT_##becomes(name)

@@ -8,12 +8,13 @@
 #include "python/convert/convert.h"
 
 /* The options of attention in the order of mha._functions.options.AttentionOptions: name, how it is
- * normalised, and what becomes of it: an array that the call owns, such an array of each head's
- * numbers, or a plain value in mha_attention_options. Each has a convert_<name> in options.c, and
- * an array a fill_<name>. They are converted in this order: softcap needs the scale. */
+ * normalised, and what becomes of it: an array that the call owns, one that is broadcast to the
+ * scores, one of each head's numbers, or a plain value in mha_attention_options. Each has a
+ * convert_<name> in options.c, and what is called ARRAY a fill_<name>. They are converted in this
+ * order: softcap needs the scale. */
 #define MHA_OPTIONS(X)                                                                             \
-    X(mask, AS_MASK, ARRAY)                                                                        \
-    X(bias, AS_REAL, ARRAY)                                                                        \
+    X(mask, AS_MASK, SCORES)                                                                       \
+    X(bias, AS_REAL, SCORES)                                                                       \
     X(alibi, AS_REAL, HEADS)                                                                       \
     X(relative_bias, AS_REAL, HEADS)                                                               \
     X(sinks, AS_REAL, HEADS)                                                                       \
@@ -45,6 +46,7 @@ typedef struct score_shape {
 
 /* Owned arrays and plain values. */
 #define MHA_OWNED_ARRAY(name) PyArrayObject *name;
+#define MHA_OWNED_SCORES(name) PyArrayObject *name;
 #define MHA_OWNED_HEADS(name) PyArrayObject *name;
 #define MHA_OWNED_VALUE(name)
 #define MHA_OWNED_OPTION(name, form, becomes) MHA_OWNED_##becomes(name)

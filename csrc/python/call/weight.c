@@ -76,13 +76,12 @@ cleanup:
 }
 
 /* A capsule with the panels of a C array (in, out): the fast path of frozen layers. */
-PyObject *mha_py_pack_weight(PyObject *module, PyObject *object) {
+PyObject *mha_py_pack_weight(PyObject *Py_UNUSED(module), PyObject *object) {
     PyArrayObject *array = NULL, *real = NULL;
     PyObject *capsule = NULL;
     mha_dtype dtype;
     int typenum;
     static const char *const names[] = {"weight"};
-    (void)module;
     const int num_threads = mha_call_threads();
     if (num_threads == 0) {
         return NULL;
@@ -125,10 +124,9 @@ static PyArrayObject *matrix_of(PyObject *object, int typenum, const char *name)
 }
 
 /* pack_blocks(numbers int8 (in, out), scales float16 (in / 32, out), bits): a capsule. */
-PyObject *mha_py_pack_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *mha_py_pack_blocks(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
     PyArrayObject *numbers = NULL, *scales = NULL;
     PyObject *capsule = NULL;
-    (void)module;
     const long bits = nargs == 3 && PyLong_Check(args[2]) ? PyLong_AsLong(args[2]) : 0;
     if (bits != 8 && bits != 4) {
         PyErr_Clear();
@@ -204,17 +202,15 @@ static const packed_weight *packed_or_error(PyObject *object) {
     return packed;
 }
 
-PyObject *mha_py_unpack_weight(PyObject *module, PyObject *object) {
+PyObject *mha_py_unpack_weight(PyObject *Py_UNUSED(module), PyObject *object) {
     const packed_weight *packed = packed_or_error(object);
-    (void)module;
     return packed == NULL ? NULL : (PyObject *)unpacked_array(packed, "weight");
 }
 
 /* unpack_blocks(packed): (numbers, scales) as pack_blocks had them. */
-PyObject *mha_py_unpack_blocks(PyObject *module, PyObject *object) {
+PyObject *mha_py_unpack_blocks(PyObject *Py_UNUSED(module), PyObject *object) {
     PyArrayObject *numbers = NULL, *scales = NULL;
     PyObject *both = NULL;
-    (void)module;
     const packed_weight *packed = packed_or_error(object);
     if (packed == NULL) {
         return NULL;
@@ -246,9 +242,8 @@ cleanup:
 }
 
 /* Bytes that the panels take. */
-PyObject *mha_py_packed_bytes(PyObject *module, PyObject *object) {
+PyObject *mha_py_packed_bytes(PyObject *Py_UNUSED(module), PyObject *object) {
     const packed_weight *packed = packed_or_error(object);
-    (void)module;
     return packed == NULL ? NULL : PyLong_FromSize_t(packed->bytes);
 }
 

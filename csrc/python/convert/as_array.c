@@ -227,8 +227,7 @@ PyArrayObject *mha_as_array(PyObject *object, const char *name) {
 }
 
 /* as_array(object, name): the same for Python. */
-PyObject *mha_py_as_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    (void)module;
+PyObject *mha_py_as_array(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
     const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
     if (name == NULL) {
         if (!PyErr_Occurred()) {

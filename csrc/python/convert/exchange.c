@@ -102,8 +102,8 @@ static bool is_one_of(PyObject *types, PyObject *object) {
 
 /* arrays_of_tensors(types, exchange, functions, tensors): a list of arrays over the memory of a
  * tuple of tensors of those types, None for None; or None where one of them cannot be lent. */
-PyObject *mha_py_arrays_of_tensors(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    (void)module;
+PyObject *mha_py_arrays_of_tensors(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                   Py_ssize_t nargs) {
     if (nargs != 4 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[3]) ||
         !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != NUM_FUNCTIONS) {
         PyErr_SetString(PyExc_TypeError, "arrays_of_tensors: wanted a tuple of types, their"
@@ -186,8 +186,8 @@ static bool is_givable(PyArrayObject *array) {
 /* tensor_of_array(exchange, array, by_token): a tensor over the memory of an array of
  * floating-point numbers; by_token: (batch, heads, query_len, head_dim) becomes (batch,
  * query_len, heads, head_dim). */
-PyObject *mha_py_tensor_of_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    (void)module;
+PyObject *mha_py_tensor_of_array(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                 Py_ssize_t nargs) {
     if (nargs != 3 || !PyArray_Check(args[1]) || !PyBool_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError,
                         "tensor_of_array: wanted an exchange, an array and a bool");

@@ -5,10 +5,10 @@
 
 MHA_CORE_RUN(dropout_mask_forward)
 
-PyObject *mha_py_dropout_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *mha_py_dropout_mask(PyObject *Py_UNUSED(module), PyObject *const *args,
+                              Py_ssize_t nargs) {
     npy_intp shape[NPY_MAXDIMS];
     double p;
-    (void)module;
     if (nargs != 4 || !PyTuple_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "dropout_mask takes shape, p, seed and offsets");
         return NULL;

@@ -4,8 +4,8 @@
 
 /* round_numbers(x, out): float32, however it lies, into a C-contiguous array of float16 or bfloat16
  * of one size with it; or of blocks, of 32 numbers each. */
-PyObject *mha_py_round_numbers(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    (void)module;
+PyObject *mha_py_round_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
+                               Py_ssize_t nargs) {
     if (nargs != 2 || !PyArray_Check(args[0]) || !PyArray_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "round_numbers: wanted two arrays");
         return NULL;

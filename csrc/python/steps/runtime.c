@@ -28,15 +28,12 @@ int mha_call_threads(void) {
     return number < 0 ? 0 : number;
 }
 
-PyObject *mha_py_get_num_threads(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+PyObject *mha_py_get_num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     const int number = mha_call_threads();
     return number == 0 ? NULL : PyLong_FromLong(number);
 }
 
-PyObject *mha_py_set_num_threads(PyObject *module, PyObject *num_threads) {
-    (void)module;
+PyObject *mha_py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *num_threads) {
     const int number = checked_num_threads(num_threads);
     if (number < 0) {
         return NULL;
@@ -60,8 +57,7 @@ void mha_extension_set_num_threads(int num_threads) { mha_set_num_threads(num_th
 /* use_team(team): a capsule of this name around an mha_team, or None for no team. */
 static const char TEAM[] = "mha.team";
 
-PyObject *mha_py_use_team(PyObject *module, PyObject *team) {
-    (void)module;
+PyObject *mha_py_use_team(PyObject *Py_UNUSED(module), PyObject *team) {
     if (team != Py_None && !PyCapsule_IsValid(team, TEAM)) {
         PyErr_Format(PyExc_TypeError, "team: got %s, wanted a capsule named %s, or None",
                      Py_TYPE(team)->tp_name, TEAM);
@@ -72,21 +68,16 @@ PyObject *mha_py_use_team(PyObject *module, PyObject *team) {
     Py_RETURN_NONE;
 }
 
-PyObject *mha_py_checked_num_threads(PyObject *module, PyObject *num_threads) {
-    (void)module;
+PyObject *mha_py_checked_num_threads(PyObject *Py_UNUSED(module), PyObject *num_threads) {
     const int number = checked_num_threads(num_threads);
     return number < 0 ? NULL : PyLong_FromLong(number);
 }
 
-PyObject *mha_py_instruction_set(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+PyObject *mha_py_instruction_set(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     return PyUnicode_FromString(mha_instruction_set());
 }
 
-PyObject *mha_py_instruction_sets(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+PyObject *mha_py_instruction_sets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     PyObject *names = PyList_New(0);
     for (int i = 0; names != NULL; i++) {
         const char *name = mha_available_instruction_set(i);

@@ -92,8 +92,7 @@ static int call_begin(mha_execution *execution, size_t bytes, int num_threads,
         base = allocate_aligned(needed);
     }
     if (base == NULL) {
-        PyErr_Format(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
-        return -1;
+        return mha_raise(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
     }
     mha_workspace_begin(&execution->workspace, base, needed);
     execution->num_threads = num_threads;
@@ -122,8 +121,7 @@ static int call_check(mha_status status) {
         return -1;
     case MHA_OUT_OF_MEMORY:
     case MHA_SIZE_OVERFLOW:
-        PyErr_Format(PyExc_MemoryError, "the arrays asked for: %s", mha_status_message(status));
-        return -1;
+        return mha_raise(PyExc_MemoryError, "the arrays asked for: %s", mha_status_message(status));
     case MHA_INVALID_ARGUMENT:
         PyErr_SetString(PyExc_ValueError, mha_status_message(status));
         return -1;

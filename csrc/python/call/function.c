@@ -14,8 +14,7 @@ static int place_of_keyword(const module_function *f, PyObject *keyword) {
             return i;
         }
     }
-    PyErr_Format(PyExc_TypeError, "%S: got a keyword that %s does not have", keyword, f->name);
-    return -1;
+    return mha_raise(PyExc_TypeError, "%S: got a keyword that %s does not have", keyword, f->name);
 }
 
 static int place_options(PyObject *record, PyObject **arguments) {
@@ -32,9 +31,8 @@ static int place_options(PyObject *record, PyObject **arguments) {
 static int place_arguments(const module_function *f, PyObject *const *given, Py_ssize_t count,
                            PyObject *keywords, PyObject **arguments) {
     if (count != f->by_position) {
-        PyErr_Format(PyExc_TypeError, "%s: got %zd arguments by position, wanted %d", f->name,
-                     count, f->by_position);
-        return -1;
+        return mha_raise(PyExc_TypeError, "%s: got %zd arguments by position, wanted %d", f->name,
+                         count, f->by_position);
     }
     for (int i = 0, place = 0; i < f->by_position; i++) {
         if (place != f->options) {
@@ -90,9 +88,8 @@ PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)
 static int copy_saved(const module_function *f, PyObject *capsule, void *call) {
     const saved_call *saved = mha_own_capsule(capsule, f->saved_by, free_saved);
     if (saved == NULL) {
-        PyErr_Format(PyExc_TypeError, "saved: got %s, wanted what the forward pass of %s saved",
-                     Py_TYPE(capsule)->tp_name, f->saved_by);
-        return -1;
+        return mha_raise(PyExc_TypeError, "saved: got %s, wanted what the forward pass of %s saved",
+                         Py_TYPE(capsule)->tp_name, f->saved_by);
     }
     memcpy((char *)call + f->saved_at, saved + 1, saved->size);
     return 0;

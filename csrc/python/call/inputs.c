@@ -23,9 +23,8 @@ static int check_axes(PyArrayObject *const arrays[3]) {
                 "2-D (len, dim), 3-D (batch, len, dim) or (..., heads, len, dim)");
         }
         if (PyArray_NDIM(arrays[i]) != axes) {
-            PyErr_Format(PyExc_ValueError, "%s: got %d axes, wanted %d as query has",
-                         INPUT_NAMES[i], PyArray_NDIM(arrays[i]), axes);
-            return -1;
+            return mha_raise(PyExc_ValueError, "%s: got %d axes, wanted %d as query has",
+                             INPUT_NAMES[i], PyArray_NDIM(arrays[i]), axes);
         }
     }
     return 0;
@@ -48,9 +47,8 @@ int mha_check_heads(int64_t heads, int64_t kv_heads, int64_t value_heads) {
         return -1;
     }
     if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
-        PyErr_Format(PyExc_ValueError, "key: got %lld heads, wanted a divisor of query's %lld",
-                     (long long)kv_heads, (long long)heads);
-        return -1;
+        return mha_raise(PyExc_ValueError, "key: got %lld heads, wanted a divisor of query's %lld",
+                         (long long)kv_heads, (long long)heads);
     }
     return 0;
 }

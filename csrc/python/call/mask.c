@@ -107,9 +107,8 @@ static int convert_block_mask(PyObject *record, const score_shape *scores, mha_b
     char text[MHA_SHAPE_TEXT];
     int64_t shape[4], batch = 1;
     if (!read_record(record, shape, mask)) {
-        PyErr_SetString(PyExc_ValueError, "mask: got a BlockMask whose blocks do not fit each "
-                                          "other, wanted one that its constructors made");
-        return -1;
+        return mha_raise(PyExc_ValueError, "mask: got a BlockMask whose blocks do not fit each "
+                                           "other, wanted one that its constructors made");
     }
     for (int axis = 0; axis < scores->batch_axes; axis++) {
         batch *= scores->batch[axis]; /* of arrays that there are */
@@ -119,12 +118,12 @@ static int convert_block_mask(PyObject *record, const score_shape *scores, mha_b
         (shape[HEADS] != 1 && shape[HEADS] != heads) || shape[QUERY_LEN] != scores->query_len ||
         shape[KEY_LEN] != scores->key_len) {
         const int axes = mha_user_shape(scores, wanted);
-        PyErr_Format(PyExc_ValueError,
-                     "mask: got a BlockMask of batch %lld, heads %lld, query_len %lld and key_len "
-                     "%lld, wanted one that broadcasts to the scores %s, several batch axes as one",
-                     (long long)shape[BATCH], (long long)shape[HEADS], (long long)shape[QUERY_LEN],
-                     (long long)shape[KEY_LEN], mha_shape_text(wanted, axes, text));
-        return -1;
+        return mha_raise(
+            PyExc_ValueError,
+            "mask: got a BlockMask of batch %lld, heads %lld, query_len %lld and key_len "
+            "%lld, wanted one that broadcasts to the scores %s, several batch axes as one",
+            (long long)shape[BATCH], (long long)shape[HEADS], (long long)shape[QUERY_LEN],
+            (long long)shape[KEY_LEN], mha_shape_text(wanted, axes, text));
     }
     return 0;
 }
@@ -172,13 +171,12 @@ int mha_convert_mask(PyObject *object, const score_shape *scores, converted_opti
         if (additive < 0) {
             return -1;
         }
-        PyErr_Format(PyExc_TypeError,
-                     "mask: got an array of %S, wanted bool with True = attend; %s",
-                     (PyObject *)PyArray_DESCR(c->mask),
-                     additive ? "it is added to the scores, it seems: give it as bias="
-                              : "write mask != 0 where 1 means attend, mask == 0 where 1 means "
-                                "blocked, or bias= for an additive mask");
-        return -1;
+        return mha_raise(PyExc_TypeError,
+                         "mask: got an array of %S, wanted bool with True = attend; %s",
+                         (PyObject *)PyArray_DESCR(c->mask),
+                         additive ? "it is added to the scores, it seems: give it as bias="
+                                  : "write mask != 0 where 1 means attend, mask == 0 where 1 means "
+                                    "blocked, or bias= for an additive mask");
     }
     return mha_check_broadcasts(c->mask, scores, "mask");
 }

@@ -120,10 +120,10 @@ static int check_halves(const argument_form *forms, int count, PyObject *const *
                 return -1;
             }
         } else if (mha_storage_of_given(normalised[i]) == MHA_FLOAT16) {
-            PyErr_Format(PyExc_TypeError,
-                         "%s: got a packed weight of float16, wanted bfloat16 as another array has",
-                         forms[i].name);
-            return -1;
+            return mha_raise(
+                PyExc_TypeError,
+                "%s: got a packed weight of float16, wanted bfloat16 as another array has",
+                forms[i].name);
         }
     }
     return 0;

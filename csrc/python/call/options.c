@@ -185,9 +185,8 @@ static int convert_window(PyObject *object, const option_context *context, conve
         return mha_wrong_type(object, "window", "a pair (left, right)");
     }
     if (PySequence_Size(object) != 2) {
-        PyErr_Format(PyExc_ValueError, "window: got %zd entries, wanted two (left, right)",
-                     PySequence_Size(object));
-        return -1;
+        return mha_raise(PyExc_ValueError, "window: got %zd entries, wanted two (left, right)",
+                         PySequence_Size(object));
     }
     for (int side = 0; side < 2; side++) {
         PyObject *item = PySequence_GetItem(object, side);
@@ -220,9 +219,8 @@ static int convert_scale(PyObject *object, const option_context *context, conver
     }
     if (!(fabs(*scale) <= type->largest / 2)) {
         const bool is_finite = isfinite(*scale);
-        PyErr_Format(PyExc_ValueError, "scale: got %S, wanted a finite number%s%s", object,
-                     is_finite ? limits[context->dtype] : "", is_finite ? type->name : "");
-        return -1;
+        return mha_raise(PyExc_ValueError, "scale: got %S, wanted a finite number%s%s", object,
+                         is_finite ? limits[context->dtype] : "", is_finite ? type->name : "");
     }
     return 0;
 }
@@ -239,18 +237,16 @@ static int convert_softcap(PyObject *object, const option_context *context, conv
         return -1;
     }
     if (!(*softcap > 0)) {
-        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a number above 0", object);
-        return -1;
+        return mha_raise(PyExc_ValueError, "softcap: got %S, wanted a number above 0", object);
     }
     if (isinf(*softcap)) { /* caps nothing */
         *softcap = 0;
         return 0;
     }
     if (*softcap > largest || fmax(1, fabs(c->values.scale)) / *softcap > largest) {
-        PyErr_Format(PyExc_ValueError, "softcap: got %S, wanted a %s", object,
-                     *softcap > largest ? "finite number in float32"
-                                        : "larger number: scale / softcap overflows");
-        return -1;
+        return mha_raise(PyExc_ValueError, "softcap: got %S, wanted a %s", object,
+                         *softcap > largest ? "finite number in float32"
+                                            : "larger number: scale / softcap overflows");
     }
     return 0;
 }
@@ -264,9 +260,8 @@ static int convert_empty_rows(PyObject *object, const option_context *context,
     }
     *uniform = PyUnicode_CompareWithASCIIString(object, "uniform") == 0;
     if (!*uniform && PyUnicode_CompareWithASCIIString(object, "zeros") != 0) {
-        PyErr_Format(PyExc_ValueError, "empty_rows: got %R, wanted \"zeros\" or \"uniform\"",
-                     object);
-        return -1;
+        return mha_raise(PyExc_ValueError, "empty_rows: got %R, wanted \"zeros\" or \"uniform\"",
+                         object);
     }
     return 0;
 }
@@ -276,8 +271,8 @@ int mha_convert_dropout(PyObject *object, const char *name, double *dropout) {
         return -1;
     }
     if (!(*dropout >= 0 && *dropout < 1)) {
-        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted a probability in [0, 1)", name, object);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %S, wanted a probability in [0, 1)", name,
+                         object);
     }
     return 0;
 }
@@ -307,9 +302,9 @@ int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_
         return mha_wrong_type(object, name, "four ints (batch, head, query, key)");
     }
     if (PyTuple_GET_SIZE(object) != SIDES) {
-        PyErr_Format(PyExc_ValueError, "%s: got %zd entries, wanted four (batch, head, query, key)",
-                     name, PyTuple_GET_SIZE(object));
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got %zd entries, wanted four (batch, head, query, key)", name,
+                         PyTuple_GET_SIZE(object));
     }
     for (int side = 0; side < SIDES; side++) {
         PyObject *item = PyTuple_GET_ITEM(object, side);
@@ -317,9 +312,8 @@ int mha_convert_dropout_offsets(PyObject *object, const char *name, mha_dropout_
             return -1;
         }
         if (*sides[side] > MHA_MOST_DROPOUT_OFFSET) {
-            PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, item,
-                         (long long)MHA_MOST_DROPOUT_OFFSET);
-            return -1;
+            return mha_raise(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, item,
+                             (long long)MHA_MOST_DROPOUT_OFFSET);
         }
     }
     return 0;
@@ -335,8 +329,7 @@ static int convert_dropout_offsets(PyObject *object, const option_context *conte
 static int convert_rng(PyObject *object, const option_context *context, converted_options *c) {
     (void)context;
     if (object == Py_None && c->values.dropout_threshold > 0) {
-        PyErr_SetString(PyExc_TypeError, "rng: got None for dropout, wanted a seed");
-        return -1;
+        return mha_raise(PyExc_TypeError, "rng: got None for dropout, wanted a seed");
     }
     return object == Py_None ? 0 : mha_convert_seed(object, &c->values.dropout_seed);
 }
@@ -350,22 +343,20 @@ static int check_offset_given(const converted_options *converted, const score_sh
         scores->query_len == scores->key_len) {
         return 0;
     }
-    PyErr_Format(
+    return mha_raise(
         PyExc_ValueError,
         "query_offset: got None, wanted the position of query 0 among the keys, since key_lengths "
         "is given with causal, window, alibi or relative_bias and query_len (%lld) is not key_len "
         "(%lld)",
         (long long)scores->query_len, (long long)scores->key_len);
-    return -1;
 }
 
 /* A row without a visible key has the sink's weight, and none is left for a mean. */
 static int check_sinks_alone(const converted_options *converted) {
     if (converted->sinks != NULL && converted->values.uniform_empty_rows) {
-        PyErr_SetString(PyExc_ValueError,
-                        "empty_rows: got \"uniform\" with sinks, wanted \"zeros\", since the sink "
-                        "has the weight of a row that sees no key");
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "empty_rows: got \"uniform\" with sinks, wanted \"zeros\", since the sink "
+                         "has the weight of a row that sees no key");
     }
     return 0;
 }

@@ -161,9 +161,8 @@ MHA_CORE_RUN(unpack_weight)
 /* 0, or -1 with the exception. */
 static int check_kernels(const packed_weight *packed, const char *name) {
     if (!mha_weight_fits(&packed->weight, packed->dtype)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got one packed for other kernels, wanted it packed anew", name);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got one packed for other kernels, wanted it packed anew", name);
     }
     return 0;
 }
@@ -249,16 +248,15 @@ PyObject *mha_py_packed_bytes(PyObject *Py_UNUSED(module), PyObject *object) {
 
 static int check_in(const converted_weight *weight, int64_t wanted, const char *in_meaning,
                     const char *name) {
-    if (weight->in != wanted) {
-        char text[MHA_SHAPE_TEXT];
-        const npy_intp shape[] = {(npy_intp)weight->in, (npy_intp)weight->out};
-        const char *hint =
-            weight->out == wanted ? "; stored as (out, in)? then pass its transpose, .T" : "";
-        PyErr_Format(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s%s", name,
-                     mha_shape_text(shape, 2, text), (long long)wanted, in_meaning, hint);
-        return -1;
+    if (weight->in == wanted) {
+        return 0;
     }
-    return 0;
+    char text[MHA_SHAPE_TEXT];
+    const npy_intp shape[] = {(npy_intp)weight->in, (npy_intp)weight->out};
+    const char *hint =
+        weight->out == wanted ? "; stored as (out, in)? then pass its transpose, .T" : "";
+    return mha_raise(PyExc_ValueError, "%s: got shape %s, wanted %lld rows, %s%s", name,
+                     mha_shape_text(shape, 2, text), (long long)wanted, in_meaning, hint);
 }
 
 int64_t mha_rows_of_weight(PyObject *object) {
@@ -339,9 +337,9 @@ mha_weight mha_fill_weight(const converted_weight *converted) {
 
 int mha_refuse_packed(const converted_weight *weight, const char *name) {
     if (PyCapsule_CheckExact(weight->owner)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: got a packed weight, wanted an array: unpack() makes one of it", name);
-        return -1;
+        return mha_raise(PyExc_TypeError,
+                         "%s: got a packed weight, wanted an array: unpack() makes one of it",
+                         name);
     }
     return 0;
 }

@@ -240,9 +240,17 @@ const char *mha_array_shape_text(PyArrayObject *array, char text[MHA_SHAPE_TEXT]
     return mha_shape_text(PyArray_DIMS(array), PyArray_NDIM(array), text);
 }
 
-int mha_wrong_type(PyObject *object, const char *name, const char *wanted) {
-    PyErr_Format(PyExc_TypeError, "%s: got %s, wanted %s", name, Py_TYPE(object)->tp_name, wanted);
+int mha_raise(PyObject *exception, const char *message, ...) {
+    va_list values;
+    va_start(values, message);
+    PyErr_FormatV(exception, message, values);
+    va_end(values);
     return -1;
+}
+
+int mha_wrong_type(PyObject *object, const char *name, const char *wanted) {
+    return mha_raise(PyExc_TypeError, "%s: got %s, wanted %s", name, Py_TYPE(object)->tp_name,
+                     wanted);
 }
 
 int mha_wrong_shape(PyArrayObject *array, const char *name, const char *wanted, ...) {
@@ -268,8 +276,7 @@ int mha_check_shape(PyArrayObject *array, const npy_intp *shape, int axes, const
 
 int mha_check_equal(int64_t got, int64_t wanted, const char *message) {
     if (got != wanted) {
-        PyErr_Format(PyExc_ValueError, message, (long long)got, (long long)wanted);
-        return -1;
+        return mha_raise(PyExc_ValueError, message, (long long)got, (long long)wanted);
     }
     return 0;
 }
@@ -390,14 +397,12 @@ int mha_convert_size(PyObject *object, const char *name, int64_t least, int64_t 
         return -1;
     }
     if (overflow < 0 || (overflow == 0 && *value < least)) {
-        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
-                     (long long)least);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
+                         (long long)least);
     }
     if (overflow > 0) {
-        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, object,
-                     (long long)INT64_MAX);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %S, wanted at most %lld", name, object,
+                         (long long)INT64_MAX);
     }
     return 0;
 }
@@ -415,9 +420,8 @@ int mha_convert_int(PyObject *object, const char *name, int64_t least, int64_t *
         number = -MHA_FARTHEST;
     }
     if (number < least) {
-        PyErr_Format(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
-                     (long long)least);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %S, wanted at least %lld", name, object,
+                         (long long)least);
     }
     *value = number;
     return 0;

@@ -7,6 +7,9 @@
 
 #include "python/base/binding.h"
 
+/* PyErr_Format(exception, message, ...); -1. */
+int mha_raise(PyObject *exception, const char *message, ...);
+
 /* Whether the pending exception may be passed over: not Ctrl-C, nor memory that ran out. */
 bool mha_error_is_ordinary(void);
 

@@ -55,23 +55,21 @@ typedef struct extent {
 static int check_memory(const dl_tensor *tensor, extent e, int64_t item, const char *name) {
     const uintptr_t data = (uintptr_t)tensor->data, first = data + (uintptr_t)tensor->byte_offset;
     if (e.behind > 0 && tensor->data == NULL) {
-        PyErr_Format(PyExc_ValueError, "%s: got elements by DLPack at no address, wanted one",
-                     name);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got elements by DLPack at no address, wanted one",
+                         name);
     }
     if (e.behind > 0 && (tensor->byte_offset > (uint64_t)MOST_BYTES || first < data ||
                          first < (uintptr_t)e.before || first + (uintptr_t)e.behind < first)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got a byte_offset of %llu by DLPack, wanted one inside the array", name,
-                     (unsigned long long)tensor->byte_offset);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got a byte_offset of %llu by DLPack, wanted one inside the array",
+                         name, (unsigned long long)tensor->byte_offset);
     }
     if (e.behind > 0 && first % (uintptr_t)item != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got an address by DLPack that is %llu bytes past a multiple of %d, the "
-                     "size of an element, wanted a multiple",
-                     name, (unsigned long long)(first % (uintptr_t)item), (int)item);
-        return -1;
+        return mha_raise(
+            PyExc_ValueError,
+            "%s: got an address by DLPack that is %llu bytes past a multiple of %d, the "
+            "size of an element, wanted a multiple",
+            name, (unsigned long long)(first % (uintptr_t)item), (int)item);
     }
     return 0;
 }
@@ -85,9 +83,9 @@ static int convert_shape(const dl_tensor *tensor, int64_t item, npy_intp *shape,
     for (int axis = 0; axis < tensor->axes; axis++) {
         const int64_t size = tensor->shape[axis];
         if (size < 0) {
-            PyErr_Format(PyExc_ValueError, "%s: got an axis of %lld by DLPack, wanted at least 0",
-                         name, (long long)size);
-            return -1;
+            return mha_raise(PyExc_ValueError,
+                             "%s: got an axis of %lld by DLPack, wanted at least 0", name,
+                             (long long)size);
         }
         is_empty |= size == 0;
         shape[axis] = (npy_intp)size;
@@ -149,17 +147,16 @@ static int check_tensor(const dl_tensor *tensor, int64_t item, checked_tensor *t
                         const char *name) {
     extent e = {0, 0};
     if (!is_memory_of_cpu(tensor->device.type)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got memory of DLPack's device type %d, wanted that of the CPU (%d)", name,
-                     (int)tensor->device.type, DEVICE_CPU);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got memory of DLPack's device type %d, wanted that of the CPU (%d)",
+                         name, (int)tensor->device.type, DEVICE_CPU);
     }
     if (tensor->axes < 0 || tensor->axes > MHA_MOST_INPUT_AXES ||
         (tensor->axes > 0 && tensor->shape == NULL)) {
-        PyErr_Format(PyExc_ValueError, "%s: got %d axes by DLPack%s, wanted 0 to %d and a shape",
-                     name, (int)tensor->axes, tensor->shape == NULL ? " without a shape" : "",
-                     MHA_MOST_INPUT_AXES);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got %d axes by DLPack%s, wanted 0 to %d and a shape", name,
+                         (int)tensor->axes, tensor->shape == NULL ? " without a shape" : "",
+                         MHA_MOST_INPUT_AXES);
     }
     if (convert_shape(tensor, item, to->shape, &e.behind, name) < 0) {
         return -1;

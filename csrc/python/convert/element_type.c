@@ -81,9 +81,8 @@ mha_storage mha_storage_of(PyArrayObject *array) {
 }
 
 int mha_wrong_dtype(PyArrayObject *array, const char *name, const char *wanted) {
-    PyErr_Format(PyExc_TypeError, "%s: got an array of %S, wanted %s", name,
-                 (PyObject *)PyArray_DESCR(array), wanted);
-    return -1;
+    return mha_raise(PyExc_TypeError, "%s: got an array of %S, wanted %s", name,
+                     (PyObject *)PyArray_DESCR(array), wanted);
 }
 
 static const char REAL_TYPES[] = "float32, float64 or integers";

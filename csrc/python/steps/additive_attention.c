@@ -51,8 +51,7 @@ static int convert_weights(PyObject **arguments, additive_call *call) {
         return -1;
     }
     if (arguments[ARG_w_v] == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "w_v: got None, wanted an array");
-        return -1;
+        return mha_raise(PyExc_TypeError, "w_v: got None, wanted an array");
     }
     if (mha_optional_vector(arguments + ARG_w_v, inputs->dtype, call->W_q.out, "w_v", &call->w_v) <
         0) {

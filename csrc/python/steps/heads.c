@@ -70,10 +70,9 @@ static int convert_split(void *given, PyObject **arguments) {
         return mha_wrong_shape(call->x, "x", "(..., len, num_heads * d)");
     }
     if (PyArray_DIM(call->x, axes - 1) % num_heads != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "num_heads: got %lld, wanted a divisor of the last axis of x %s",
-                     (long long)num_heads, mha_array_shape_text(call->x, text));
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "num_heads: got %lld, wanted a divisor of the last axis of x %s",
+                         (long long)num_heads, mha_array_shape_text(call->x, text));
     }
     call->result =
         mha_view_by_head(call->x, num_heads, PyArray_FLAGS(call->x) & NPY_ARRAY_WRITEABLE);

@@ -35,11 +35,10 @@ static int convert_one(PyObject **argument, const char *name, mha_dtype dtype,
     *cached = is_in_blocks ? (PyArrayObject *)Py_NewRef((PyObject *)array)
                            : mha_as_stored(array, dtype, name);
     if (*cached != NULL && appends && PyArray_DATA(*cached) != PyArray_DATA(array)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got an array that is to be converted, wanted one that "
-                     "attention reads as it is, since rows are appended to it",
-                     name);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "%s: got an array that is to be converted, wanted one that "
+                         "attention reads as it is, since rows are appended to it",
+                         name);
     }
     return *cached == NULL ? -1 : 0;
 }

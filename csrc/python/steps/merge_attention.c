@@ -49,17 +49,15 @@ static int check_shapes(const parts *p) {
     for (Py_ssize_t i = 0; i < p->count; i++) {
         if (PyArray_NDIM(p->outputs[i]) != axes ||
             !PyArray_CompareLists(PyArray_DIMS(p->outputs[i]), PyArray_DIMS(first), axes)) {
-            PyErr_Format(
+            return mha_raise(
                 PyExc_ValueError, "outputs: got shape %s at %zd, wanted %s as the first has",
                 mha_array_shape_text(p->outputs[i], got), i, mha_array_shape_text(first, wanted));
-            return -1;
         }
         if (PyArray_NDIM(p->lses[i]) != axes - 1 ||
             !PyArray_CompareLists(PyArray_DIMS(p->lses[i]), PyArray_DIMS(first), axes - 1)) {
-            PyErr_Format(PyExc_ValueError, "lses: got shape %s at %zd, wanted %s",
-                         mha_array_shape_text(p->lses[i], got), i,
-                         mha_shape_text(PyArray_DIMS(first), axes - 1, wanted));
-            return -1;
+            return mha_raise(PyExc_ValueError, "lses: got shape %s at %zd, wanted %s",
+                             mha_array_shape_text(p->lses[i], got), i,
+                             mha_shape_text(PyArray_DIMS(first), axes - 1, wanted));
         }
     }
     return 0;
@@ -161,10 +159,9 @@ static int allocate(Py_ssize_t count, parts *p) {
 static int convert_sequences(PyObject *outputs, PyObject *lses, parts *p) {
     const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
     if (count == 0 || PyTuple_GET_SIZE(lses) != count) {
-        PyErr_Format(PyExc_ValueError,
-                     "lses: got %zd for %zd outputs, wanted one for each, at least one",
-                     PyTuple_GET_SIZE(lses), count);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "lses: got %zd for %zd outputs, wanted one for each, at least one",
+                         PyTuple_GET_SIZE(lses), count);
     }
     if (allocate(count, p) < 0 || convert_arrays(outputs, lses, p) < 0) {
         return -1;

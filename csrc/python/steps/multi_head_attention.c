@@ -116,10 +116,9 @@ static int convert_heads(PyObject *const *arguments, layer_call *call) {
         return -1;
     }
     if (call->num_heads % call->num_kv_heads != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "num_kv_heads: got %lld, wanted a divisor of num_heads (%lld)",
-                     (long long)call->num_kv_heads, (long long)call->num_heads);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "num_kv_heads: got %lld, wanted a divisor of num_heads (%lld)",
+                         (long long)call->num_kv_heads, (long long)call->num_heads);
     }
     return 0;
 }
@@ -127,9 +126,8 @@ static int convert_heads(PyObject *const *arguments, layer_call *call) {
 static int check_columns(const converted_weight *weight, int64_t heads, const char *heads_name,
                          const char *name) {
     if (weight->out % heads != 0) {
-        PyErr_Format(PyExc_ValueError, "%s: got %lld columns, wanted a multiple of %s (%lld)", name,
-                     (long long)weight->out, heads_name, (long long)heads);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %lld columns, wanted a multiple of %s (%lld)",
+                         name, (long long)weight->out, heads_name, (long long)heads);
     }
     return 0;
 }
@@ -144,9 +142,9 @@ static int check_width_of_layer(PyArrayObject *sequence, const char *name, PyObj
     if (wanted < 0 || got == wanted) {
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "%s: got a last axis of %lld, wanted %lld, the layer's %s_dim",
-                 name, (long long)got, (long long)wanted, name);
-    return -1;
+    return mha_raise(PyExc_ValueError,
+                     "%s: got a last axis of %lld, wanted %lld, the layer's %s_dim", name,
+                     (long long)got, (long long)wanted, name);
 }
 
 static int check_widths_of_layer(PyObject *const *arguments, const layer_call *call) {
@@ -161,8 +159,7 @@ static int check_widths_of_layer(PyObject *const *arguments, const layer_call *c
 static int convert_gate(PyObject **arguments, layer_call *call) {
     if (arguments[ARG_W_g] == Py_None) {
         if (arguments[ARG_b_g] != Py_None) {
-            PyErr_SetString(PyExc_ValueError, "b_g: got one without W_g, wanted W_g= too");
-            return -1;
+            return mha_raise(PyExc_ValueError, "b_g: got one without W_g, wanted W_g= too");
         }
         return 0;
     }
@@ -171,11 +168,11 @@ static int convert_gate(PyObject **arguments, layer_call *call) {
         return -1;
     }
     if (call->W_g.out != call->W_o.in && call->W_g.out != call->num_heads) {
-        PyErr_Format(PyExc_ValueError,
-                     "W_g: got %lld columns, wanted num_heads * value_head_dim (%lld), or num_heads"
-                     " (%lld)",
-                     (long long)call->W_g.out, (long long)call->W_o.in, (long long)call->num_heads);
-        return -1;
+        return mha_raise(
+            PyExc_ValueError,
+            "W_g: got %lld columns, wanted num_heads * value_head_dim (%lld), or num_heads"
+            " (%lld)",
+            (long long)call->W_g.out, (long long)call->W_o.in, (long long)call->num_heads);
     }
     return 0;
 }
@@ -204,11 +201,10 @@ static int convert_weights(PyObject **arguments, layer_call *call) {
     const int64_t value_head_dim = call->W_v.out / call->num_kv_heads;
     int64_t merged;
     if (__builtin_mul_overflow(value_head_dim, call->num_heads, &merged)) {
-        PyErr_Format(PyExc_ValueError,
-                     "num_heads: got %lld, wanted at most %lld with a value_head_dim of %lld",
-                     (long long)call->num_heads, (long long)(INT64_MAX / value_head_dim),
-                     (long long)value_head_dim);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "num_heads: got %lld, wanted at most %lld with a value_head_dim of %lld",
+                         (long long)call->num_heads, (long long)(INT64_MAX / value_head_dim),
+                         (long long)value_head_dim);
     }
     return mha_convert_weight(arguments + ARG_W_o, dtype, merged, "num_heads * value_head_dim",
                               "W_o", &call->W_o) < 0
@@ -268,8 +264,7 @@ static int normalise_score_axes(PyObject **object, const char *name, bool of_lay
                       : "%s: got %d dimensions, wanted 2 (query_len, key_len) or 4 (batch, heads, "
                         "query_len, key_len); for one per key write %s[None], for documents "
                         "%s[:, None] == %s";
-        PyErr_Format(PyExc_ValueError, wanted, name, axes, name, name, name);
-        return -1;
+        return mha_raise(PyExc_ValueError, wanted, name, axes, name, name, name);
     }
     if (axes == 4 && batch_axes == 0 && PyArray_DIM(array, 0) == 1) {
         PyArrayObject *of_sequence = mha_new_view(
@@ -298,8 +293,7 @@ static int convert_cache(PyObject **arguments, layer_call *call) {
         return -1;
     }
     if (arguments[ARG_save] == Py_True) {
-        PyErr_SetString(PyExc_ValueError, "cached_key: got one with save, wanted none");
-        return -1;
+        return mha_raise(PyExc_ValueError, "cached_key: got one with save, wanted none");
     }
     call->scores.key_len = PyArray_DIM(cache->key, call->scores.batch_axes + 1);
     if (cache->append == NULL) {

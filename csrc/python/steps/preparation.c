@@ -38,13 +38,11 @@ int mha_convert_norm_numbers(PyObject *eps, PyObject *offset, double *norm_eps,
         return -1;
     }
     if (!(*norm_eps >= 0) || !isfinite(*norm_eps)) {
-        PyErr_Format(PyExc_ValueError, "norm_eps: got %S, wanted a finite number of at least 0",
-                     eps);
-        return -1;
+        return mha_raise(PyExc_ValueError, "norm_eps: got %S, wanted a finite number of at least 0",
+                         eps);
     }
     if (!isfinite(*norm_offset)) {
-        PyErr_Format(PyExc_ValueError, "norm_offset: got %S, wanted a finite number", offset);
-        return -1;
+        return mha_raise(PyExc_ValueError, "norm_offset: got %S, wanted a finite number", offset);
     }
     return 0;
 }

@@ -129,8 +129,7 @@ static int convert_backward(void *given, PyObject **arguments) {
         return -1;
     }
     if (call->back.gradients[GRAD_x] == NULL) { /* through which that of the norm is computed */
-        PyErr_SetString(PyExc_ValueError, "wanted: got none for x, wanted it among them");
-        return -1;
+        return mha_raise(PyExc_ValueError, "wanted: got none for x, wanted it among them");
     }
     return 0;
 }

@@ -15,9 +15,8 @@ static int check_axes(PyObject *axes, int64_t pairs, int64_t position_axes) {
         fits = axis >= 0 && axis < position_axes;
     }
     if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "rotary: got axes that are no axis of positions a pair,"
-                                          " wanted those of an mha.Rotary");
-        return -1;
+        return mha_raise(PyExc_ValueError, "rotary: got axes that are no axis of positions a pair,"
+                                           " wanted those of an mha.Rotary");
     }
     return 0;
 }
@@ -42,9 +41,8 @@ int mha_convert_rotary(PyObject *record, int64_t head_dim, converted_rotary *con
     rotary->dims = 2 * (PyBytes_GET_SIZE(frequencies) / (Py_ssize_t)sizeof(double));
     rotary->interleaved = interleaved != 0;
     if (rotary->dims > head_dim) {
-        PyErr_Format(PyExc_ValueError, "rotary: got %lld dims, wanted at most head_dim (%lld)",
-                     (long long)rotary->dims, (long long)head_dim);
-        return -1;
+        return mha_raise(PyExc_ValueError, "rotary: got %lld dims, wanted at most head_dim (%lld)",
+                         (long long)rotary->dims, (long long)head_dim);
     }
     if (check_axes(axes, rotary->dims / 2, position_axes) < 0) {
         return -1;
@@ -81,9 +79,8 @@ static int check_range(PyArrayObject *positions, PyArrayObject *int64_positions,
     const int64_t *values = PyArray_DATA(int64_positions);
     for (npy_intp i = 0; i < PyArray_SIZE(int64_positions); i++) {
         if (values[i] < 0) {
-            PyErr_Format(PyExc_ValueError, "%s: got %llu, wanted at most %lld", name,
-                         (unsigned long long)values[i], (long long)INT64_MAX);
-            return -1;
+            return mha_raise(PyExc_ValueError, "%s: got %llu, wanted at most %lld", name,
+                             (unsigned long long)values[i], (long long)INT64_MAX);
         }
     }
     return 0;
@@ -235,8 +232,7 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     if (call->rotary.frequencies == NULL) {
-        PyErr_SetString(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
-        return -1;
+        return mha_raise(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
     }
     if (arguments[ARG_positions] != Py_None) {
         call->positions =

@@ -95,16 +95,15 @@ static int check_out(PyObject *object, int typenum, const npy_intp *shape, int a
         return -1;
     }
     if (!PyArray_ISWRITEABLE(out)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out: got a read-only array, wanted one that can be written to");
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "out: got a read-only array, wanted one that can be written to");
     }
     if (!PyArray_ISALIGNED(out) || overlaps_itself(out) || !mha_last_axis_is_contiguous(out)) {
-        PyErr_Format(PyExc_ValueError,
-                     "out: got strides %s, wanted aligned memory with a contiguous last axis, each "
-                     "element its own",
-                     mha_shape_text(PyArray_STRIDES(out), axes, got));
-        return -1;
+        return mha_raise(
+            PyExc_ValueError,
+            "out: got strides %s, wanted aligned memory with a contiguous last axis, each "
+            "element its own",
+            mha_shape_text(PyArray_STRIDES(out), axes, got));
     }
     return 0;
 }
@@ -157,8 +156,7 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     if (arguments[ARG_save] == Py_True && call->head_gate != NULL) {
-        PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
-        return -1;
+        return mha_raise(PyExc_ValueError, "head_gate: got gates with save, wanted none");
     }
     if (arguments[ARG_save] == Py_True) {
         results->statistics = mha_new_statistics(inputs->dtype, &inputs->scores);

@@ -63,11 +63,10 @@ static int check_pools(PyArrayObject *const arrays[3]) {
     const npy_intp *key = PyArray_DIMS(arrays[1]), *value = PyArray_DIMS(arrays[2]);
     if (value[0] != key[0] || value[2] != key[2] || key[2] == 0 ||
         key[2] % MHA_PAGE_MULTIPLE != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "value: got %zd pages of %zd positions, wanted %zd of %zd as key has, a "
-                     "multiple of %d",
-                     value[0], value[2], key[0], key[2], MHA_PAGE_MULTIPLE);
-        return -1;
+        return mha_raise(PyExc_ValueError,
+                         "value: got %zd pages of %zd positions, wanted %zd of %zd as key has, a "
+                         "multiple of %d",
+                         value[0], value[2], key[0], key[2], MHA_PAGE_MULTIPLE);
     }
     return check_heads_and_columns(arrays);
 }
@@ -136,24 +135,22 @@ static int check_starts(PyArrayObject *starts, const char *name, const char *row
     const int64_t *values = PyArray_DATA(starts);
     const npy_intp last = PyArray_DIM(starts, 0) - 1;
     if (values[0] != 0) {
-        PyErr_Format(PyExc_ValueError, "%s: got %lld at first, wanted 0", name,
-                     (long long)values[0]);
-        return -1;
+        return mha_raise(PyExc_ValueError, "%s: got %lld at first, wanted 0", name,
+                         (long long)values[0]);
     }
     for (npy_intp i = 1; i <= last; i++) {
         if (values[i] < values[i - 1]) {
-            PyErr_Format(PyExc_ValueError, "%s: got %lld after %lld, wanted starts that never fall",
-                         name, (long long)values[i], (long long)values[i - 1]);
-            return -1;
+            return mha_raise(PyExc_ValueError,
+                             "%s: got %lld after %lld, wanted starts that never fall", name,
+                             (long long)values[i], (long long)values[i - 1]);
         }
     }
     if (values[last] != total) {
-        PyErr_Format(
+        return mha_raise(
             PyExc_ValueError,
             "%s: got %lld at last, wanted %lld, the number of rows of %s (total_len, heads, "
             "head_dim)",
             name, (long long)values[last], (long long)total, rows_of);
-        return -1;
     }
     return 0;
 }
@@ -188,18 +185,16 @@ static int check_page_tables(const varlen_call *call) {
     for (npy_intp s = 0; s < PyArray_DIM(call->page_tables, 0); s++) {
         const int64_t needed = mha_divide_up(starts[s + 1] - starts[s], page_len);
         if (needed > most) {
-            PyErr_Format(PyExc_ValueError,
-                         "page_tables: got %lld pages for sequence %zd, wanted %lld",
-                         (long long)most, s, (long long)needed);
-            return -1;
+            return mha_raise(PyExc_ValueError,
+                             "page_tables: got %lld pages for sequence %zd, wanted %lld",
+                             (long long)most, s, (long long)needed);
         }
         for (int64_t i = 0; i < needed; i++) {
             const int64_t page = tables[s * most + i];
             if (page < 0 || page >= pages) {
-                PyErr_Format(PyExc_ValueError,
-                             "page_tables: got %lld, wanted pages from 0 to %lld, those of key",
-                             (long long)page, (long long)pages - 1);
-                return -1;
+                return mha_raise(PyExc_ValueError,
+                                 "page_tables: got %lld, wanted pages from 0 to %lld, those of key",
+                                 (long long)page, (long long)pages - 1);
             }
         }
     }
@@ -260,11 +255,11 @@ static int convert_both_starts(PyObject *const *arguments, varlen_call *call) {
         return call->key_starts == NULL ? -1 : 0;
     }
     if (scores->key_len != scores->query_len) {
-        PyErr_Format(PyExc_ValueError,
-                     "key_starts: got None, wanted where the sequences begin among key's %lld rows,"
-                     " since query has %lld",
-                     (long long)scores->key_len, (long long)scores->query_len);
-        return -1;
+        return mha_raise(
+            PyExc_ValueError,
+            "key_starts: got None, wanted where the sequences begin among key's %lld rows,"
+            " since query has %lld",
+            (long long)scores->key_len, (long long)scores->query_len);
     }
     call->key_starts = (PyArrayObject *)Py_NewRef(call->query_starts);
     return 0;
@@ -281,9 +276,8 @@ static int check_options_fit(PyObject *const *options) {
     };
     for (int i = 0; i < 3; i++) {
         if (options[others[i].option] != Py_None) {
-            PyErr_Format(PyExc_ValueError, "%s: got one for a ragged batch, wanted none: %s",
-                         others[i].name, others[i].instead);
-            return -1;
+            return mha_raise(PyExc_ValueError, "%s: got one for a ragged batch, wanted none: %s",
+                             others[i].name, others[i].instead);
         }
     }
     return 0;
@@ -353,12 +347,10 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     if (arguments[ARG_save] == Py_True && call->head_gate != NULL) {
-        PyErr_SetString(PyExc_ValueError, "head_gate: got gates with save, wanted none");
-        return -1;
+        return mha_raise(PyExc_ValueError, "head_gate: got gates with save, wanted none");
     }
     if (arguments[ARG_save] == Py_True && (call->page_tables != NULL || call->dropped != NULL)) {
-        PyErr_SetString(PyExc_ValueError, "page_tables: got some with save, wanted none");
-        return -1;
+        return mha_raise(PyExc_ValueError, "page_tables: got some with save, wanted none");
     }
     return 0;
 }

@@ -10,8 +10,8 @@
 
 enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };
 
-/* A function lists its arguments once, as rows X(name, form), maybe MHA_OPTIONS among them:
- * ARG_name is the place of one. */
+/* A function lists its arguments once, as rows X(name, form), maybe MHA_OPTIONS(X) among them:
+ * ARG_name is the place of one, FORMS says how each is normalised. */
 #define MHA_FIRST_OF(first, ...) first
 #define MHA_ARGUMENT_PLACE(name, ...) ARG_##name,
 #define MHA_ARGUMENT_FORM(name, ...) [ARG_##name] = {#name, MHA_FIRST_OF(__VA_ARGS__, )},

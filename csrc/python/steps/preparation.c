@@ -59,28 +59,18 @@ static int convert_norms(PyObject **arguments, mha_dtype dtype, const score_shap
                                           &converted->norm_offset);
 }
 
-static int convert_positions(PyObject **argument, const converted_rotary *rotary,
-                             const score_shape *scores, int64_t length, const char *name,
-                             PyArrayObject **positions) {
-    if (*argument == Py_None) {
-        return 0;
-    }
-    *positions =
-        mha_convert_positions(argument, rotary, scores->batch, scores->batch_axes, length, name);
-    return *positions == NULL ? -1 : 0;
-}
-
 int mha_convert_preparation(PyObject *arguments[NUM_PREPARATION], mha_dtype dtype,
                             const score_shape *scores, int64_t kv_heads,
                             converted_preparation *converted) {
     return convert_norms(arguments, dtype, scores, kv_heads, converted) < 0 ||
                    mha_convert_rotary(arguments[PREPARE_rotary], scores->head_dim,
                                       &converted->rotary) < 0 ||
-                   convert_positions(arguments + PREPARE_positions, &converted->rotary, scores,
-                                     scores->query_len, "positions", &converted->positions) < 0 ||
-                   convert_positions(arguments + PREPARE_key_positions, &converted->rotary, scores,
-                                     scores->key_len, "key_positions",
-                                     &converted->key_positions) < 0
+                   mha_convert_positions(arguments + PREPARE_positions, &converted->rotary,
+                                         scores->batch, scores->batch_axes, scores->query_len,
+                                         "positions", &converted->positions) < 0 ||
+                   mha_convert_positions(arguments + PREPARE_key_positions, &converted->rotary,
+                                         scores->batch, scores->batch_axes, scores->key_len,
+                                         "key_positions", &converted->key_positions) < 0
                ? -1
                : 0;
 }

@@ -60,12 +60,9 @@ static int convert(void *given, PyObject **arguments) {
         return -1;
     }
     const npy_intp *shape = PyArray_DIMS(call->x);
-    if (arguments[ARG_positions] != Py_None) {
-        call->positions = mha_convert_positions(arguments + ARG_positions, &call->rotary, shape, 1,
-                                                shape[1], "positions");
-        if (call->positions == NULL) {
-            return -1;
-        }
+    if (mha_convert_positions(arguments + ARG_positions, &call->rotary, shape, 1, shape[1],
+                              "positions", &call->positions) < 0) {
+        return -1;
     }
     call->output = mha_new_array(3, shape, mha_typenum(call->dtype), "output");
     return call->output == NULL ? -1 : 0;

@@ -114,30 +114,31 @@ static bool fits_rows(PyArrayObject *array, int64_t more, const npy_intp *shape,
            PyArray_CompareLists(got, shape + batch_axes + 1 - axes, axes);
 }
 
-static void wrong_positions(PyArrayObject *array, int64_t more, npy_intp *shape, int batch_axes,
-                            const char *name) {
+static int wrong_positions(PyArrayObject *array, int64_t more, npy_intp *shape, int batch_axes,
+                           const char *name) {
     char alone[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
     mha_shape_text(shape + batch_axes, 1, alone);
     mha_shape_text(shape, batch_axes + 1, whole);
     const char *or = batch_axes > 0 ? " or " : "", *batched = batch_axes > 0 ? whole : "";
-    if (more == 0) {
-        mha_wrong_shape(array, name, "%s%s%s", alone, or, batched);
-    } else {
-        mha_wrong_shape(
-            array, name,
-            "%s%s%s, or the %lld position axes of the rotary's sections in front of that", alone,
-            or, batched, (long long)more);
-    }
+    return more == 0
+               ? mha_wrong_shape(array, name, "%s%s%s", alone, or, batched)
+               : mha_wrong_shape(
+                     array, name,
+                     "%s%s%s, or the %lld position axes of the rotary's sections in front of that",
+                     alone, or, batched, (long long)more);
 }
 
-PyArrayObject *mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
-                                     const npy_intp *batch, int batch_axes, int64_t length,
-                                     const char *name) {
+int mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
+                          const npy_intp *batch, int batch_axes, int64_t length, const char *name,
+                          PyArrayObject **positions) {
     npy_intp shape[NPY_MAXDIMS];
     char got[MHA_SHAPE_TEXT], whole[MHA_SHAPE_TEXT];
+    if (*argument == Py_None) {
+        return 0;
+    }
     PyArrayObject *array = mha_array_argument(argument, name);
     if (array == NULL) {
-        return NULL;
+        return -1;
     }
     const int64_t more = rotary->position_axes > 1 ? rotary->position_axes : 0;
     memcpy(shape, batch, (size_t)batch_axes * sizeof *shape);
@@ -146,18 +147,18 @@ PyArrayObject *mha_convert_positions(PyObject **argument, const converted_rotary
     const bool by_axis = more > 0 && fits_rows(array, more, shape, batch_axes);
     if (alike && by_axis) {
         mha_shape_text(shape, batch_axes + 1, whole);
-        PyErr_Format(PyExc_ValueError,
-                     "%s: got shape %s, which may be %lld position axes or %lld sequences, wanted"
-                     " all axes: %lld in front of %s",
-                     name, mha_array_shape_text(array, got), (long long)more, (long long)more,
-                     (long long)more, whole);
-        return NULL;
+        return mha_raise(
+            PyExc_ValueError,
+            "%s: got shape %s, which may be %lld position axes or %lld sequences, wanted"
+            " all axes: %lld in front of %s",
+            name, mha_array_shape_text(array, got), (long long)more, (long long)more,
+            (long long)more, whole);
     }
     if (!alike && !by_axis) {
-        wrong_positions(array, more, shape, batch_axes, name);
-        return NULL;
+        return wrong_positions(array, more, shape, batch_axes, name);
     }
-    return as_int64(array, name);
+    *positions = as_int64(array, name);
+    return *positions == NULL ? -1 : 0;
 }
 
 mha_tensor mha_fill_positions(PyArrayObject *positions, const converted_rotary *rotary,
@@ -234,13 +235,10 @@ static int convert(void *given, PyObject **arguments) {
     if (call->rotary.frequencies == NULL) {
         return mha_raise(PyExc_TypeError, "rotary: got None, wanted an mha.Rotary");
     }
-    if (arguments[ARG_positions] != Py_None) {
-        call->positions =
-            mha_convert_positions(arguments + ARG_positions, &call->rotary, call->shape,
-                                  call->batch_axes, call->shape[axes - 2], "positions");
-        if (call->positions == NULL) {
-            return -1;
-        }
+    if (mha_convert_positions(arguments + ARG_positions, &call->rotary, call->shape,
+                              call->batch_axes, call->shape[axes - 2], "positions",
+                              &call->positions) < 0) {
+        return -1;
     }
     call->x = mha_as_stored(x, call->dtype, "x");
     if (call->x == NULL) {

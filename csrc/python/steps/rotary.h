@@ -20,11 +20,11 @@ void mha_clear_rotary(converted_rotary *converted);
 /* Takes the pointer; NULL for none. Valid as long as `converted` stays where it is. */
 const mha_rotary *mha_fill_rotary(converted_rotary *converted);
 
-/* int64 of shape (length,) or batch + (length,); or, with several position axes, either behind an
- * axis of them. NULL with the exception. */
-PyArrayObject *mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
-                                     const npy_intp *batch, int batch_axes, int64_t length,
-                                     const char *name);
+/* Into *positions, unless they are None, as int64: (length,) or batch + (length,); or, with several
+ * position axes, either behind an axis of them. 0, or -1 with the exception. */
+int mha_convert_positions(PyObject **argument, const converted_rotary *rotary,
+                          const npy_intp *batch, int batch_axes, int64_t length, const char *name,
+                          PyArrayObject **positions);
 
 /* (batch..., length), repeated over the batch where they have no batch axes; with several position
  * axes (batch..., length, position axes). Absent where NULL. */

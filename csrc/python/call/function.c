@@ -97,10 +97,11 @@ static int copy_saved(const module_function *f, PyObject *capsule, void *call) {
 
 PyObject *mha_run_function(const module_function *f, void *call, PyObject *const *given,
                            Py_ssize_t given_count, PyObject *keywords) {
-    PyObject *arguments[MHA_MOST_ARGUMENTS], *normalised[MHA_MOST_ARGUMENTS] = {NULL};
+    PyObject *arguments[MHA_MOST_ARGUMENTS], *normalised[MHA_MOST_ARGUMENTS];
     PyObject *result = NULL;
     const int num_threads = mha_call_threads();
     memset(call, 0, f->size);
+    memset(normalised, 0, (size_t)f->count * sizeof *normalised);
     if (num_threads == 0 ||
         place_arguments(f, given, PyVectorcall_NARGS(given_count), keywords, arguments) < 0) {
         return NULL;

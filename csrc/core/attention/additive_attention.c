@@ -71,7 +71,7 @@ static mha_status run_steps(const mha_additive_attention *additive, mha_executio
     return mha_scaled_dot_product_attention_forward(&attention, execution);
 }
 
-MHA_DEFINE_RUN(mha_additive_attention_forward, mha_additive_attention, run_steps)
+MHA_DEFINE_FORWARD(additive_attention, mha_additive_attention, run_steps)
 
 /* Backwards: what the attention step gives, in the workspace. */
 typedef struct additive_way_back {
@@ -175,9 +175,4 @@ static mha_status run_steps_backward(const mha_additive_attention_gradients *gra
     return MHA_OK;
 }
 
-MHA_DEFINE_RUN(mha_additive_attention_backward, mha_additive_attention_gradients,
-               run_steps_backward)
-
-MHA_DEFINE_WORKSPACE(additive_attention, mha_additive_attention, mha_additive_attention_forward)
-MHA_DEFINE_WORKSPACE(additive_attention_backward, mha_additive_attention_gradients,
-                     mha_additive_attention_backward)
+MHA_DEFINE_BACKWARD(additive_attention, mha_additive_attention_gradients, run_steps_backward)

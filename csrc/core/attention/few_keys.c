@@ -202,7 +202,6 @@ static void attend_lanes(void *context, int64_t task, mha_worker *worker) {
 }
 
 mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
     const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
     few_keys_job job;
     int64_t batch_heads, tasks;
@@ -219,7 +218,5 @@ mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution
     const size_t bytes = kernels->few_keys_scratch_size(
         mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)threads, &job.scratch));
-    const mha_status status = mha_run_tasks(execution, tasks, threads, attend_lanes, &job);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
+    return mha_run_tasks(execution, tasks, threads, attend_lanes, &job);
 }

@@ -8,6 +8,7 @@
  * All kernels give the same bits. */
 bool mha_has_few_keys(const mha_attention *attention);
 
+/* The caller gives back what it takes of the workspace. */
 mha_status mha_few_keys_forward(const mha_attention *attention,
                                 mha_execution *execution) MHA_MUST_CHECK;
 

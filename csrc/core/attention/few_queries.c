@@ -322,42 +322,34 @@ static void join_cuts(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-static mha_status run_tasks(few_job *job, mha_execution *execution) {
+mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
+    few_job job = {.attention = attention};
     int threads;
     int64_t tasks;
-    MHA_TRY(plan(job->attention, execution->num_threads, job, &threads));
-    job->known =
+    MHA_TRY(plan(attention, execution->num_threads, &job, &threads));
+    job.known =
         (mha_known_visibility){.query_blocks = 1, .keys = MHA_KEY_BLOCK, .slots = MHA_NO_SLOTS};
-    MHA_TRY(mha_take_known_blocks(job->attention, 1, workspace, &job->known));
-    MHA_TRY(
-        mha_workspace_take_pieces(workspace, job->scratch_size, (size_t)threads, &job->scratch));
-    MHA_TRY(mha_workspace_take_pieces(workspace, job->block_scratch_size, (size_t)threads,
-                                      &job->block_scratch));
-    if (job->cuts == 1) {
-        return mha_run_tasks(execution, job->row_tasks, threads, attend, job);
+    MHA_TRY(mha_take_known_blocks(attention, 1, workspace, &job.known));
+    MHA_TRY(mha_workspace_take_pieces(workspace, job.scratch_size, (size_t)threads, &job.scratch));
+    MHA_TRY(mha_workspace_take_pieces(workspace, job.block_scratch_size, (size_t)threads,
+                                      &job.block_scratch));
+    if (job.cuts == 1) {
+        return mha_run_tasks(execution, job.row_tasks, threads, attend, &job);
     }
-    if (__builtin_mul_overflow(job->row_tasks, job->cuts, &tasks)) {
+    if (__builtin_mul_overflow(job.row_tasks, job.cuts, &tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
-    MHA_TRY(mha_workspace_take_pieces(workspace, job->blocks_size, (size_t)job->row_tasks,
-                                      &job->blocks));
     MHA_TRY(
-        mha_workspace_take_pieces(workspace, job->state_size, (size_t)job->row_tasks, &job->state));
-    for (job->round = 0; job->round < job->rounds; job->round++) {
-        MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, job));
-        MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, job));
-        MHA_TRY(mha_run_tasks(execution, job->row_tasks, threads, join_cuts, job));
+        mha_workspace_take_pieces(workspace, job.blocks_size, (size_t)job.row_tasks, &job.blocks));
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, job.state_size, (size_t)job.row_tasks, &job.state));
+    for (job.round = 0; job.round < job.rounds; job.round++) {
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, &job));
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, &job));
+        MHA_TRY(mha_run_tasks(execution, job.row_tasks, threads, join_cuts, &job));
     }
     return MHA_OK;
-}
-
-mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    few_job job = {.attention = attention};
-    const mha_status status = run_tasks(&job, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
 }
 
 mha_status mha_plan_few_tasks(const mha_attention *attention, mha_few_tasks *tasks) {

@@ -9,6 +9,7 @@
  * bits. */
 bool mha_has_few_queries(const mha_attention *attention);
 
+/* The caller gives back what it takes of the workspace. */
 mha_status mha_few_queries_forward(const mha_attention *attention,
                                    mha_execution *execution) MHA_MUST_CHECK;
 

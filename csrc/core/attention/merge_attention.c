@@ -44,15 +44,12 @@ static void merge_rows(void *context, int64_t task, mha_worker *worker) {
     job->kernels->few_queries->merge(&block);
 }
 
-mha_status mha_merge_attention_forward(const mha_merge_attention *merge, mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
+static mha_status run_steps(const mha_merge_attention *merge, mha_execution *execution) {
     merge_job job;
     MHA_TRY(plan(merge, execution->num_threads, &job));
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, job.shares_size,
                                       (size_t)job.rows.threads, &job.shares));
-    const mha_status status = mha_run_row_tasks(execution, &job.rows, merge_rows, &job);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
+    return mha_run_row_tasks(execution, &job.rows, merge_rows, &job);
 }
 
-MHA_DEFINE_WORKSPACE(merge_attention, mha_merge_attention, mha_merge_attention_forward)
+MHA_DEFINE_FORWARD(merge_attention, mha_merge_attention, run_steps)

@@ -374,9 +374,7 @@ mha_status mha_take_attention_memory(mha_attention_job *job, int threads,
     return mha_workspace_take_pieces(workspace, job->bias.bytes, (size_t)threads, &job->biases);
 }
 
-mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attention,
-                                                    mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
+static mha_status run_steps(const mha_attention *attention, mha_execution *execution) {
     mha_attention_job job;
     int64_t num_tasks;
     int threads;
@@ -399,12 +397,8 @@ mha_status mha_scaled_dot_product_attention_forward(const mha_attention *attenti
         .slots = job.joint_blocks,
     };
     MHA_TRY(mha_take_known_blocks(attention, threads, &execution->workspace, &job.known));
-    const mha_status status =
-        mha_run_tasks(execution, num_tasks, threads,
-                      job.joint_heads > 0 ? attend_joint_heads : mha_attend_query_blocks, &job);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
+    return mha_run_tasks(execution, num_tasks, threads,
+                         job.joint_heads > 0 ? attend_joint_heads : mha_attend_query_blocks, &job);
 }
 
-MHA_DEFINE_WORKSPACE(scaled_dot_product_attention, mha_attention,
-                     mha_scaled_dot_product_attention_forward)
+MHA_DEFINE_FORWARD(scaled_dot_product_attention, mha_attention, run_steps)

@@ -413,26 +413,17 @@ static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execu
     return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }
 
-static mha_status run_passes(const mha_attention_gradients *gradients, mha_execution *execution) {
+static mha_status run_steps(const mha_attention_gradients *gradients, mha_execution *execution) {
     mha_attention_gradients of_copies = *gradients;
     mha_call_with_copies call;
     mha_gradient_job job = {.gradients = &of_copies};
+    if (nothing_to_compute(gradients)) {
+        return MHA_OK;
+    }
     MHA_TRY(mha_copy_heads_of_call(gradients->attention, execution, &call));
     of_copies.attention = &call.attention;
     MHA_TRY(mha_plan_gradients(&job));
     return run_planned_passes(&job, execution);
 }
 
-mha_status mha_scaled_dot_product_attention_backward(const mha_attention_gradients *gradients,
-                                                     mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    if (nothing_to_compute(gradients)) {
-        return MHA_OK;
-    }
-    const mha_status status = run_passes(gradients, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
-
-MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_backward, mha_attention_gradients,
-                     mha_scaled_dot_product_attention_backward)
+MHA_DEFINE_BACKWARD(scaled_dot_product_attention, mha_attention_gradients, run_steps)

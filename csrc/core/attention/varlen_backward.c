@@ -116,39 +116,30 @@ static mha_status plan_sequences(ragged_job *ragged, mha_workspace *workspace) {
     return MHA_OK;
 }
 
-static mha_status run_sequences(ragged_job *ragged, mha_execution *execution) {
-    const mha_varlen_attention *varlen = ragged->gradients->varlen;
+static mha_status run_steps(const mha_varlen_gradients *gradients, mha_execution *execution) {
+    const mha_varlen_attention *varlen = gradients->varlen;
     mha_workspace *workspace = &execution->workspace;
+    ragged_job ragged = {.gradients = gradients, .all = {.gradients = &gradients->all}};
     void *sequences, *first_task;
-    MHA_TRY(mha_take_for_sequences(varlen, sizeof *ragged->sequences, workspace, &sequences));
-    MHA_TRY(mha_take_for_sequences(varlen, sizeof *ragged->first_task, workspace, &first_task));
-    ragged->sequences = sequences;
-    ragged->first_task = first_task;
-    MHA_TRY(plan_sequences(ragged, workspace));
-    const int threads = mha_threads_for(INT64_MAX, ragged->operations, execution->num_threads);
-    MHA_TRY(mha_take_gradient_scratch(&ragged->all, (size_t)threads, workspace));
+    MHA_TRY(mha_take_for_sequences(varlen, sizeof *ragged.sequences, workspace, &sequences));
+    MHA_TRY(mha_take_for_sequences(varlen, sizeof *ragged.first_task, workspace, &first_task));
+    ragged.sequences = sequences;
+    ragged.first_task = first_task;
+    MHA_TRY(plan_sequences(&ragged, workspace));
+    const int threads = mha_threads_for(INT64_MAX, ragged.operations, execution->num_threads);
+    MHA_TRY(mha_take_gradient_scratch(&ragged.all, (size_t)threads, workspace));
     MHA_TRY(mha_workspace_take_pieces(workspace, sizeof(sequence_job),
-                                      (size_t)execution->num_threads, &ragged->places));
+                                      (size_t)execution->num_threads, &ragged.places));
     for (int worker = 0; worker < execution->num_threads && !workspace->measures; worker++) {
-        begin_sequences(ragged->gradients, mha_piece(&ragged->places, worker));
+        begin_sequences(gradients, mha_piece(&ragged.places, worker));
     }
-    if (mha_wants_more_than_bias(&ragged->all)) {
+    if (mha_wants_more_than_bias(&ragged.all)) {
         MHA_TRY(
-            mha_run_tasks(execution, ragged->num_tasks, threads, differentiate_sequence, ragged));
+            mha_run_tasks(execution, ragged.num_tasks, threads, differentiate_sequence, &ragged));
     }
     const mha_gradient_jobs jobs = {varlen->sequences, mha_kernels_for(varlen->all.dtype),
-                                    ragged->sums_of_a_head, job_of_sequence, ragged};
-    return mha_per_head_backward(&jobs, &ragged->gradients->all, execution);
+                                    ragged.sums_of_a_head, job_of_sequence, &ragged};
+    return mha_per_head_backward(&jobs, &gradients->all, execution);
 }
 
-mha_status mha_scaled_dot_product_attention_varlen_backward(const mha_varlen_gradients *gradients,
-                                                            mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    ragged_job ragged = {.gradients = gradients, .all = {.gradients = &gradients->all}};
-    const mha_status status = run_sequences(&ragged, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
-
-MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_varlen_backward, mha_varlen_gradients,
-                     mha_scaled_dot_product_attention_varlen_backward)
+MHA_DEFINE_BACKWARD(scaled_dot_product_attention_varlen, mha_varlen_gradients, run_steps)

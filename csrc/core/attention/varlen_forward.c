@@ -91,37 +91,28 @@ static mha_status plan_sequences(ragged_job *job, const mha_execution *execution
     return MHA_OK;
 }
 
-static mha_status run_sequences(ragged_job *job, mha_execution *execution) {
+static mha_status run_steps(const mha_varlen_attention *varlen, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
-    void *sequences, *first_task;
-    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->sequences, workspace, &sequences));
-    MHA_TRY(mha_take_for_sequences(job->varlen, sizeof *job->first_task, workspace, &first_task));
-    job->sequences = sequences;
-    job->first_task = first_task;
-    MHA_TRY(plan_sequences(job, execution));
-    const int threads = mha_threads_for(job->num_tasks, job->operations, execution->num_threads);
-    MHA_TRY(mha_take_attention_memory(&job->all, threads, workspace));
-    MHA_TRY(mha_workspace_take_pieces(workspace, job->few_scratch_size, (size_t)threads,
-                                      &job->few_scratch));
-    MHA_TRY(
-        mha_workspace_take_pieces(workspace, sizeof(mha_sequence), (size_t)threads, &job->places));
-    for (int worker = 0; worker < threads && !workspace->measures; worker++) {
-        mha_begin_sequences(job->varlen, mha_piece(&job->places, worker));
-    }
-    return mha_run_tasks(execution, job->num_tasks, threads, attend_sequence, job);
-}
-
-mha_status mha_scaled_dot_product_attention_varlen_forward(const mha_varlen_attention *varlen,
-                                                           mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
     ragged_job job = {.varlen = varlen};
+    void *sequences, *first_task;
     if (mha_nothing_to_attend(&varlen->all)) {
         return MHA_OK;
     }
-    const mha_status status = run_sequences(&job, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
+    MHA_TRY(mha_take_for_sequences(varlen, sizeof *job.sequences, workspace, &sequences));
+    MHA_TRY(mha_take_for_sequences(varlen, sizeof *job.first_task, workspace, &first_task));
+    job.sequences = sequences;
+    job.first_task = first_task;
+    MHA_TRY(plan_sequences(&job, execution));
+    const int threads = mha_threads_for(job.num_tasks, job.operations, execution->num_threads);
+    MHA_TRY(mha_take_attention_memory(&job.all, threads, workspace));
+    MHA_TRY(mha_workspace_take_pieces(workspace, job.few_scratch_size, (size_t)threads,
+                                      &job.few_scratch));
+    MHA_TRY(
+        mha_workspace_take_pieces(workspace, sizeof(mha_sequence), (size_t)threads, &job.places));
+    for (int worker = 0; worker < threads && !workspace->measures; worker++) {
+        mha_begin_sequences(varlen, mha_piece(&job.places, worker));
+    }
+    return mha_run_tasks(execution, job.num_tasks, threads, attend_sequence, &job);
 }
 
-MHA_DEFINE_WORKSPACE(scaled_dot_product_attention_varlen, mha_varlen_attention,
-                     mha_scaled_dot_product_attention_varlen_forward)
+MHA_DEFINE_FORWARD(scaled_dot_product_attention_varlen, mha_varlen_attention, run_steps)

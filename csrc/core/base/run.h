@@ -18,24 +18,26 @@ static inline mha_status mha_run_row_tasks(mha_execution *execution, const mha_r
     return mha_run_tasks(execution, tasks->count, tasks->threads, function, context);
 }
 
-/* A function of the interface: the steps of a problem, and then given back what they took of the
- * workspace, whether they succeeded or not. */
-#define MHA_DEFINE_RUN(function, problem_type, run_steps)                                          \
+/* Two functions of the interface. The first runs `steps`, and then gives back what they took of the
+ * workspace, whether they succeeded or not; the second says how much that is, by the first. */
+#define MHA_DEFINE_STEP(function, workspace_function, problem_type, steps)                         \
     mha_status function(const problem_type *problem, mha_execution *execution) {                   \
         const size_t used_before = execution->workspace.used;                                      \
-        const mha_status status = run_steps(problem, execution);                                   \
+        const mha_status status = steps(problem, execution);                                       \
         mha_workspace_give_back(&execution->workspace, used_before);                               \
         return status;                                                                             \
-    }
-
-/* The size of the workspace that `step` takes for a problem: by the step itself. */
-#define MHA_DEFINE_WORKSPACE(step, problem_type, run)                                              \
-    mha_status mha_##step##_workspace(const problem_type *problem, int num_threads,                \
-                                      size_t *bytes) {                                             \
+    }                                                                                              \
+    mha_status workspace_function(const problem_type *problem, int num_threads, size_t *bytes) {   \
         mha_execution measuring = mha_measuring_execution(num_threads);                            \
-        MHA_TRY(run(problem, &measuring));                                                         \
+        MHA_TRY(function(problem, &measuring));                                                    \
         *bytes = measuring.workspace.most;                                                         \
         return MHA_OK;                                                                             \
     }
+
+/* mha_<step>_forward and mha_<step>_workspace; mha_<step>_backward and its workspace. */
+#define MHA_DEFINE_FORWARD(step, problem_type, steps)                                              \
+    MHA_DEFINE_STEP(mha_##step##_forward, mha_##step##_workspace, problem_type, steps)
+#define MHA_DEFINE_BACKWARD(step, problem_type, steps)                                             \
+    MHA_DEFINE_STEP(mha_##step##_backward, mha_##step##_backward_workspace, problem_type, steps)
 
 #endif

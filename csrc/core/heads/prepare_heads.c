@@ -143,9 +143,7 @@ static mha_status run_steps(const mha_head_preparation *p, mha_execution *execut
     return mha_prepare_heads_forward(&prepare, execution);
 }
 
-MHA_DEFINE_RUN(mha_head_preparation_forward, mha_head_preparation, run_steps)
-
-MHA_DEFINE_WORKSPACE(head_preparation, mha_head_preparation, mha_head_preparation_forward)
+MHA_DEFINE_FORWARD(head_preparation, mha_head_preparation, run_steps)
 
 /* Some heads of a token that are normed together: with n = x / size, w = offset + weight and the
  * gradient g of n w, grad x = (g w - n mean(g w n)) / size and grad weight += g n. The gradient is
@@ -289,10 +287,7 @@ static mha_status run_back(const mha_head_preparation_gradients *g, mha_executio
     return mha_prepare_heads_backward(&gradients, execution);
 }
 
-MHA_DEFINE_RUN(mha_head_preparation_backward, mha_head_preparation_gradients, run_back)
-
-MHA_DEFINE_WORKSPACE(head_preparation_backward, mha_head_preparation_gradients,
-                     mha_head_preparation_backward)
+MHA_DEFINE_BACKWARD(head_preparation, mha_head_preparation_gradients, run_back)
 
 /* Both absent, or one array seen alike. */
 static bool are_same(const mha_tensor *positions, const mha_tensor *others) {

@@ -39,7 +39,7 @@ static void rotate_rows(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-static mha_status run_steps(const mha_rotation *rotation, bool back, mha_execution *execution) {
+static mha_status rotate(const mha_rotation *rotation, bool back, mha_execution *execution) {
     const mha_tensor *x = &rotation->x;
     rotation_job job = {.rotation = rotation,
                         .heads = mha_extent(x, 3),
@@ -66,20 +66,13 @@ static mha_status run_steps(const mha_rotation *rotation, bool back, mha_executi
     return mha_run_row_tasks(execution, &job.rows, rotate_rows, &job);
 }
 
-static mha_status rotate(const mha_rotation *rotation, bool back, mha_execution *execution) {
-    const size_t used_before = execution->workspace.used;
-    const mha_status status = run_steps(rotation, back, execution);
-    mha_workspace_give_back(&execution->workspace, used_before);
-    return status;
-}
-
-mha_status mha_rotary_forward(const mha_rotation *rotation, mha_execution *execution) {
+static mha_status rotate_forth(const mha_rotation *rotation, mha_execution *execution) {
     return rotate(rotation, false, execution);
 }
 
-mha_status mha_rotary_backward(const mha_rotation *rotation, mha_execution *execution) {
+static mha_status rotate_back(const mha_rotation *rotation, mha_execution *execution) {
     return rotate(rotation, true, execution);
 }
 
-MHA_DEFINE_WORKSPACE(rotary, mha_rotation, mha_rotary_forward)
-MHA_DEFINE_WORKSPACE(rotary_backward, mha_rotation, mha_rotary_backward)
+MHA_DEFINE_FORWARD(rotary, mha_rotation, rotate_forth)
+MHA_DEFINE_BACKWARD(rotary, mha_rotation, rotate_back)

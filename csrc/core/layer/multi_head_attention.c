@@ -353,7 +353,4 @@ static mha_status run_steps(const mha_multi_head_attention *layer, mha_execution
                              : mha_run_sequence_groups(layer, &groups, run_all_steps, execution);
 }
 
-MHA_DEFINE_RUN(mha_multi_head_attention_forward, mha_multi_head_attention, run_steps)
-
-MHA_DEFINE_WORKSPACE(multi_head_attention, mha_multi_head_attention,
-                     mha_multi_head_attention_forward)
+MHA_DEFINE_FORWARD(multi_head_attention, mha_multi_head_attention, run_steps)

@@ -440,7 +440,4 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
     return add_same(&w, &w.same[1], execution);
 }
 
-MHA_DEFINE_RUN(mha_multi_head_attention_backward, mha_multi_head_attention_gradients, run_steps)
-
-MHA_DEFINE_WORKSPACE(multi_head_attention_backward, mha_multi_head_attention_gradients,
-                     mha_multi_head_attention_backward)
+MHA_DEFINE_BACKWARD(multi_head_attention, mha_multi_head_attention_gradients, run_steps)

@@ -155,7 +155,4 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
     return MHA_OK;
 }
 
-MHA_DEFINE_RUN(mha_linear_projection_backward, mha_linear_projection_gradients, run_steps)
-
-MHA_DEFINE_WORKSPACE(linear_projection_backward, mha_linear_projection_gradients,
-                     mha_linear_projection_backward)
+MHA_DEFINE_BACKWARD(linear_projection, mha_linear_projection_gradients, run_steps)

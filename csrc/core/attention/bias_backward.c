@@ -82,13 +82,6 @@ typedef struct bias_pass {
     int64_t keys; /* of a task, where queries share the bias */
 } bias_pass;
 
-static int64_t count_bias_tasks(const bias_pass *pass) {
-    const mha_gradient_job *job = pass->job;
-    const int64_t key_len = mha_extent(&job->attention->key, 2);
-    return !mha_is_shared(&job->gradients->grad_bias, 2) ? job->query_blocks
-                                                         : mha_divide_up(key_len, pass->keys);
-}
-
 /* Task: the gradient of a bias that heads or batch items share, for one block of queries, or where
  * these share it too for some keys. Heads add to it in order. */
 static void differentiate_bias(void *context, int64_t task, mha_worker *worker) {
@@ -128,7 +121,9 @@ static void differentiate_bias(void *context, int64_t task, mha_worker *worker) 
 
 mha_status mha_bias_backward(const mha_gradient_job *job, mha_execution *execution) {
     bias_pass pass = {.job = job, .keys = bias_keys_of(job)};
-    const int64_t tasks = count_bias_tasks(&pass);
+    const int64_t tasks = mha_is_shared(&job->gradients->grad_bias, 2)
+                              ? mha_divide_up(mha_extent(&job->attention->key, 2), pass.keys)
+                              : job->query_blocks;
     return mha_run_tasks(execution, tasks, mha_gradient_threads(job, tasks, execution->num_threads),
                          differentiate_bias, &pass);
 }

@@ -135,18 +135,13 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
     }
 }
 
-/* Vectors of queries of a task: fewer at the end. */
-static int vectors_of(const few_keys_job *job, int64_t task) {
-    const int64_t first = task / job->query_tasks * job->head_blocks;
-    const int64_t all = mha_divide_up(job->key_heads, job->lanes);
-    return (int)(mha_smaller(all - first, job->head_blocks) * job->shared);
-}
-
 static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker,
                        mha_few_keys_block *block) {
     const mha_attention *a = job->attention;
+    const int64_t all_head_blocks = mha_divide_up(job->key_heads, job->lanes);
+    const int64_t head_blocks_left = all_head_blocks - task / job->query_tasks * job->head_blocks;
     block->checkpoint = &worker->checkpoint;
-    block->vectors = vectors_of(job, task);
+    block->vectors = (int)(mha_smaller(head_blocks_left, job->head_blocks) * job->shared);
     block->shared = (int)job->shared;
     block->key_len = mha_extent(&a->key, 2);
     block->head_dim = mha_extent(&a->query, 1);

@@ -283,13 +283,6 @@ void mha_differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-/* A chunk has a bit in job->done. */
-static int64_t chunk_keys_of(const mha_gradient_job *job) {
-    enum { MOST_CHUNKS = 63 };
-    const double query_len = (double)mha_extent(&job->attention->query, 2);
-    return mha_keys_of_a_task(job->attention, (double)job->group * query_len, MOST_CHUNKS);
-}
-
 static bool has_rows_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return tensor->data != NULL && mha_rows_lie_apart(tensor, dtype);
 }
@@ -317,6 +310,7 @@ static void plan_scratch(mha_gradient_job *job) {
 }
 
 mha_status mha_plan_gradients(mha_gradient_job *job) {
+    enum { MOST_CHUNKS = 63 }; /* each has a bit in job->done */
     const mha_attention_gradients *gradients = job->gradients;
     const mha_attention *a = gradients->attention;
     job->attention = a;
@@ -326,8 +320,9 @@ mha_status mha_plan_gradients(mha_gradient_job *job) {
     job->heads = mha_extent(&a->query, 3);
     job->kv_heads = mha_extent(&a->key, 3);
     job->group = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads;
-    job->query_blocks = mha_divide_up(mha_extent(&a->query, 2), MHA_QUERY_CHAIN);
-    job->chunk_keys = chunk_keys_of(job);
+    const int64_t query_len = mha_extent(&a->query, 2);
+    job->query_blocks = mha_divide_up(query_len, MHA_QUERY_CHAIN);
+    job->chunk_keys = mha_keys_of_a_task(a, (double)job->group * (double)query_len, MOST_CHUNKS);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = mha_bias_is_shared(job);
     plan_scratch(job);
@@ -339,17 +334,6 @@ mha_status mha_count_gradient_tasks(const mha_gradient_job *job, int64_t *count)
     return mha_count_elements(shape, 3, count);
 }
 
-static mha_status count_query_blocks(const mha_gradient_job *job, int64_t *count) {
-    const int64_t shape[] = {job->batch, job->heads, job->query_blocks};
-    return mha_count_elements(shape, 3, count);
-}
-
-/* All gradients are empty. */
-static bool nothing_to_compute(const mha_attention_gradients *gradients) {
-    return mha_has_no_rows(&gradients->attention->query) &&
-           mha_has_no_rows(&gradients->attention->key);
-}
-
 bool mha_wants_more_than_bias(const mha_gradient_job *job) {
     const mha_attention_gradients *g = job->gradients;
     return g->grad_query.data != NULL || g->grad_key.data != NULL || g->grad_value.data != NULL ||
@@ -359,10 +343,11 @@ bool mha_wants_more_than_bias(const mha_gradient_job *job) {
 
 /* What tasks leave for each other. */
 mha_status mha_take_gradient_sums(mha_gradient_job *job, mha_workspace *workspace) {
+    const int64_t shape[] = {job->batch, job->heads, job->query_blocks};
     int64_t query_blocks;
     size_t all;
     void *piece;
-    MHA_TRY(count_query_blocks(job, &query_blocks));
+    MHA_TRY(mha_count_elements(shape, 3, &query_blocks));
     MHA_TRY(mha_multiply_sizes(sizeof *job->done, (size_t)query_blocks, &all));
     MHA_TRY(mha_workspace_take(workspace, all, &piece));
     job->done = piece;
@@ -417,8 +402,9 @@ static mha_status run_steps(const mha_attention_gradients *gradients, mha_execut
     mha_attention_gradients of_copies = *gradients;
     mha_call_with_copies call;
     mha_gradient_job job = {.gradients = &of_copies};
-    if (nothing_to_compute(gradients)) {
-        return MHA_OK;
+    if (mha_has_no_rows(&gradients->attention->query) &&
+        mha_has_no_rows(&gradients->attention->key)) {
+        return MHA_OK; /* all gradients are empty */
     }
     MHA_TRY(mha_copy_heads_of_call(gradients->attention, execution, &call));
     of_copies.attention = &call.attention;

@@ -24,13 +24,6 @@ static void poison(const char *base, size_t bytes) { (void)base, (void)bytes; }
 static void unpoison(const char *base, size_t bytes) { (void)base, (void)bytes; }
 #endif
 
-/* What a piece takes: rounded up to the alignment. */
-static mha_status size_of_piece(size_t bytes, size_t *size) {
-    MHA_TRY(mha_add_sizes(bytes, MHA_WORKSPACE_ALIGNMENT - 1 + GAP, size));
-    *size -= *size % MHA_WORKSPACE_ALIGNMENT;
-    return MHA_OK;
-}
-
 void mha_workspace_begin(mha_workspace *workspace, char *base, size_t size) {
     *workspace = (mha_workspace){.base = base, .size = size};
     poison(base, size);
@@ -43,14 +36,7 @@ void mha_workspace_end(mha_workspace *workspace) {
 }
 
 mha_execution mha_measuring_execution(int num_threads) {
-    const mha_execution execution = {.num_threads = num_threads, .workspace = {.measures = true}};
-    return execution;
-}
-
-static mha_status count_pieces(mha_workspace *workspace, size_t bytes) {
-    MHA_TRY(mha_add_sizes(workspace->used, bytes, &workspace->used));
-    workspace->most = workspace->used > workspace->most ? workspace->used : workspace->most;
-    return MHA_OK;
+    return (mha_execution){.num_threads = num_threads, .workspace = {.measures = true}};
 }
 
 mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **piece) {
@@ -63,11 +49,14 @@ mha_status mha_workspace_take(mha_workspace *workspace, size_t bytes, void **pie
 mha_status mha_workspace_take_pieces(mha_workspace *workspace, size_t bytes, size_t count,
                                      mha_pieces *pieces) {
     size_t all;
-    MHA_TRY(size_of_piece(bytes, &pieces->apart));
+    MHA_TRY(mha_add_sizes(bytes, MHA_WORKSPACE_ALIGNMENT - 1 + GAP, &pieces->apart));
+    pieces->apart -= pieces->apart % MHA_WORKSPACE_ALIGNMENT;
     MHA_TRY(mha_multiply_sizes(pieces->apart, count, &all));
     if (workspace->measures) {
         pieces->first = (char *)workspace; /* an address, never followed */
-        return count_pieces(workspace, all);
+        MHA_TRY(mha_add_sizes(workspace->used, all, &workspace->used));
+        workspace->most = workspace->used > workspace->most ? workspace->used : workspace->most;
+        return MHA_OK;
     }
     if (all > workspace->size - workspace->used) {
         return MHA_OUT_OF_MEMORY;

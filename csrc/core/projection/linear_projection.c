@@ -48,29 +48,6 @@ static int worthwhile_threads(const mha_linear_projection *projections, int coun
     return mha_threads_for(num_threads, operations, num_threads);
 }
 
-static mha_transposed_rows transposed_rows_of(const mha_linear_projection *p, int64_t row_block) {
-    const int64_t rows = mha_smaller(p->rows, row_block);
-    const mha_transposed_rows x = {
-        .dtype = p->dtype,
-        .rows = p->rows,
-        .depth = p->weight.in,
-        .block_rows = rows > 0 ? rows : 1,
-        .from = p->x,
-        .from_stride = p->x_stride,
-        .storage = p->x_storage,
-    };
-    return x;
-}
-
-/* Numbers of a block of rows and a panel, before they are rounded to halves. */
-static mha_status unrounded_size(const mha_linear_projection *p, int64_t row_block, size_t *bytes) {
-    const size_t row = (size_t)mha_panels_of(p->dtype)->columns * mha_dtype_size(p->dtype);
-    *bytes = 0;
-    return p->output_storage == MHA_AS_COMPUTED
-               ? MHA_OK
-               : mha_multiply_sizes((size_t)mha_smaller(p->rows, row_block), row, bytes);
-}
-
 /* At the start of a worker's piece: which block of rows follows, ARRANGED_AT bytes behind. */
 typedef struct arranged_rows {
     const void *x; /* NULL: none yet */
@@ -158,15 +135,20 @@ static mha_status scratch_of(const projection_job *job, int number, size_t *pane
                              size_t *unrounded) {
     const mha_linear_projection *p = &job->projections[number];
     const mha_projection_plan *plan = &job->plans[number];
-    *panel = 0;
+    const int64_t rows = mha_smaller(p->rows, plan->row_block);
+    *panel = *unrounded = 0;
     if (mha_takes_unpacked(p)) {
-        *panel = job->kernels->matmul->unpacked_scratch_size(mha_smaller(p->rows, plan->row_block),
-                                                             p->weight.in,
+        *panel = job->kernels->matmul->unpacked_scratch_size(rows, p->weight.in,
                                                              plan->x_packing == X_PACKED_BY_CHAIN);
     } else if (p->weight.format == NULL) {
         MHA_TRY(mha_panel_size(p->dtype, &p->weight, panel));
     }
-    return unrounded_size(p, plan->row_block, unrounded);
+    if (p->output_storage != MHA_AS_COMPUTED) {
+        const int64_t columns = mha_panels_of(p->dtype)->columns;
+        MHA_TRY(mha_multiply_sizes((size_t)rows, (size_t)columns * mha_dtype_size(p->dtype),
+                                   unrounded));
+    }
+    return MHA_OK;
 }
 
 static mha_status plan(const mha_linear_projection *projections, int count, int num_threads,
@@ -304,14 +286,24 @@ static void run_task(void *context, int64_t task, mha_worker *worker) {
 /* Task: one chain of depth of an x that is transposed. */
 static void pack_rows_task(void *context, int64_t task, mha_worker *worker) {
     const projection_job *job = context;
-    const int64_t first = task * MHA_DEPTH_CHAIN, left = job->x_rows.depth - first;
-    mha_pack_rows(&job->x_rows, first, first + (left < MHA_DEPTH_CHAIN ? left : MHA_DEPTH_CHAIN),
+    const int64_t first = task * MHA_DEPTH_CHAIN;
+    mha_pack_rows(&job->x_rows, first, mha_smaller(first + MHA_DEPTH_CHAIN, job->x_rows.depth),
                   &worker->checkpoint);
 }
 
 static mha_status pack_rows(projection_job *job, int num_threads, mha_execution *execution) {
+    const mha_linear_projection *p = &job->projections[0];
+    const int64_t rows = mha_smaller(p->rows, job->plans[0].row_block);
     size_t size;
-    job->x_rows = transposed_rows_of(&job->projections[0], job->plans[0].row_block);
+    job->x_rows = (mha_transposed_rows){
+        .dtype = p->dtype,
+        .rows = p->rows,
+        .depth = p->weight.in,
+        .block_rows = mha_larger(rows, 1),
+        .from = p->x,
+        .from_stride = p->x_stride,
+        .storage = p->x_storage,
+    };
     MHA_TRY(mha_packed_rows_size(&job->x_rows, &size));
     MHA_TRY(mha_workspace_take(&execution->workspace, size, &job->x_rows.blocks));
     return mha_run_tasks(execution, mha_divide_up(job->x_rows.depth, (int64_t)MHA_DEPTH_CHAIN),

@@ -4,9 +4,6 @@
 #include "core/base/run.h"
 #include "core/projection/matmul.h"
 
-/* The output of the forward pass: what grad_output is shaped as. */
-static int64_t rows_of(const mha_linear_projection_gradients *g) { return g->projection->rows; }
-
 /* 1. grad x (rows, in) = grad output (rows, out) @ weight^T (out, in). */
 static mha_linear_projection of_x(const mha_linear_projection_gradients *g) {
     const mha_weight *weight = &g->projection->weight;
@@ -17,19 +14,18 @@ static mha_linear_projection of_x(const mha_linear_projection_gradients *g) {
                                    .out_stride = weight->in_stride,
                                    .storage = weight->storage};
     mha_linear_projection product = mha_contiguous_projection(
-        g->projection->dtype, g->grad_output, rows_of(g), &transposed, NULL, g->grad_x);
+        g->projection->dtype, g->grad_output, g->projection->rows, &transposed, NULL, g->grad_x);
     product.x_stride = g->grad_output_stride;
     return product;
 }
 
 /* grad output as the right matrix of a product: (rows, out). */
 static mha_weight grad_output_of(const mha_linear_projection_gradients *g) {
-    const mha_weight matrix = {.data = g->grad_output,
-                               .in = rows_of(g),
-                               .out = g->projection->weight.out,
-                               .in_stride = g->grad_output_stride,
-                               .out_stride = (int64_t)mha_dtype_size(g->projection->dtype)};
-    return matrix;
+    return (mha_weight){.data = g->grad_output,
+                        .in = g->projection->rows,
+                        .out = g->projection->weight.out,
+                        .in_stride = g->grad_output_stride,
+                        .out_stride = (int64_t)mha_dtype_size(g->projection->dtype)};
 }
 
 /* 2. grad weight (in, out) = x^T (in, rows) @ grad output (rows, out). */
@@ -48,11 +44,6 @@ static mha_linear_projection of_weight(const mha_linear_projection_gradients *g)
 static mha_linear_projection of_bias(const mha_linear_projection_gradients *g, const void *ones) {
     const mha_weight matrix = grad_output_of(g);
     return mha_contiguous_projection(g->projection->dtype, ones, 1, &matrix, NULL, g->grad_bias);
-}
-
-static mha_status bytes_of_x(const mha_linear_projection *p, size_t *bytes) {
-    MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), bytes));
-    return mha_multiply_sizes(*bytes, (size_t)p->rows, bytes);
 }
 
 typedef struct row_job {
@@ -117,7 +108,8 @@ static mha_status skip_rows_without_gradient(const mha_linear_projection_gradien
     if ((!job.found && !execution->workspace.measures) || p->x_transposed) {
         return MHA_OK;
     }
-    MHA_TRY(bytes_of_x(p, &bytes));
+    MHA_TRY(mha_multiply_sizes((size_t)p->weight.in, mha_dtype_size(p->dtype), &bytes));
+    MHA_TRY(mha_multiply_sizes(bytes, (size_t)p->rows, &bytes));
     MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &job.to));
     job.rows = mha_divide_rows(p->rows, p->weight.in, 1, execution->num_threads);
     MHA_TRY(mha_run_row_tasks(execution, &job.rows, copy_seen_rows, &job));
@@ -129,6 +121,7 @@ static mha_status skip_rows_without_gradient(const mha_linear_projection_gradien
 }
 
 static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execution *execution) {
+    const mha_linear_projection *p = g->projection;
     if (g->grad_x != NULL) {
         const mha_linear_projection product = of_x(g);
         MHA_TRY(mha_linear_projection_forward(&product, 1, execution));
@@ -140,14 +133,13 @@ static mha_status run_steps(const mha_linear_projection_gradients *g, mha_execut
     if (g->grad_weight != NULL && g->skips_rows_without_gradient) {
         MHA_TRY(skip_rows_without_gradient(g, execution));
     }
-    if (g->grad_bias != NULL && g->projection->weight.out > 0) {
+    if (g->grad_bias != NULL && p->weight.out > 0) {
         size_t bytes;
         void *ones;
-        MHA_TRY(
-            mha_multiply_sizes((size_t)rows_of(g), mha_dtype_size(g->projection->dtype), &bytes));
+        MHA_TRY(mha_multiply_sizes((size_t)p->rows, mha_dtype_size(p->dtype), &bytes));
         MHA_TRY(mha_workspace_take(&execution->workspace, bytes, &ones));
         if (!execution->workspace.measures) {
-            mha_kernels_for(g->projection->dtype)->elementwise->fill(ones, 1, rows_of(g));
+            mha_kernels_for(p->dtype)->elementwise->fill(ones, 1, p->rows);
         }
         const mha_linear_projection product = of_bias(g, ones);
         MHA_TRY(mha_linear_projection_forward(&product, 1, execution));

@@ -106,7 +106,7 @@ static mha_tensor grad_of_rows(const mha_tensor *rows, void *gradient) {
 }
 
 static mha_attention_gradients attention_gradients(const additive_way_back *w) {
-    const mha_attention_gradients gradients = {
+    return (mha_attention_gradients){
         .attention = &w->attention,
         .grad_output = w->gradients->grad_output,
         .grad_lse = w->gradients->grad_lse,
@@ -115,14 +115,13 @@ static mha_attention_gradients attention_gradients(const additive_way_back *w) {
         .grad_value = w->gradients->grad_value,
         .grad_w_v = grad_of_rows(&w->attention.query, w->w_v_by_query),
     };
-    return gradients;
 }
 
 /* One of the two projections to the hidden width, backwards. */
 static mha_linear_projection_gradients hidden_gradients(const mha_linear_projection *projection,
                                                         const void *grad_output, void *grad_x,
                                                         void *grad_weight, void *grad_bias) {
-    const mha_linear_projection_gradients gradients = {
+    return (mha_linear_projection_gradients){
         .projection = projection,
         .grad_output = grad_output,
         .grad_output_stride = projection->output_stride,
@@ -131,7 +130,6 @@ static mha_linear_projection_gradients hidden_gradients(const mha_linear_project
         .grad_bias = grad_bias,
         .skips_rows_without_gradient = true,
     };
-    return gradients;
 }
 
 /* Of query, key and w_v: the last is the sum of the rows that the queries gave. */

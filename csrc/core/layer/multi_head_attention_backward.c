@@ -171,46 +171,40 @@ static mha_status plan(const mha_multi_head_attention_gradients *g, backward_cal
 }
 
 /* Step 5 backwards. */
-static mha_linear_projection output_projection(const backward_call *w) {
+static mha_status project_output_back(const backward_call *w, mha_execution *execution) {
     const mha_multi_head_attention *l = w->layer;
-    return mha_contiguous_projection(l->dtype, l->saved.merged, w->batch * l->query_len, &l->W_o,
-                                     NULL, NULL);
-}
-
-static mha_linear_projection_gradients output_gradients(const backward_call *w,
-                                                        const mha_linear_projection *projection) {
-    const mha_multi_head_attention_gradients *g = w->gradients;
+    const mha_linear_projection projection = mha_contiguous_projection(
+        l->dtype, l->saved.merged, w->batch * l->query_len, &l->W_o, NULL, NULL);
     const mha_linear_projection_gradients gradients = {
-        .projection = projection,
-        .grad_output = g->grad_output,
-        .grad_output_stride = w->layer->W_o.out * (int64_t)mha_dtype_size(w->layer->dtype),
+        .projection = &projection,
+        .grad_output = w->gradients->grad_output,
+        .grad_output_stride = projection.output_stride,
         .grad_x = w->grad_merged,
-        .grad_weight = g->grad_W_o,
-        .grad_bias = g->grad_b_o,
+        .grad_weight = w->gradients->grad_W_o,
+        .grad_bias = w->gradients->grad_b_o,
     };
-    return gradients;
+    return mha_linear_projection_backward(&gradients, execution);
 }
 
 /* Step 1 backwards. */
-static mha_linear_projection input_projection(const backward_call *w, const input *in) {
-    return mha_with_stored_rows(mha_contiguous_projection(w->layer->dtype, in->x,
-                                                          w->batch * in->length, in->weight, NULL,
-                                                          NULL),
-                                in->storage);
-}
-
-static mha_linear_projection_gradients input_gradients(const backward_call *w, const input *in,
-                                                       const mha_linear_projection *projection) {
+static mha_status project_back(const backward_call *w, const input *in, mha_execution *execution) {
+    if (!is_wanted(in)) {
+        return MHA_OK;
+    }
+    const mha_linear_projection projection = mha_with_stored_rows(
+        mha_contiguous_projection(w->layer->dtype, in->x, w->batch * in->length, in->weight, NULL,
+                                  NULL),
+        in->storage);
     const mha_linear_projection_gradients gradients = {
-        .projection = projection,
+        .projection = &projection,
         .grad_output = in->grad_projected,
-        .grad_output_stride = in->weight->out * (int64_t)mha_dtype_size(w->layer->dtype),
+        .grad_output_stride = projection.output_stride,
         .grad_x = in->grad_x,
         .grad_weight = in->grad_weight,
         .grad_bias = in->grad_bias,
         .skips_rows_without_gradient = true,
     };
-    return gradients;
+    return mha_linear_projection_backward(&gradients, execution);
 }
 
 /* Step 2: contiguous rows of all heads, seen by head; or absent. */
@@ -353,15 +347,6 @@ static mha_status prepare_back(const backward_call *w, const input *in, mha_exec
     return mha_prepare_heads_backward(&gradients, execution);
 }
 
-static mha_status project_back(const backward_call *w, const input *in, mha_execution *execution) {
-    if (!is_wanted(in)) {
-        return MHA_OK;
-    }
-    const mha_linear_projection projection = input_projection(w, in);
-    const mha_linear_projection_gradients gradients = input_gradients(w, in, &projection);
-    return mha_linear_projection_backward(&gradients, execution);
-}
-
 /* Where gradients between the steps will lie. */
 static mha_status take_gradients(backward_call *w, mha_workspace *workspace) {
     const mha_multi_head_attention *l = w->layer;
@@ -409,9 +394,7 @@ static mha_status run_steps(const mha_multi_head_attention_gradients *g, mha_exe
 
     /* 5. Output projection: grad output (batch, query_len, output_dim) -> grad merged (batch,
      *    query_len, heads * value_head_dim), grad W_o, grad b_o. */
-    const mha_linear_projection projection = output_projection(&w);
-    const mha_linear_projection_gradients of_output = output_gradients(&w, &projection);
-    MHA_TRY(mha_linear_projection_backward(&of_output, execution));
+    MHA_TRY(project_output_back(&w, execution));
     if (!w.needs_attention) {
         return MHA_OK;
     }

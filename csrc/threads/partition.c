@@ -21,7 +21,5 @@ mha_row_tasks mha_divide_rows(int64_t rows, int64_t numbers_of_a_row, double wor
     const int64_t rows_of_a_task = is_one ? 1 : NUMBERS_OF_A_TASK / numbers_of_a_row;
     const int64_t count = mha_divide_up(rows, rows_of_a_task);
     const double work = (double)rows * (double)numbers_of_a_row * work_of_a_number;
-    const mha_row_tasks tasks = {rows, rows_of_a_task, count,
-                                 mha_threads_for(count, work, num_threads)};
-    return tasks;
+    return (mha_row_tasks){rows, rows_of_a_task, count, mha_threads_for(count, work, num_threads)};
 }

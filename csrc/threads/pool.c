@@ -226,10 +226,7 @@ static bool should_stop(void *context) {
 }
 
 /* The caller polls before its first task, and then as its work goes on. */
-static mha_worker worker_of(caller *c) {
-    const mha_worker worker = {0, {0, false, should_stop, c}};
-    return worker;
-}
+static mha_worker worker_of(caller *c) { return (mha_worker){0, {0, false, should_stop, c}}; }
 
 /* Counted for a task whatever it counts itself: a poll costs as much as the smallest of tasks. */
 enum { WORK_OF_TASK = MHA_WORK_BETWEEN_CHECKPOINTS / 16 };

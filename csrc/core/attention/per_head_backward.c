@@ -28,8 +28,7 @@ static diagonals diagonals_of(const mha_gradient_job *job, int64_t batch, int64_
     const int64_t farthest = farthest_of(job->gradients);
     const int64_t first = mha_larger(first_key - (query_len - 1) - offset, 1 - farthest);
     const int64_t end = mha_smaller(end_key - offset, farthest);
-    const diagonals found = {first, mha_larger(end - first, 0)};
-    return found;
+    return (diagonals){first, mha_larger(end - first, 0)};
 }
 
 mha_status mha_take_per_head(mha_gradient_job *job, mha_workspace *workspace) {

@@ -21,8 +21,7 @@ static inline void merge_token(const mha_tensor *heads, const char *token, const
     for (int64_t head = 0; head < num_heads; head++) {
         const char *from = token + head * mha_stride(heads, 3);
         for (int64_t first = 0; first < columns; first += CHECKED_COLUMNS) {
-            const int64_t left = columns - first;
-            const int64_t end = first + (left < CHECKED_COLUMNS ? left : CHECKED_COLUMNS);
+            const int64_t end = first + mha_smaller(columns - first, CHECKED_COLUMNS);
             if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * (end - first))) {
                 return;
             }

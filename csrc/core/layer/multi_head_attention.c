@@ -142,19 +142,18 @@ static void fill_attention(const mha_multi_head_attention *l, const matrices *m,
 }
 
 mha_head_gate mha_head_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch) {
-    const mha_head_gate gate = {
+    return (mha_head_gate){
         .dtype = layer->dtype,
         .gates = layer->head_gate,
         .rows = batch * layer->query_len,
         .num_heads = layer->num_heads,
         .columns = layer->W_o.in / layer->num_heads,
     };
-    return gate;
 }
 
 mha_output_gate mha_output_gate_of_layer(const mha_multi_head_attention *layer, int64_t batch,
                                          const void *merged, const void *logits, void *gated) {
-    const mha_output_gate gate = {
+    return (mha_output_gate){
         .dtype = layer->dtype,
         .rows = batch * layer->query_len,
         .num_heads = layer->num_heads,
@@ -164,12 +163,10 @@ mha_output_gate mha_output_gate_of_layer(const mha_multi_head_attention *layer, 
         .logits = logits,
         .gated = gated,
     };
-    return gate;
 }
 
 static mha_head_rows rows_of(const matrix *m) {
-    const mha_head_rows rows = {m->data, m->row_bytes, m->head_bytes};
-    return rows;
+    return (mha_head_rows){m->data, m->row_bytes, m->head_bytes};
 }
 
 /* Where `before` lies, apart from its address, and who does the work. */

@@ -51,12 +51,11 @@ mha_status mha_packed_weight_size(mha_dtype dtype, int64_t in, int64_t out, size
 }
 
 mha_weight mha_packed_weight(const mha_weight_packing *packing) {
-    const mha_weight weight = {.data = packing->packed,
-                               .in = packing->weight.in,
-                               .out = packing->weight.out,
-                               .storage = packing->weight.storage,
-                               .format = mha_panels_of(packing->dtype)};
-    return weight;
+    return (mha_weight){.data = packing->packed,
+                        .in = packing->weight.in,
+                        .out = packing->weight.out,
+                        .storage = packing->weight.storage,
+                        .format = mha_panels_of(packing->dtype)};
 }
 
 bool mha_weight_fits(const mha_weight *weight, mha_dtype dtype) {
@@ -141,8 +140,7 @@ void mha_pack_rows(const mha_transposed_rows *x, int64_t first, int64_t end,
     for (int64_t k = first; k < end; k++) {
         const char *from = (const char *)x->from + k * x->from_stride;
         for (int64_t row = 0; row < x->rows; row += x->block_rows) {
-            const int64_t left = x->rows - row;
-            const int64_t rows = left < x->block_rows ? left : x->block_rows;
+            const int64_t rows = mha_smaller(x->rows - row, x->block_rows);
             if (mha_stop_after(checkpoint, MHA_WORK_OF_MOVING * rows)) {
                 return;
             }

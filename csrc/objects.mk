@@ -20,11 +20,11 @@ FLAGS += -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Wvla -Werror 
 # visibility, or where Windows has none by mha.def.
 FLAGS += -fPIC -fvisibility=hidden -DMHA_BUILDS_LIBRARY
 
-KERNELS := $(foreach set,$(SETS),kernels_float32_$(set) kernels_float64_$(set))
+KERNELS := $(foreach set,$(SETS),$(wildcard $(ROOT)/csrc/kernels/kernels_*_$(set).c))
 CORE := $(notdir $(basename $(wildcard $(ROOT)/csrc/core/*/*.c $(ROOT)/csrc/threads/*.c)))
 CORE += dispatch processor
 CORE := $(filter-out %_$(if $(WINDOWS),posix,windows),$(CORE))
-OBJECTS := $(addprefix $(BUILD)/,$(addsuffix .o,$(CORE) $(KERNELS)))
+OBJECTS := $(addprefix $(BUILD)/,$(addsuffix .o,$(CORE) $(notdir $(basename $(KERNELS)))))
 HEADERS := $(wildcard *.h $(ROOT)/csrc/*/*.h $(ROOT)/csrc/*/*.inc \
 	$(ROOT)/csrc/*/*/*.h $(ROOT)/csrc/*/*/*.inc)
 

@@ -21,7 +21,7 @@ DECLARE_KERNELS(baseline);
 DECLARE_KERNELS(avx2);
 DECLARE_KERNELS(avx512);
 #ifdef MHA_HAS_AMX
-DECLARE_KERNELS(amx);
+extern const mha_kernels mha_kernels_float32_amx; /* tiles have no doubles */
 #endif
 #elif defined(__aarch64__)
 DECLARE_KERNELS(neon);
@@ -34,7 +34,8 @@ static const mha_kernel_set kernel_sets[] = {
     KERNEL_SET(avx2),
     KERNEL_SET(avx512),
 #ifdef MHA_HAS_AMX
-    KERNEL_SET(amx),
+    {"amx",
+     {[MHA_FLOAT32] = &mha_kernels_float32_amx, [MHA_FLOAT64] = &mha_kernels_float64_avx512}},
 #endif
 #elif defined(__aarch64__)
     KERNEL_SET(neon),

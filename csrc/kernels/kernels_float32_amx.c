@@ -1,4 +1,4 @@
-/* What AVX-512 does, but for products of matrices. */
+/* What AVX-512 does, but for products of matrices of float32. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -36,7 +36,6 @@ static const mha_matmul_kernels products = {
     .multiply = mha_matmul_float32_amx,
 };
 
-extern const mha_kernels mha_kernels_float32_amx;
 const mha_kernels mha_kernels_float32_amx = {
     .attention = &mha_attention_kernels_float32_avx512,
     .few_queries = &mha_few_queries_kernels_float32_avx512,

@@ -1,4 +1,3 @@
 #define MHA_REAL_IS_FLOAT64
-#include "kernels/simd/inline.h"
 #include "kernels/simd/simd_avx2.h"
 #include "kernels/kernel_set.inc"

@@ -2,6 +2,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/simd/inline.h"
+
 #define ISA avx2
 #define KEY_TILE 4
 #define ROW_TILE 6

@@ -2,6 +2,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/simd/inline.h"
+
 #define ISA avx512
 #define KEY_TILE 8
 #define ROW_TILE 12

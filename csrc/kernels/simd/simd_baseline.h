@@ -30,6 +30,8 @@
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>
 
+#include "kernels/simd/inline.h"
+
 #define ISA baseline
 #define KEY_TILE 4
 #define ROW_TILE 6

@@ -2,6 +2,8 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
+#include "kernels/simd/inline.h"
+
 #define ISA neon
 #define KEY_TILE 8
 #define ROW_TILE 12

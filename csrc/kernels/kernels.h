@@ -149,10 +149,21 @@ typedef struct mha_attention_block {
     int prefetch_count;
 } mha_attention_block;
 
-/* A sum in double precision, and what its additions have rounded off. */
+/* A sum in double precision, and what its additions have rounded off (Neumaier 1974). */
 typedef struct mha_compensated_sum {
     double sum, lost;
 } mha_compensated_sum;
+
+static inline void mha_add_compensated(mha_compensated_sum *to, double added) {
+    const double total = to->sum + added, of_added = total - to->sum;
+    to->lost += (to->sum - (total - of_added)) + (added - of_added);
+    to->sum = total;
+}
+
+/* What is lost is NaN where the sum is no longer finite. */
+static inline double mha_value_of(mha_compensated_sum sum) {
+    return sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum;
+}
 
 /* Over the keys of a row, each times a number of its own: the gradients of its scores, and its
  * weights. */

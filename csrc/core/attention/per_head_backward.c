@@ -88,17 +88,6 @@ void mha_want_per_head(const mha_gradient_job *job, int64_t batch, int64_t head,
     }
 }
 
-/* What is lost is NaN where the sum is no longer finite. */
-static double value_of(mha_compensated_sum sum) {
-    return sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum;
-}
-
-static void add(mha_compensated_sum *to, double added) {
-    const double total = to->sum + added, of_added = total - to->sum, of_sum = total - of_added;
-    to->lost += (to->sum - of_sum) + (added - of_added);
-    to->sum = total;
-}
-
 /* A row's sum of gradients, without the part of its rounding that these have: the gradients of the
  * row's scores and its sink add up to grad lse where all of them are here. */
 static double without_rounding(mha_moments moments, double rounding) {
@@ -125,10 +114,10 @@ static void add_head(const mha_gradient_job *job, int64_t batch, int64_t head, h
         const double whole = grad_lse == NULL ? 0 : kernels->read(grad_lse, row);
         const bool is_whole = !job->attention->sees_part;
         const double rounding = is_whole ? whole - rows[i].total - rows[i].sink : 0;
-        add(&sums->distances, without_rounding(rows[i].distances, rounding));
-        add(&sums->before, without_rounding(rows[i].before, rounding));
-        add(&sums->behind, without_rounding(rows[i].behind, rounding));
-        add(&sums->sink, rows[i].sink);
+        mha_add_compensated(&sums->distances, without_rounding(rows[i].distances, rounding));
+        mha_add_compensated(&sums->before, without_rounding(rows[i].before, rounding));
+        mha_add_compensated(&sums->behind, without_rounding(rows[i].behind, rounding));
+        mha_add_compensated(&sums->sink, rows[i].sink);
     }
 }
 
@@ -153,7 +142,7 @@ static void add_diagonals(const per_head_pass *pass, const mha_gradient_job *job
                     return;
                 }
                 for (int64_t i = 0; i < found.count; i++) {
-                    add(&to[i], value_of(from[i]));
+                    mha_add_compensated(&to[i], mha_value_of(from[i]));
                 }
             }
         }
@@ -167,7 +156,7 @@ static void write_table(const per_head_pass *pass, int64_t first, int64_t end, h
     const int64_t farthest = pass->farthest, row = first * (2 * farthest + 1);
     const mha_head_numbers *table = &pass->gradients->grad_relative_bias;
     const mha_elementwise_kernels *kernels = pass->jobs->kernels->elementwise;
-    const double before = value_of(sums.before), behind = value_of(sums.behind);
+    const double before = mha_value_of(sums.before), behind = mha_value_of(sums.behind);
     mha_compensated_sum *distances = mha_piece(&pass->distances, first);
     const int64_t count = 2 * farthest - 1;
     if (farthest == 0) {
@@ -184,7 +173,7 @@ static void write_table(const per_head_pass *pass, int64_t first, int64_t end, h
     }
     kernels->write(table->data, row, before);
     for (int64_t i = 0; i < count; i++) {
-        kernels->write(table->data, row + 1 + i, value_of(distances[i]));
+        kernels->write(table->data, row + 1 + i, mha_value_of(distances[i]));
     }
     kernels->write(table->data, row + 2 * farthest, behind);
 }
@@ -208,8 +197,8 @@ static void differentiate_head(void *context, int64_t head, mha_worker *worker) 
             add_head(job, batch, head, &own, worker);
         }
     }
-    write_to(pass, &g->grad_alibi, head, -value_of(own.distances));
-    write_to(pass, &g->grad_sinks, head, value_of(own.sink));
+    write_to(pass, &g->grad_alibi, head, -mha_value_of(own.distances));
+    write_to(pass, &g->grad_sinks, head, mha_value_of(own.sink));
     if (table->data == NULL) {
         return;
     }

@@ -67,8 +67,7 @@ static void sum_head(void *context, int64_t head, mha_worker *worker) {
         kernels->add_products((const char *)job->from + at, (const char *)job->attended + at,
                               gate->columns, &sum);
     }
-    /* What is lost is NaN where the sum is no longer finite. */
-    kernels->write(job->grad_gates, head, sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum);
+    kernels->write(job->grad_gates, head, mha_value_of(sum));
 }
 
 mha_status mha_head_gate_backward(const mha_head_gate *gate, const mha_head_gate_gradients *to,

@@ -69,9 +69,7 @@ static void find_grad_logits(const gate_job *job, const part *p, const sigmoids 
         mha_compensated_sum sum = {0, 0};
         kernels->add_products(number_at(job, grad_gated, i * p->columns),
                               number_at(job, merged, i * p->columns), p->columns, &sum);
-        /* What is lost is NaN where the sum is no longer finite. */
-        const double total = sum.lost == sum.lost ? sum.sum + sum.lost : sum.sum;
-        kernels->write(grad_logits, i, total * kernels->read(s->slopes, i));
+        kernels->write(grad_logits, i, mha_value_of(sum) * kernels->read(s->slopes, i));
     }
 }
 

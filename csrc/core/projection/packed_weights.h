@@ -3,7 +3,6 @@
 #define MHA_PACKED_WEIGHTS_H
 
 #include "mha/attention.h"
-#include "threads/pool.h"
 
 typedef struct mha_packed_weights {
     const mha_linear_projection *projections; /* as they came */

@@ -3,7 +3,6 @@
 
 #include "core/projection/matmul.h"
 #include "core/projection/packed_weights.h"
-#include "threads/partition.h"
 
 /* Up to so many rows, halves of a weight are read as they lie, and rows of x are not arranged. */
 enum { FEW_ROWS = 8 };

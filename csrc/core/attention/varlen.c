@@ -1,5 +1,7 @@
 #include "core/attention/varlen.h"
 
+#include "core/attention/attention_rows.h"
+
 void mha_move_to_rows(const mha_tensor *all, const int64_t *starts, int64_t number,
                       mha_tensor *rows) {
     const int row_axis = all->axes - 2;
@@ -15,12 +17,6 @@ void mha_begin_sequences(const mha_varlen_attention *varlen, mha_sequence *seque
     sequence->attention = varlen->all;
     sequence->attention.options = &sequence->options;
     sequence->attention.result_rows = mha_extent(&varlen->all.query, 2);
-}
-
-/* A number for each row of a head, of the sequence's first row. */
-static void *from_row(const mha_varlen_attention *varlen, void *numbers, int64_t row) {
-    const int64_t item = (int64_t)mha_dtype_size(varlen->all.dtype);
-    return numbers == NULL ? NULL : (char *)numbers + row * item;
 }
 
 /* The keys of a sequence, in pages. */
@@ -44,9 +40,9 @@ void mha_move_to_sequence(const mha_varlen_attention *varlen, int64_t number,
         mha_move_to_rows(&all->key, varlen->key_starts, number, &one->key);
         mha_move_to_rows(&all->value, varlen->key_starts, number, &one->value);
     }
-    one->lse = from_row(varlen, all->lse, first);
-    one->maximum = from_row(varlen, all->maximum, first);
-    one->denominator = from_row(varlen, all->denominator, first);
+    one->lse = mha_result_at(all, all->lse, first, 1);
+    one->maximum = mha_result_at(all, all->maximum, first, 1);
+    one->denominator = mha_result_at(all, all->denominator, first, 1);
     one->first_batch = number;
     sequence->options.query_offset.data = (void *)&varlen->query_offset[number];
     sequence->options.dropped = varlen->dropped == NULL ? 0 : varlen->dropped[number];

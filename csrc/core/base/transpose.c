@@ -18,26 +18,19 @@ static inline void move_numbers(const char *from, int64_t from_stride, int64_t r
     }
 }
 
+/* Numbers of 4 and 8 bytes by the kernel. */
 static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
                       size_t item, char *to, int64_t to_stride) {
+    const int64_t size = (int64_t)item;
     if (item == 1) {
         move_numbers(from, from_stride, rows, columns, 1, to, to_stride);
-    } else {
+    } else if (item == 2) {
         move_numbers(from, from_stride, rows, columns, 2, to, to_stride);
+    } else {
+        const mha_dtype dtype = item == sizeof(float) ? MHA_FLOAT32 : MHA_FLOAT64;
+        mha_kernels_for(dtype)->attention->transpose(from, from_stride / size, rows, columns, to,
+                                                     to_stride / size);
     }
-}
-
-/* By the kernel, which has numbers of 4 and 8 bytes. False: they have another size. */
-static bool move_vectors(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
-                         size_t item, char *to, int64_t to_stride) {
-    if (item != sizeof(float) && item != sizeof(double)) {
-        return false;
-    }
-    const int64_t size = (int64_t)item;
-    const mha_attention_kernels *kernels =
-        mha_kernels_for(item == sizeof(float) ? MHA_FLOAT32 : MHA_FLOAT64)->attention;
-    kernels->transpose(from, from_stride / size, rows, columns, to, to_stride / size);
-    return true;
 }
 
 void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, int64_t columns,
@@ -58,9 +51,7 @@ void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, 
                 source = tile;
                 source_stride = stride;
             }
-            if (!move_vectors(source, source_stride, height, width, item, target, to_stride)) {
-                move_tile(source, source_stride, height, width, item, target, to_stride);
-            }
+            move_tile(source, source_stride, height, width, item, target, to_stride);
         }
     }
 }

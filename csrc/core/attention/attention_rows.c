@@ -97,21 +97,11 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
     *block = (mha_attention_block){
         .query_len = count,
         .key_len = key_len,
-        .head_dim = mha_extent(&a->query, 1),
-        .value_head_dim = mha_extent(&a->value, 1),
         .first_query = first,
         .query = mha_at_row(&a->query, a->batch_axes, batch, head, first),
         .key = mha_at_row(&a->key, a->batch_axes, batch, kv_head, 0),
         .value = mha_at_row(&a->value, a->batch_axes, batch, kv_head, 0),
         .query_stride = mha_row_stride(&a->query, a->dtype),
-        .key_stride = mha_key_stride(&a->key, a->dtype),
-        .value_stride = mha_key_stride(&a->value, a->dtype),
-        .query_storage = a->query.storage,
-        .key_storage = a->key.storage,
-        .value_storage = a->value.storage,
-        .output_storage = a->output.storage,
-        .key_by_columns = mha_lies_by_columns(&a->key, a->dtype),
-        .value_by_columns = mha_lies_by_columns(&a->value, a->dtype),
         .pages = a->pages,
         .key_begin = visible->begin,
         .key_end = visible->end,
@@ -122,6 +112,7 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
         .maximum = mha_result_at(a, a->maximum, row, 1),
         .denominator = mha_result_at(a, a->denominator, row, 1),
     };
+    MHA_FILL_ROWS(a, block);
     mha_fill_scores(a, batch, head, &block->scores);
     block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
 }

@@ -30,6 +30,21 @@ void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t
                           int64_t first, int64_t count, mha_key_ranges *visible,
                           mha_attention_block *block);
 
+/* What blocks of every kernel say of the problem's rows. */
+#define MHA_FILL_ROWS(a, block)                                                                    \
+    do {                                                                                           \
+        (block)->head_dim = mha_extent(&(a)->query, 1);                                            \
+        (block)->value_head_dim = mha_extent(&(a)->value, 1);                                      \
+        (block)->key_by_columns = mha_lies_by_columns(&(a)->key, (a)->dtype);                      \
+        (block)->value_by_columns = mha_lies_by_columns(&(a)->value, (a)->dtype);                  \
+        (block)->key_stride = mha_key_stride(&(a)->key, (a)->dtype);                               \
+        (block)->value_stride = mha_key_stride(&(a)->value, (a)->dtype);                           \
+        (block)->query_storage = (a)->query.storage;                                               \
+        (block)->key_storage = (a)->key.storage;                                                   \
+        (block)->value_storage = (a)->value.storage;                                               \
+        (block)->output_storage = (a)->output.storage;                                             \
+    } while (0)
+
 /* The rows first..end of (batch, head), to be prefetched. */
 mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
                                    int64_t batch, int64_t head, int64_t first, int64_t end);

@@ -144,16 +144,7 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->vectors = (int)(mha_smaller(head_blocks_left, job->head_blocks) * job->shared);
     block->shared = (int)job->shared;
     block->key_len = mha_extent(&a->key, 2);
-    block->head_dim = mha_extent(&a->query, 1);
-    block->value_head_dim = mha_extent(&a->value, 1);
-    block->key_by_columns = mha_lies_by_columns(&a->key, a->dtype);
-    block->value_by_columns = mha_lies_by_columns(&a->value, a->dtype);
-    block->key_stride = mha_key_stride(&a->key, a->dtype);
-    block->value_stride = mha_key_stride(&a->value, a->dtype);
-    block->query_storage = a->query.storage;
-    block->key_storage = a->key.storage;
-    block->value_storage = a->value.storage;
-    block->output_storage = a->output.storage;
+    MHA_FILL_ROWS(a, block);
     block->mask_key_stride = mha_stride(&a->options->mask, 1);
     block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;

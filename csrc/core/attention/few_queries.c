@@ -10,6 +10,9 @@
 #include "core/base/run.h"
 #include "threads/partition.h"
 
+typedef void few_pass(const mha_few_queries_block *block, int64_t first, int64_t end,
+                      void *scratch);
+
 typedef struct few_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
@@ -19,7 +22,8 @@ typedef struct few_job {
     bool from_memory;                  /* keys and values are more than caches hold */
     int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
     int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
-    int64_t round;                     /* at hand */
+    int64_t round;                     /* at hand, and which of its passes over cuts */
+    few_pass *pass;
     bool heads_mask_alike;             /* those on one key head */
     mha_known_visibility known;        /* of the blocks of keys, by all queries of a head */
     mha_pieces blocks, state;          /* what tasks and rounds leave, for each row block */
@@ -205,22 +209,13 @@ static void fill_block(const few_job *job, int64_t row_task, mha_worker *worker,
     block->checkpoint = &worker->checkpoint;
     block->rows =
         mha_smaller(job->rows - row_task % job->row_blocks * MHA_MAX_FEW_ROWS, MHA_MAX_FEW_ROWS);
-    block->head_dim = mha_extent(&a->query, 1);
-    block->value_head_dim = mha_extent(&a->value, 1);
     block->key_len = job->key_len;
     block->from_memory = job->from_memory;
     block->first_key = job->key_len;
     block->end_key = 0;
     block->key = mha_at_row(&a->key, a->batch_axes, first.batch, first.kv_head, 0);
     block->value = mha_at_row(&a->value, a->batch_axes, first.batch, first.kv_head, 0);
-    block->key_stride = mha_key_stride(&a->key, a->dtype);
-    block->value_stride = mha_key_stride(&a->value, a->dtype);
-    block->query_storage = a->query.storage;
-    block->key_storage = a->key.storage;
-    block->value_storage = a->value.storage;
-    block->output_storage = a->output.storage;
-    block->key_by_columns = mha_lies_by_columns(&a->key, a->dtype);
-    block->value_by_columns = mha_lies_by_columns(&a->value, a->dtype);
+    MHA_FILL_ROWS(a, block);
     block->pages = a->pages;
     for (int64_t row = 0; row < block->rows; row++) {
         const row_place place = place_of(job, row_task, row);
@@ -282,32 +277,18 @@ static void attend(void *context, int64_t task, mha_worker *worker) {
     average_again(job, task, &block, worker);
 }
 
-typedef void few_pass(const mha_few_queries_block *block, int64_t first, int64_t end,
-                      void *scratch);
-
-/* A cut of the keys of a round. */
-static void take_cut(const few_job *job, int64_t task, mha_worker *worker, few_pass *pass) {
+/* Task of passes 1 and 2: a cut of the keys of a round. */
+static void take_cut(void *context, int64_t task, mha_worker *worker) {
+    const few_job *job = context;
     const int64_t cut = task % job->cuts;
     mha_few_queries_block block;
     fill_round(job, task / job->cuts, worker, &block);
     const int64_t blocks = block.end_block - block.first_block;
     const int64_t first = blocks * cut / job->cuts, end = blocks * (cut + 1) / job->cuts;
     if (first < end) {
-        pass(&block, block.first_block + first, block.first_block + end,
-             mha_piece(&job->scratch, worker->number));
+        job->pass(&block, block.first_block + first, block.first_block + end,
+                  mha_piece(&job->scratch, worker->number));
     }
-}
-
-/* Task of pass 1: scores. */
-static void score_cut(void *context, int64_t task, mha_worker *worker) {
-    const few_job *job = context;
-    take_cut(job, task, worker, job->kernels->few_queries->score);
-}
-
-/* Task of pass 2: weights, and the weighted sums of blocks of values. */
-static void weigh_cut(void *context, int64_t task, mha_worker *worker) {
-    const few_job *job = context;
-    take_cut(job, task, worker, job->kernels->few_queries->weigh);
 }
 
 /* Task of pass 3: what a row block's sums add up to. */
@@ -345,8 +326,13 @@ mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job.state_size, (size_t)job.row_tasks, &job.state));
     for (job.round = 0; job.round < job.rounds; job.round++) {
-        MHA_TRY(mha_run_tasks(execution, tasks, threads, score_cut, &job));
-        MHA_TRY(mha_run_tasks(execution, tasks, threads, weigh_cut, &job));
+        /* 1. Scores. */
+        job.pass = job.kernels->few_queries->score;
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, take_cut, &job));
+        /* 2. Weights, and the weighted sums of blocks of values. */
+        job.pass = job.kernels->few_queries->weigh;
+        MHA_TRY(mha_run_tasks(execution, tasks, threads, take_cut, &job));
+        /* 3. What they add up to. */
         MHA_TRY(mha_run_tasks(execution, job.row_tasks, threads, join_cuts, &job));
     }
     return MHA_OK;

@@ -301,6 +301,7 @@ EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
 #define _mm512_mask_blend_ps emulated_mask_blend_ps
 #define _mm512_maskz_loadu_ps emulated_maskz_loadu_ps
 #define _mm512_permutex2var_ps emulated_permutex2var_ps
+#define _mm512_permutexvar_ps(which, a) emulated_permutex2var_ps(a, which, a)
 #define _mm512_add_pd emulated_add_pd
 #define _mm512_sub_pd emulated_sub_pd
 #define _mm512_mul_pd emulated_mul_pd

@@ -140,8 +140,8 @@ INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
     const __m512i both = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
     /* The lower one's bits choose from a table: one instruction in place of two. The upper one
      * keeps the ports busy that do not permute. */
-    const __m512i by_bits = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, -128, -112, -96, -80,
-                                              -64, -48, -32, -16);
+    const __m512i by_bits =
+        _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, -128, -112, -96, -80, -64, -48, -32, -16);
     *low = _mm512_permutexvar_ps(both, _mm512_cvtepi32_ps(by_bits));
     *high = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(-16)));
 }

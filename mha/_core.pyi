@@ -2,7 +2,7 @@
 for flags; those of mha have the docstrings.
 
 A weight is an array (in, out), or what `pack_weight` made of one. With save=True a function returns
-(results, kept) instead of its results; its _backward takes `kept` and returns gradients by name.
+(results, saved) instead of its results; its _backward takes `saved` and returns gradients by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def linear(
     x: ArrayLike, weight: object, bias: ArrayLike | None, /, *, save: bool = False
 ) -> Any: ...
 def linear_backward(
-    kept: object, grad_output: ArrayLike, skips_rows: bool, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, skips_rows: bool, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def check_block_mask(record: object, /) -> None: ...
 def pack_weight(weight: ArrayLike, /) -> object: ...
@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
     save: bool = False, head_gate: ArrayLike | None = None, exact_lse: bool = False
 ) -> Any: ...
 def scaled_dot_product_attention_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def saved_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
@@ -59,7 +59,7 @@ def scaled_dot_product_attention_varlen(
     keep_first: int | None = None, dropped: ArrayLike | None = None
 ) -> Any: ...
 def scaled_dot_product_attention_varlen_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object,
@@ -67,7 +67,7 @@ def additive_attention(
     save: bool = False
 ) -> Any: ...
 def additive_attention_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def multi_head_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, W_q: object, W_k: object, W_v: object,
@@ -85,7 +85,7 @@ def multi_head_attention(
     keep_first: int | None = None, dropped: int | None = None
 ) -> Any: ...
 def multi_head_attention_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: ArrayLike | None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def merge_attention(
     outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], /
@@ -96,20 +96,20 @@ def prepare_heads(
     save: bool = False
 ) -> Any: ...
 def prepare_heads_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def output_gate(
     merged: ArrayLike, logits: ArrayLike, num_heads: int, /, *, save: bool = False
 ) -> Any: ...
 def output_gate_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def rotary(
     x: ArrayLike, rotary: tuple[bytes, bool, float, bytes, int], positions: ArrayLike | None, /, *,
     save: bool = False
 ) -> Any: ...
 def rotary_backward(
-    kept: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
+    saved: object, grad_output: ArrayLike, grad_lse: None, wanted: set[str], /
 ) -> dict[str, NDArray[Any] | None]: ...
 def dropout_mask(
     shape: tuple[int, ...], p: float, seed: int, offsets: tuple[int, ...], /

@@ -1,5 +1,9 @@
-"""Steps that Ctrl-C leaves all done or none: Python raises KeyboardInterrupt behind instructions of
-its own, and functions of C that functions of C call are not among them."""
+"""Steps that Ctrl-C leaves all done or none.
+
+Python runs signal handlers between instructions of its own, at a few of them: where a function
+begins, where a loop goes round and behind a call. It runs none while functions of C call each
+other, and none between a look at an attribute and the call of C that stands in the same expression.
+"""
 
 from __future__ import annotations
 

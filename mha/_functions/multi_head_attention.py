@@ -213,7 +213,7 @@ def prepared_core(rotary: Rotary | None, q_norm: ArrayLike | None, k_norm: Array
     if rotary is None:
         if positions is not None or key_positions is not None:
             raise nothing_rotates("key_positions" if positions is None else "positions")
-        if q_norm is k_norm is None:
+        if q_norm is None and k_norm is None:
             return _core.multi_head_attention
     if key_positions is None and key_is_query:
         key_positions = positions

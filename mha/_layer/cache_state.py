@@ -1,4 +1,5 @@
-"""What a KVCache holds at one moment, and how it is copied and written behind its end."""
+"""What all caches share, what a KVCache holds at one moment, and how that is copied and written
+behind its end."""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ def checked_window(window: Any, keep_first: Any) -> CacheWindow:
     return CacheWindow(size, first)
 
 
-class StoredHeads:
-    """What caches of any kind have: two arrays (..., width), a window, and a state that changes by
-    one assignment."""
+class AnyCache:
+    """What KVCache and PagedCache share: arrays of keys (..., head_dim) and values (...,
+    value_head_dim), a window, and a state that changes by one assignment."""
 
     __slots__ = ()
     _state: Any
@@ -93,7 +94,7 @@ class StoredHeads:
 
     def _publish(self, after: Any, before: Any) -> None:
         """Compare and swap: the state becomes `after`; a RuntimeError where it is not `before`."""
-        # The look and the write are one line, between whose parts no signal handler runs.
+        # One expression, in which no signal handler runs: mha/_base/atomic.py.
         if not (self._state is before and assign(self, "_state", after) is None):
             raise changed_meanwhile()
 
@@ -280,13 +281,13 @@ def moves(state: CacheState, begins: Array, chosen: list[Array]) -> list[Step]:
     return steps
 
 
-def clearing(state: CacheState, after: CacheState) -> list[Step]:
-    """Zeros behind the rows of after, up to those of state: views up to longer sequences' ends
-    would show them. None where after has other arrays."""
-    if after.key is not state.key:
+def clearing(written: CacheState, kept: CacheState) -> list[Step]:
+    """Zeros behind the rows of `kept`, as far as those of `written` go: views up to longer
+    sequences' ends would show them. Nothing where `kept` has other arrays."""
+    if kept.key is not written.key:
         return []
-    ends, old_ends = ((of.lengths + (of.first - of.start)).tolist() for of in (after, state))
+    ends, old_ends = ((of.lengths + (of.first - of.start)).tolist() for of in (kept, written))
     columns = [*map(slice, ends, old_ends)]
     return [(operator.setitem, array, (sequence, slice(None), behind), 0)
-            for array in (state.key, state.value) for sequence, behind in enumerate(columns)
+            for array in (written.key, written.value) for sequence, behind in enumerate(columns)
             if behind.start < behind.stop]

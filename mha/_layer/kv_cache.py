@@ -44,8 +44,8 @@ from mha._layer.cache_pickle import from_pickle, to_pickle
 from mha._layer.cache_room import extended
 from mha._layer.cache_state import (
     NOWHERE,
+    AnyCache,
     CacheState,
-    StoredHeads,
     changed_meanwhile,
     checked_window,
     clearing,
@@ -66,7 +66,7 @@ Append = Callable[[Array, Array], None]
 T = TypeVar("T")
 
 
-class KVCache(StoredHeads):
+class KVCache(AnyCache):
     """Keys and values of the positions so far, for attention that goes on behind them.
 
     Parameters
@@ -136,7 +136,7 @@ class KVCache(StoredHeads):
         known_dtype = cache_dtype(dtype)
         of_block = numbers_of_element(known_dtype, head_dim=head_dim, value_head_dim=value_head_dim)
         self._window = checked_window(window, keep_first)
-        self._fits: Any = None  # the settings of the layer that it fitted last
+        self._fits: Any = None  # the settings of the layer that it was last checked against
         most = most_columns(self._window)
         columns = columns if most is None else min(columns, most)
         heads = batch, kv_heads
@@ -393,13 +393,14 @@ class KVCache(StoredHeads):
 
         def store_rows(key: Array, value: Array) -> None:
             for array, where, numbers in writes(before, after, key, value, counts, left):
-                # The look and the write are one line, between whose parts no signal handler runs.
+                # One expression, in which no signal handler runs: mha/_base/atomic.py.
                 if not (self._state is before and setitem(array, where, numbers) is None):
                     raise changed_meanwhile()
 
         try:
             result = use(after, store_rows)
-            self._publish(after, before)  # Ctrl-C comes before this, or behind the call
+            # Ctrl-C before this leaves the cache as it was, behind it with the new rows.
+            self._publish(after, before)
         except BaseException:
             self._take_back(after)
             raise
@@ -443,7 +444,7 @@ class KVCache(StoredHeads):
 
     def _publish_and_clear(self, after: CacheState, before: CacheState,
                            moving: Sequence[Step] = ()) -> None:
-        """The same, with rows that move and zeros behind those of the state after, in one go."""
+        """`_publish`, and in the same go rows that move and zeros behind the rows of `after`."""
         if not self._cleared(before, (assign, self, "_state", after), *moving,
                              *clearing(before, after)):
             raise changed_meanwhile()

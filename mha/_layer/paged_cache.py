@@ -20,7 +20,7 @@ from mha._base.keywords import checks_keywords
 from mha._functions.options import as_sides
 from mha._layer.cache_state import (
     BLOCK,
-    StoredHeads,
+    AnyCache,
     changed_meanwhile,
     checked_window,
     first_needed,
@@ -43,7 +43,7 @@ __all__ = ["PagedCache"]
 Array = NDArray[Any]
 
 
-class PagedCache(StoredHeads):
+class PagedCache(AnyCache):
     """Keys and values of many sequences, of all layers of a model, in pages of one pool.
 
     Sequences come and go, and grow one by one; each takes as many pages as it needs. Sequences with
@@ -453,7 +453,7 @@ class PagedLayer:
         array: Any
         for array, numbers in ((self.key, key), (self.value, value)):
             stored = rounded(numbers, array.dtype)
-            # The look and the write are one line, between whose parts no signal handler runs.
+            # One expression, in which no signal handler runs: mha/_base/atomic.py.
             if not (self.pool._state is rows.before
                     and setitem(array, rows.places, stored) is None):
                 raise changed_meanwhile()

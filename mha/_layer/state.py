@@ -146,10 +146,11 @@ def known_dtype(dtype: np.dtype[Any], has_gradients: bool) -> np.dtype[Any]:
 def core_at(state: LayerState, positions: ArrayLike | None, key_positions: ArrayLike | None,
             key_is_query: bool) -> Callable[..., Any]:
     """`state.core` at the positions of a call."""
-    if key_is_query and key_positions is None and not state.settings.is_latent:
-        key_positions = positions
-    if state.settings.rotary is None and not state.settings.is_latent:
-        raise nothing_rotates("key_positions" if positions is None else "positions")
+    if not state.settings.is_latent:  # LatentCore checks its positions itself
+        if state.settings.rotary is None:
+            raise nothing_rotates("key_positions" if positions is None else "positions")
+        if key_is_query and key_positions is None:
+            key_positions = positions
     return functools.partial(state.core, positions=positions, key_positions=key_positions)
 
 

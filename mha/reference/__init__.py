@@ -1,10 +1,10 @@
 """Multi-head attention in plain NumPy: the text to learn from, and the oracle of the tests.
 
-forward.py is the figure, top-down, and every box of it a function; backward.py has their gradients,
-the same names with _vjp; prepared_heads.py has what may stand between projections and attention,
-there and back; latent.py has latent attention; varlen.py has ragged batches; steps.py shows the
-intermediates of a layer. The functions have the names, arguments and meanings of those of `mha`,
-which do the same work in C.
+_forward.py is the figure, top-down, and every box of it a function; _backward.py has their
+gradients, the same names with _vjp; _prepared_heads.py has what may stand between projections and
+attention, there and back; _latent.py has latent attention; _varlen.py has ragged batches; _steps.py
+shows the intermediates of a layer. The functions have the names, arguments and meanings of those of
+`mha`, which do the same work in C.
 """
 
 from mha.reference._backward import (

@@ -1,10 +1,9 @@
-"""The gradients of forward.py in plain NumPy: each function is the chain rule, backwards.
+"""The gradients of _forward.py in plain NumPy: each function is the chain rule, backwards.
 
 The same names, arguments and meanings as the public functions of `mha`, without `wrt`. A function
 does the forward pass, saves what the backward pass needs, and returns (output, pullback); the
 pullback takes the gradient of a loss with respect to the output and returns a dictionary of its
-gradients
-with respect to the arguments.
+gradients with respect to the arguments.
 """
 
 from __future__ import annotations

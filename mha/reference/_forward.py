@@ -6,7 +6,7 @@ functions below it. Same names, arguments and meanings (but for `out`) as the pu
 with query_len * key_len. Besides float32 and float64 it computes in complex128 and long double; of
 halves it makes float32, and does not round the result.
 `mha.reference.steps` shows every intermediate of a layer, with its shape and the file that computes
-it in C; backward.py has the gradients.
+it in C; _backward.py has the gradients.
 
 Source of the method: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
@@ -441,7 +441,11 @@ def _batch_of_one(x: ArrayLike | None) -> Any:
 def _returned(output: NDArray[Any], weights: NDArray[Any], lse: NDArray[Any],
               return_weights: bool, return_lse: bool, is_one: bool = False) -> Any:
     """What was asked for; is_one: without the axis of a batch of one."""
-    results = (output, *(weights,) * bool(return_weights), *(lse,) * bool(return_lse))
+    results = [output]
+    if return_weights:
+        results.append(weights)
+    if return_lse:
+        results.append(lse)
     if is_one:
-        results = tuple(result[0] for result in results)
-    return results if len(results) > 1 else results[0]
+        results = [result[0] for result in results]
+    return tuple(results) if len(results) > 1 else results[0]

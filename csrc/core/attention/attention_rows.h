@@ -30,7 +30,8 @@ void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t
                           int64_t first, int64_t count, mha_key_ranges *visible,
                           mha_attention_block *block);
 
-/* What blocks of every kernel say of the problem's rows. */
+/* Fills what the blocks of all kernels have by the same names; a macro, since their structs have no
+ * part in common. */
 #define MHA_FILL_ROWS(a, block)                                                                    \
     do {                                                                                           \
         (block)->head_dim = mha_extent(&(a)->query, 1);                                            \

@@ -1,4 +1,4 @@
-/* What every file of the binding includes first. This folder alone knows Python and NumPy. */
+/* What every file of the binding includes first. csrc/python alone knows Python and NumPy. */
 #ifndef MHA_BINDING_H
 #define MHA_BINDING_H
 

@@ -130,8 +130,7 @@ static int call_check(mha_status status) {
     return -1;
 }
 
-int mha_call_run(core_workspace *workspace, core_forward *forward, const void *problem,
-                 int num_threads) {
+int mha_call_run(core_workspace *workspace, core_run *run, const void *problem, int num_threads) {
     mha_execution execution;
     kept_for_thread *kept = kept_of_thread();
     int64_t no_poll_yet = 0;
@@ -144,7 +143,7 @@ int mha_call_run(core_workspace *workspace, core_forward *forward, const void *p
     state.thread = PyEval_SaveThread();
     execution.cancel.poll = poll_signals;
     execution.cancel.context = &state;
-    const mha_status status = forward(problem, &execution);
+    const mha_status status = run(problem, &execution);
     PyEval_RestoreThread(state.thread);
     call_end(&execution, kept);
     return call_check(status);

@@ -68,7 +68,7 @@ static void free_saved(PyObject *capsule) {
     mha_system_free(saved);
 }
 
-PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call)) {
+PyObject *mha_save_call(const char *name, void *call, size_t size, void (*clear)(void *call)) {
     saved_call *saved = mha_system_allocate(sizeof(saved_call) + size);
     if (saved == NULL) {
         return PyErr_NoMemory();
@@ -111,13 +111,13 @@ PyObject *mha_run_function(const module_function *f, void *call, PyObject *const
         f->convert(call, normalised) < 0) {
         goto cleanup;
     }
-    if (f->fill_pointers(call) && f->forward != NULL &&
-        mha_call_run(f->workspace, f->forward, (char *)call + f->problem, num_threads) < 0) {
+    if (f->fill_pointers(call) && f->run != NULL &&
+        mha_call_run(f->workspace, f->run, (char *)call + f->problem, num_threads) < 0) {
         goto cleanup;
     }
     result = f->results(call);
     if (result != NULL && f->save > 0 && normalised[f->save] == Py_True) {
-        result = Py_BuildValue("NN", result, mha_keep_call(f->name, call, f->size, f->clear));
+        result = Py_BuildValue("NN", result, mha_save_call(f->name, call, f->size, f->clear));
     }
 cleanup:
     if (result == NULL && !PyErr_Occurred()) {

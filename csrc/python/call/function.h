@@ -11,7 +11,8 @@
 enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };
 
 /* A function lists its arguments once, as rows X(name, form), maybe MHA_OPTIONS(X) among them:
- * ARG_name is the place of one, FORMS says how each is normalised. */
+ * ARG_name is the place of one, FORMS says how each is normalised. What else rows of MHA_OPTIONS
+ * have is of no use here. */
 #define MHA_FIRST_OF(first, ...) first
 #define MHA_ARGUMENT_PLACE(name, ...) ARG_##name,
 #define MHA_ARGUMENT_FORM(name, ...) [ARG_##name] = {#name, MHA_FIRST_OF(__VA_ARGS__, )},
@@ -40,10 +41,10 @@ typedef struct module_function {
     int (*convert)(void *call, PyObject **arguments);
     /* 2. Takes the pointers; whether there is anything to compute. */
     bool (*fill_pointers)(void *call);
-    /* 3. Computes: steps of the core over the problem, so many bytes into the call. */
+    /* 3. Computes: the core's step, forward or backward. */
     core_workspace *workspace; /* NULL: needs none */
-    core_forward *forward;     /* NULL: nothing is computed */
-    size_t problem;
+    core_run *run;             /* NULL: nothing is computed */
+    size_t problem;            /* where in the call the core's struct lies that both read */
     /* 4. New reference. */
     PyObject *(*results)(void *call);
     void (*clear)(void *call);
@@ -57,25 +58,28 @@ PyObject *mha_run_function(const module_function *function, void *call, PyObject
     MHA_PY_FUNCTION(name_, KEYWORDS) {                                                             \
         static const module_function function = {                                                  \
             .name = #name_, .size = sizeof(call_type), __VA_ARGS__};                               \
-        call_type call; /* cleared by the shell */                                                 \
+        call_type call; /* mha_run_function zeroes it */                                           \
         (void)module;                                                                              \
         return mha_run_function(&function, &call, given, count, keywords);                         \
     }
 
-/* The fields of a function whose file has them by these names. */
+/* The fields of a forward function whose file names its parts so: FORMS and NUM_ARGUMENTS (by
+ * MHA_ARGUMENTS), convert, results, clear. */
 #define MHA_FORWARD_FIELDS                                                                         \
     .forms = FORMS, .count = NUM_ARGUMENTS, .convert = convert, .results = results, .clear = clear
 
-/* Defines mha_py_<name>, which mha_<step>_forward computes in the workspace that it asks for. */
+/* Defines mha_py_<name>. MHA_FORWARD_FUNCTION(rotary, rotary, rotary_call, rotation, ...): each
+ * call is a rotary_call, and mha_rotary_forward runs over its field `rotation`, in the workspace
+ * that mha_rotary_workspace asks for. `step` is the core's name of it where that differs. */
 #define MHA_FORWARD_FUNCTION(name, step, call_type, problem_, ...)                                 \
     MHA_CORE_WORKSPACE(step##_workspace)                                                           \
     MHA_CORE_RUN(step##_forward)                                                                   \
     MHA_MODULE_FUNCTION(name, call_type, MHA_FORWARD_FIELDS, .workspace = core_##step##_workspace, \
-                        .forward = core_##step##_forward,                                          \
-                        .problem = offsetof(call_type, problem_), __VA_ARGS__)
+                        .run = core_##step##_forward, .problem = offsetof(call_type, problem_),    \
+                        __VA_ARGS__)
 
 /* A call as its gradients come back to it: moved out of `call`, which is zeros then, into a capsule
  * that clears it in the end. `name` is a string that stays. NULL with an exception. */
-PyObject *mha_keep_call(const char *name, void *call, size_t size, void (*clear)(void *call));
+PyObject *mha_save_call(const char *name, void *call, size_t size, void (*clear)(void *call));
 
 #endif

@@ -6,7 +6,7 @@
 #include "python/convert/pieces.h"
 
 const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
-    [MHA_KEPT] = {"saved", AS_IT_IS},
+    [MHA_SAVED] = {"saved", AS_IT_IS},
     [MHA_GRAD_OUTPUT] = {"grad_output", AS_REAL},
     [MHA_GRAD_LSE] = {"grad_lse", AS_REAL},
     [MHA_WANTED] = {"wanted", AS_IT_IS},

@@ -7,7 +7,7 @@
 
 /* Every backward pass takes what the forward pass saved, the gradients of the output and of lse (or
  * None), and the set of the names that are wanted. */
-enum { MHA_KEPT, MHA_GRAD_OUTPUT, MHA_GRAD_LSE, MHA_WANTED, MHA_NUM_BACKWARD_ARGUMENTS };
+enum { MHA_SAVED, MHA_GRAD_OUTPUT, MHA_GRAD_LSE, MHA_WANTED, MHA_NUM_BACKWARD_ARGUMENTS };
 extern const argument_form MHA_BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS];
 
 /* The gradient of a result of this shape and NumPy's type, in the element type that computes it;
@@ -29,12 +29,11 @@ new_gradient mha_new_dense_like;
  */
 int mha_given_typenum(PyObject *given, PyArrayObject *converted);
 
-/* What every call of a backward pass begins with: the module's functions cast to it. */
-enum { MHA_MOST_GRADIENTS = 24 };
-
-/* A backward pass lists its gradients once, as rows X(name, like, see): GRAD_name is the place of
- * one. `like`, of the call that was `saved`, is the array that it is the gradient of, or NULL, and
- * see(gradient) is what the core's struct has as grad_name. */
+/* A backward pass lists its gradients once, as rows X(name, like, see). MHA_GRADIENT_LISTS makes
+ * GRAD_<name>, the place of one, and NAMES. like: the array that it is the gradient of, or NULL; an
+ * expression of the local `saved`, which points to the saved call. see: the function by which
+ * fill_pointers puts gradients[GRAD_<name>], of the local `gradients`, into the core's struct, as
+ * its field grad_<name>. */
 #define MHA_GRADIENT_PLACE(name, like, see) GRAD_##name,
 #define MHA_GRADIENT_NAME(name, like, see) #name,
 #define MHA_GRADIENT_LIKE(name, like, see) like,
@@ -43,6 +42,9 @@ enum { MHA_MOST_GRADIENTS = 24 };
     enum gradient { GRADIENTS(MHA_GRADIENT_PLACE) NUM_GRADIENTS };                                 \
     static const char *const NAMES[NUM_GRADIENTS] = {GRADIENTS(MHA_GRADIENT_NAME)};
 
+enum { MHA_MOST_GRADIENTS = 24 };
+
+/* What the call of every backward pass begins with: the functions below cast to it. */
 typedef struct backward_call {
     PyArrayObject *grad_output, *grad_lse;
     const char *const *names; /* of the arguments that have gradients */
@@ -54,11 +56,12 @@ typedef struct backward_call {
 /* Lets a gradient go out in this type, where it is wanted. */
 void mha_round_gradient(backward_call *back, int gradient, int typenum);
 
-/* grad_output, and grad_lse where it is not None, shaped as these; of attention, whose output is
- * (..., query_len, value_head_dim) and whose lse is (..., query_len). 0, or -1 with the exception.
- */
+/* grad_lse, where it is not None, of this shape. 0, or -1 with the exception. */
 int mha_convert_grad_lse(PyObject **argument, int typenum, const npy_intp *shape, int axes,
                          backward_call *back);
+
+/* grad_output and grad_lse of attention: (..., query_len, value_head_dim), as output is, and (...,
+ * query_len). 0, or -1 with the exception. */
 int mha_convert_grad_results(PyObject **arguments, int typenum, PyArrayObject *output,
                              backward_call *back);
 
@@ -79,13 +82,14 @@ void mha_clear_backward(void *call);
     .by_position = MHA_NUM_BACKWARD_ARGUMENTS, .options = NO_OPTIONS, .saved_by = #name,           \
     .saved_at = offsetof(call_type, forward), .clear = mha_clear_backward
 
-/* Defines mha_py_<name>_backward, which mha_<step>_backward computes. */
+/* Defines mha_py_<name>_backward, which mha_<step>_backward computes: as MHA_FORWARD_FUNCTION, with
+ * the names of the file given. */
 #define MHA_BACKWARD_FUNCTION(name, step, call_type, problem_, ...)                                \
     MHA_CORE_WORKSPACE(step##_backward_workspace)                                                  \
     MHA_CORE_RUN(step##_backward)                                                                  \
     MHA_MODULE_FUNCTION(                                                                           \
         name##_backward, call_type, MHA_BACKWARD_FIELDS(name, call_type, MHA_BACKWARD_FORMS),      \
-        .workspace = core_##step##_backward_workspace, .forward = core_##step##_backward,          \
+        .workspace = core_##step##_backward_workspace, .run = core_##step##_backward,              \
         .problem = offsetof(call_type, problem_), __VA_ARGS__)
 
 /* Zeros in the gradients (or NULL) of what is added to scores, where there are none, and so nothing

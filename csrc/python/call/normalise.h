@@ -2,8 +2,8 @@
  * or let other threads run, that reshape or retype other arguments. So it comes first, for all of
  * them, and arrays become views that nobody else holds; what is checked afterwards stays as it was
  * checked. */
-#ifndef MHA_SETTLE_H
-#define MHA_SETTLE_H
+#ifndef MHA_NORMALISE_H
+#define MHA_NORMALISE_H
 
 #include "python/base/binding.h"
 

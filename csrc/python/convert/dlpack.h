@@ -32,7 +32,7 @@ typedef struct managed_versioned {
 enum { DEVICE_CPU = 1, KNOWN_VERSION = 1 };
 enum { CODE_INT = 0, CODE_UINT = 1, CODE_FLOAT = 2, CODE_BFLOAT16 = 4, CODE_BOOL = 6 };
 
-/* The type of arrays of bfloat16, a new reference: that of ml_dtypes, else what half_precision.py
+/* The type of arrays of bfloat16, a new reference: that of ml_dtypes, else what mha/_base/dtypes.py
  * calls RAW_BFLOAT16. */
 PyArray_Descr *mha_type_of_bfloat16(void);
 

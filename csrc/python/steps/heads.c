@@ -158,5 +158,5 @@ MHA_CORE_RUN(merge_heads_forward)
 MHA_MODULE_FUNCTION(merge_heads, heads_call, .forms = FORMS, .count = NUM_MERGE_ARGUMENTS,
                     .by_position = NUM_MERGE_ARGUMENTS, .options = NO_OPTIONS,
                     .convert = convert_merge, .fill_pointers = fill_merge,
-                    .forward = core_merge_heads_forward, .problem = offsetof(heads_call, merge),
+                    .run = core_merge_heads_forward, .problem = offsetof(heads_call, merge),
                     .results = results, .clear = clear)

@@ -121,9 +121,10 @@ static mha_status forward(const void *projection, mha_execution *execution) {
     return mha_linear_projection_forward(projection, 1, execution);
 }
 
+/* Not MHA_FORWARD_FUNCTION: the core takes several projections at once. */
 MHA_MODULE_FUNCTION(linear, linear_call, MHA_FORWARD_FIELDS, .by_position = ARG_save,
                     .options = NO_OPTIONS, .save = ARG_save, .fill_pointers = fill_pointers,
-                    .workspace = workspace_of, .forward = forward,
+                    .workspace = workspace_of, .run = forward,
                     .problem = offsetof(linear_call, projection))
 
 #define GRADIENTS(X)                                                                               \
@@ -143,7 +144,7 @@ typedef struct linear_backward_call {
  * padding may be NaN. */
 enum { SKIPS_ROWS = MHA_GRAD_LSE };
 static const argument_form BACKWARD_FORMS[MHA_NUM_BACKWARD_ARGUMENTS] = {
-    [MHA_KEPT] = {"saved", AS_IT_IS},
+    [MHA_SAVED] = {"saved", AS_IT_IS},
     [MHA_GRAD_OUTPUT] = {"grad_output", AS_REAL},
     [SKIPS_ROWS] = {"skips_rows", AS_IT_IS},
     [MHA_WANTED] = {"wanted", AS_IT_IS},
@@ -184,10 +185,11 @@ static bool fill_backward(void *given) {
 MHA_CORE_WORKSPACE(linear_projection_backward_workspace)
 MHA_CORE_RUN(linear_projection_backward)
 
+/* Not MHA_BACKWARD_FUNCTION: skips_rows has the place of grad_lse. */
 MHA_MODULE_FUNCTION(linear_backward, linear_backward_call,
                     MHA_BACKWARD_FIELDS(linear, linear_backward_call, BACKWARD_FORMS),
                     .convert = convert_backward, .fill_pointers = fill_backward,
                     .workspace = core_linear_projection_backward_workspace,
-                    .forward = core_linear_projection_backward,
+                    .run = core_linear_projection_backward,
                     .problem = offsetof(linear_backward_call, problem),
                     .results = mha_pack_gradients)

@@ -103,7 +103,7 @@ MHA_CORE_RUN(output_gate_forward)
 
 MHA_MODULE_FUNCTION(output_gate, gate_call, MHA_FORWARD_FIELDS, .by_position = ARG_save,
                     .options = NO_OPTIONS, .save = ARG_save, .fill_pointers = fill_pointers,
-                    .forward = core_output_gate_forward, .problem = offsetof(gate_call, gate))
+                    .run = core_output_gate_forward, .problem = offsetof(gate_call, gate))
 
 #define GRADIENTS(X)                                                                               \
     X(merged, saved->merged, mha_data_or_null)                                                     \
@@ -143,5 +143,5 @@ MHA_CORE_RUN(output_gate_backward)
 MHA_MODULE_FUNCTION(output_gate_backward, gate_backward_call,
                     MHA_BACKWARD_FIELDS(output_gate, gate_backward_call, MHA_BACKWARD_FORMS),
                     .convert = convert_backward, .fill_pointers = fill_backward,
-                    .forward = core_output_gate_backward,
+                    .run = core_output_gate_backward,
                     .problem = offsetof(gate_backward_call, problem), .results = mha_pack_gradients)

@@ -76,7 +76,7 @@ static bool fill_pointers(void *given) {
 
 static PyObject *results(void *given) {
     saved_attention_call *call = given;
-    return mha_keep_call("scaled_dot_product_attention", &call->forward, sizeof call->forward,
+    return mha_save_call("scaled_dot_product_attention", &call->forward, sizeof call->forward,
                          clear_forward);
 }
 
@@ -84,5 +84,5 @@ MHA_CORE_RUN(attention_statistics_forward)
 
 MHA_MODULE_FUNCTION(saved_attention, saved_attention_call, MHA_FORWARD_FIELDS,
                     .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
-                    .fill_pointers = fill_pointers, .forward = core_attention_statistics_forward,
+                    .fill_pointers = fill_pointers, .run = core_attention_statistics_forward,
                     .problem = offsetof(saved_attention_call, problem))

@@ -202,4 +202,4 @@ static mha_status forward(const void *given, mha_execution *execution) {
 MHA_MODULE_FUNCTION(scaled_dot_product_attention, attention_call, MHA_FORWARD_FIELDS,
                     .by_position = MHA_FIRST_OPTION + 1, .options = MHA_FIRST_OPTION,
                     .save = ARG_save, .fill_pointers = mha_fill_attention_call,
-                    .workspace = workspace, .forward = forward)
+                    .workspace = workspace, .run = forward)

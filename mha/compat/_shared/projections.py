@@ -78,7 +78,8 @@ def as_visible(mask: ArrayLike, name: str) -> NDArray[np.bool_]:
 def over_scores(mask: NDArray[Any], name: str, groups: Sequence[tuple[int, ...]],
                 given: tuple[int, ...] | None = None) -> NDArray[Any]:
     """The mask with one axis for each group of axes of the scores, such as all batch axes; an axis
-    that has size 1 throughout its group stays 1. Errors show the shape that was given."""
+    that has size 1 throughout its group stays 1. Of groups (2, 3), (8,), (5,), (7,) a mask
+    (3, 1, 5, 7) becomes (6, 1, 5, 7). Errors show the shape that was given."""
     scores = tuple(size for group in groups for size in group)
     check_over_scores(mask, name, scores, given)
     sizes = iter((1,) * (len(scores) - mask.ndim) + mask.shape)

@@ -1,5 +1,5 @@
-"""The book's layers but for their calls, which each form's module adds: where training is said,
-and what is returned.
+"""The layers of "Dive into Deep Learning" that its four forms (PyTorch, TensorFlow, JAX, MXNet)
+share. Each form's module adds the call: how training is said, and what is returned.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mha.compat._shared.layers import Linear, checked_heads
 from mha.compat.d2l._helpers import checked_inputs, three_axes
 
 
-class ScoredAttention:
+class Attention:
     """What dot-product and additive attention share: dropout, and the weights of the last call.
 
     attention_weights (batch, num_queries, num_keys), before dropout; None before the first call.
     """
 
-    _scored: Callable[..., Any]  # (output, weights) of the three arrays and mha's options
+    _output_and_weights: Callable[..., Any]  # of the three arrays and mha's options
 
     def __init__(self, dropout: float, *, rng: RandomSource = None) -> None:
         self.dropout = as_dropout(dropout)
@@ -42,7 +42,7 @@ class ScoredAttention:
         where all is dropped. The weights are kept."""
         *arrays, lengths = checked_inputs(queries, keys, values, valid_lens)
         dropout, drops_all = split_dropout(self.dropout if training else 0.0)
-        output, self.attention_weights = self._scored(
+        output, self.attention_weights = self._output_and_weights(
             *arrays, key_lengths=lengths, empty_rows="uniform", dropout=dropout, rng=self._rng,
             return_weights=True)
         if drops_all:
@@ -50,13 +50,13 @@ class ScoredAttention:
         return output
 
 
-class DotProductAttention(ScoredAttention):
+class DotProductAttention(Attention):
     """softmax(queries keys^T / sqrt(d)) values over the valid keys."""
 
-    _scored = staticmethod(scaled_dot_product_attention)
+    _output_and_weights = staticmethod(scaled_dot_product_attention)
 
 
-class AdditiveAttention(ScoredAttention):
+class AdditiveAttention(Attention):
     """Attention with the scores w_v . tanh(queries W_q + keys W_k) over the valid keys.
 
     W_q, W_k and w_v are Linear, sized at the first call; w_v.weight is (1, num_hiddens).
@@ -72,7 +72,7 @@ class AdditiveAttention(ScoredAttention):
     def __repr__(self) -> str:
         return f"AdditiveAttention(num_hiddens={self.W_q.out_features}, dropout={self.dropout})"
 
-    def _scored(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
+    def _output_and_weights(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
                 **options: Any) -> Any:
         W_q, W_k = self.W_q.sized_for(queries), self.W_k.sized_for(keys)
         w_v = self.w_v.sized_for(W_k)[:, 0]

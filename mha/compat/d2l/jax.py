@@ -122,8 +122,8 @@ class Dense(Linear):
 nn = SimpleNamespace(Module=Module, Dense=Dense, compact=compact)
 
 
-class _Scored(Module, _common.ScoredAttention):
-    """The call of both."""
+class _Call(Module, _common.Attention):
+    """How this form of the book calls DotProductAttention and AdditiveAttention."""
 
     def __call__(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                  valid_lens: ArrayLike | None = None, training: bool = False) -> OutputAndWeights:
@@ -132,7 +132,7 @@ class _Scored(Module, _common.ScoredAttention):
         return output, self.attention_weights
 
 
-class DotProductAttention(_Scored, _common.DotProductAttention):
+class DotProductAttention(_Call, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -141,7 +141,7 @@ class DotProductAttention(_Scored, _common.DotProductAttention):
     """
 
 
-class AdditiveAttention(_Scored, _common.AdditiveAttention):
+class AdditiveAttention(_Call, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1)
@@ -227,5 +227,5 @@ def _forget_parameters(module: Module, generator: np.random.Generator) -> None:
 
 def _draw_dropout_from(module: Module, generator: np.random.Generator) -> None:
     for part in (module, *vars(module).values()):
-        if isinstance(part, _common.ScoredAttention):
+        if isinstance(part, _common.Attention):
             part._rng = generator

@@ -67,8 +67,8 @@ class Dense(Linear):
 keras = SimpleNamespace(layers=SimpleNamespace(Dense=Dense))
 
 
-class _Scored(Module, _common.ScoredAttention):
-    """The call of both."""
+class _Call(Module, _common.Attention):
+    """How this form of the book calls DotProductAttention and AdditiveAttention."""
 
     def call(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
              valid_lens: ArrayLike | None = None, *,
@@ -77,7 +77,7 @@ class _Scored(Module, _common.ScoredAttention):
         return self._attend(queries, keys, values, valid_lens, training)
 
 
-class DotProductAttention(_Scored, _common.DotProductAttention):
+class DotProductAttention(_Call, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5)
@@ -86,7 +86,7 @@ class DotProductAttention(_Scored, _common.DotProductAttention):
     """
 
 
-class AdditiveAttention(_Scored, _common.AdditiveAttention):
+class AdditiveAttention(_Call, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     key_size and query_size are in the form's signature; like Keras, the layer takes the sizes of

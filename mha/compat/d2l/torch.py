@@ -105,8 +105,8 @@ class LazyLinear(Module, Linear):
 nn = SimpleNamespace(Module=Module, LazyLinear=LazyLinear)
 
 
-class _Scored(Module, _common.ScoredAttention):
-    """The call of both."""
+class _Call(Module, _common.Attention):
+    """How this form of the book calls DotProductAttention and AdditiveAttention."""
 
     def forward(self, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
                 valid_lens: ArrayLike | None = None) -> NDArray[Any]:
@@ -114,7 +114,7 @@ class _Scored(Module, _common.ScoredAttention):
         return self._attend(queries, keys, values, valid_lens, self.training)
 
 
-class DotProductAttention(_Scored, _common.DotProductAttention):
+class DotProductAttention(_Call, _common.DotProductAttention):
     """Scaled dot-product attention (d2l, section 11.3.3).
 
     >>> attention = DotProductAttention(dropout=0.5).eval()
@@ -123,7 +123,7 @@ class DotProductAttention(_Scored, _common.DotProductAttention):
     """
 
 
-class AdditiveAttention(_Scored, _common.AdditiveAttention):
+class AdditiveAttention(_Call, _common.AdditiveAttention):
     """Additive attention (d2l, section 11.3.4), for queries and keys of unlike sizes.
 
     >>> attention = AdditiveAttention(num_hiddens=8, dropout=0.1).eval()

@@ -63,8 +63,8 @@ class HardCoded(str):
 
 
 class Masked(str):
-    """How a mask acts, by its name in the step "mask"; in the step "triangle" one that is always
-    on, and what it lets be seen."""
+    """A mistake by its name. Of the step "mask": the given mask acts by `how`. Of the step
+    "triangle": a mask that nobody gave, by which visible(query_len, key_len) is seen."""
 
     how: MaskEntry
     visible: Visibility | None

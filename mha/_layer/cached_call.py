@@ -326,9 +326,10 @@ def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe,
     if not isinstance(cache, KVCache):
         instead = "; a layer of a pool takes starts=" * isinstance(cache, PagedLayer)
         raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache(){instead}")
+    before = cache._state
     if cache._fits is not settings:
         check_cache_fits(settings, cache, "cache")
-        cache._fits = settings
+        cache._fits = settings if cache._state is before else None
     is_memory = isinstance(cache, Memory)
     if is_memory and not appends:
         raise ValueError("append: got False with a memory, wanted none: nothing is ever appended"

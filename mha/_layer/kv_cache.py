@@ -492,7 +492,8 @@ class KVCache(AnyCache):
         except Exception as error:  # whatever strange objects raise
             raise ValueError(f"state: got one that does not fit together ({error}), wanted what"
                              " pickling a KVCache gives") from error
-        self._state, self._window, self._fits = state, window, None
+        self._fits = None  # first: it must not outlive the state that was checked
+        self._state, self._window = state, window
 
     if not TYPE_CHECKING:  # checkers know the names
         __getattr__ = missing_attribute

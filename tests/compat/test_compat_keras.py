@@ -3,6 +3,7 @@
 `make test-peers` compares it with Keras itself.
 """
 
+import pickle
 import subprocess
 import sys
 
@@ -367,6 +368,15 @@ def test_wrong_weights_change_nothing():
         layer.set_weights([*(2 * array for array in before[:7]), np.ones(5)])
     for now, then in zip(layer.get_weights(), before):
         np.testing.assert_array_equal(now, then)
+
+
+def test_who_has_projections_is_built():
+    layer = built(LAYERS[0], (2, 3, 6), (2, 3, 6))
+    x, restored = np.ones((2, 3, 6), np.float32), pickle.loads(pickle.dumps(layer))
+    assert restored.built and len(restored.weights) == 8
+    np.testing.assert_array_equal(restored(x, x), layer(x, x))  # no weights are drawn again
+    restored._projections = {}
+    assert not restored.built
 
 
 def test_keras_is_not_imported():

@@ -192,7 +192,9 @@ def test_softmax(axis):
     (lambda layer, x: tutorial.scaled_dot_product_attention(x[0, 0], x, x), ValueError, "query"),
     (lambda layer, x: tutorial.scaled_dot_product_attention(x, x, x, "mask"), TypeError, "mask"),
     (lambda layer, x: tutorial.scaled_dot_product_attention(x, x[[0, 0, 0]], x), ValueError,
-     "batch axes"),
+     r"query, key, value: got shapes .*batch axes"),
+    (lambda layer, x: tutorial.scaled_dot_product_attention(x, x, x, np.ones((3, 4, 4))),
+     ValueError, r"query, key, value, mask: got shapes .*\(3, 4, 4\).*batch axes"),
 ])
 def test_bad_calls(call, error, message):
     layer = tutorial.MultiHeadAttention(12, 3, seed=0)

@@ -20,22 +20,23 @@ def attention_with_weights(query: NDArray[Any], key: NDArray[Any], value: NDArra
     broadcast with each other.
     """
     masks = () if visible is None else (np.atleast_2d(visible),)
-    query, key, value, *_ = broadcast_leading(query, key, value, *masks, own_axes=2)
+    query, key, value, *_ = broadcast_leading(query, key, value, *masks, own_axes=2,
+                                              names="query, key, value" + ", mask" * len(masks))
     return scaled_dot_product_attention(query, key, value, mask=visible, empty_rows="uniform",
                                         return_weights=True)
 
 
-def broadcast_leading(*arrays: NDArray[Any], own_axes: int) -> list[NDArray[Any]]:
+def broadcast_leading(*arrays: NDArray[Any], own_axes: int,
+                      names: str = "query, key, value") -> list[NDArray[Any]]:
     """Broadcast the axes before each array's last own_axes against each other, as views."""
     shapes = [array.shape for array in arrays]
     if min(map(len, shapes)) < own_axes:
-        raise ValueError(f"query, key, value: got shapes {shapes}, wanted at least {own_axes}"
-                         " dimensions")
+        raise ValueError(f"{names}: got shapes {shapes}, wanted at least {own_axes} dimensions")
     try:
         leading = np.broadcast_shapes(*(shape[:-own_axes] for shape in shapes))
     except ValueError:
-        raise ValueError(f"query, key, value: got shapes {shapes}, wanted batch axes, those"
-                         f" before the last {own_axes}, that broadcast") from None
+        raise ValueError(f"{names}: got shapes {shapes}, wanted batch axes, those before the last"
+                         f" {own_axes}, that broadcast") from None
     if all(shape[:-own_axes] == leading for shape in shapes):
         return [*arrays]
     return [np.broadcast_to(array, leading + array.shape[-own_axes:]) for array in arrays]

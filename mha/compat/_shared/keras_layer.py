@@ -61,6 +61,11 @@ class Layer(Weighted):
 
     _shown: tuple[str, ...] = ()
 
+    @property
+    def built(self) -> bool:
+        """Whether the weights are there: after `build`, or the first call."""
+        return bool(self._projections)
+
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         """Draws the weights for inputs of these shapes, of which only the last axis and how many
         there are matter.
@@ -82,7 +87,7 @@ class Layer(Weighted):
         drawn = {name: self._drawn(shape, 1) for name, shape in kernels.items()}
         output_shape = self._output_shape or (query_dim,)
         drawn["attention_output"] = self._drawn((heads, value_dim, *output_shape), 2)
-        self._projections, self._attention_axes, self._built = drawn, axes, True
+        self._projections, self._attention_axes = drawn, axes
 
     def _resolved_axes(self, dimensions: int) -> tuple[int, ...]:
         """The attention axes of inputs of so many dimensions, counted from the front."""

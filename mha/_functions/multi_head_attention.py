@@ -210,17 +210,20 @@ def prepared_core(rotary: Rotary | None, q_norm: ArrayLike | None, k_norm: Array
                   key_positions: ArrayLike | None = None,
                   key_is_query: bool = False) -> Callable[..., Any]:
     """`_core.multi_head_attention` with what prepares heads, if anything does."""
-    if rotary is None:
-        if positions is not None or key_positions is not None:
-            raise nothing_rotates("key_positions" if positions is None else "positions")
-        if q_norm is None and k_norm is None:
-            return _core.multi_head_attention
-    if key_positions is None and key_is_query:
-        key_positions = positions
+    if (rotary is None and q_norm is None and k_norm is None and positions is None
+            and key_positions is None):
+        return _core.multi_head_attention
+    key_positions = known_key_positions(rotary, positions, key_positions, key_is_query)
     return functools.partial(_core.multi_head_attention, rotary=as_record(rotary),
                              positions=positions, key_positions=key_positions, q_norm=q_norm,
                              k_norm=k_norm, norm_eps=norm_eps, norm_offset=norm_offset)
 
 
-def nothing_rotates(name: str) -> ValueError:
-    return ValueError(f"{name}: got positions where nothing rotates, wanted rotary= too")
+def known_key_positions(rotary: Rotary | None, positions: ArrayLike | None,
+                        key_positions: ArrayLike | None, key_is_query: bool) -> ArrayLike | None:
+    """key_positions, by default those of a query that is the key, too; a ValueError where positions
+    are given and nothing rotates."""
+    for name, given in (("positions", positions), ("key_positions", key_positions)):
+        if rotary is None and given is not None:
+            raise ValueError(f"{name}: got positions where nothing rotates, wanted rotary= too")
+    return positions if key_positions is None and key_is_query else key_positions

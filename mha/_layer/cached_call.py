@@ -326,8 +326,8 @@ def _checked_cache(settings: LayerSettings, cache: Any, lengths: Maybe,
     if not isinstance(cache, KVCache):
         instead = "; a layer of a pool takes starts=" * isinstance(cache, PagedLayer)
         raise TypeError(f"cache: got {type(cache).__name__}, wanted one of new_cache(){instead}")
-    before = cache._state
     if cache._fits is not settings:
+        before = cache._state  # what a signal handler puts in its place is not checked
         check_cache_fits(settings, cache, "cache")
         cache._fits = settings if cache._state is before else None
     is_memory = isinstance(cache, Memory)

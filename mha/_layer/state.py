@@ -38,7 +38,7 @@ from mha._functions.multi_head_attention import (
     BIASES,
     NORMS,
     WEIGHTS,
-    nothing_rotates,
+    known_key_positions,
     prepared_core,
 )
 from mha._functions.options import AttentionOptions, RandomSource
@@ -147,10 +147,8 @@ def core_at(state: LayerState, positions: ArrayLike | None, key_positions: Array
             key_is_query: bool) -> Callable[..., Any]:
     """`state.core` at the positions of a call."""
     if not state.settings.is_latent:  # LatentCore checks its positions itself
-        if state.settings.rotary is None:
-            raise nothing_rotates("key_positions" if positions is None else "positions")
-        if key_is_query and key_positions is None:
-            key_positions = positions
+        key_positions = known_key_positions(state.settings.rotary, positions, key_positions,
+                                            key_is_query)
     return functools.partial(state.core, positions=positions, key_positions=key_positions)
 
 

@@ -122,7 +122,7 @@ void mha_clear_results(attention_results *results) {
     Py_CLEAR(results->saved_output);
 }
 
-/* The output as the saved one, which the arithmetic wrote, has it. */
+/* What the arithmetic wrote, the saved output, into the one that goes out, rounded if need be. */
 static int copy_saved_output(const attention_results *results) {
     const mha_storage storage = mha_storage_of(results->output);
     return storage == MHA_AS_COMPUTED ? mha_copy_numbers(results->saved_output, results->output)

@@ -27,6 +27,7 @@ class Weighted:
 
     _configured: tuple[str, ...] = ()  # the arguments that a config has, in Keras' order
     _of_training: tuple[str, ...] = ()  # those that it has as None
+    _built = False
 
     def _start(self, dropout: float, seed: int | None, dtype: DTypeLike | None,
                name: str | None) -> None:
@@ -35,8 +36,6 @@ class Weighted:
         self.dtype = as_float_dtype(np.float32 if dtype is None else dtype)
         self.name = name
         self._generator = np.random.default_rng(seed)
-
-    _built = False
 
     @property
     def built(self) -> bool:
@@ -71,8 +70,8 @@ class Weighted:
             shown = dict.fromkeys(shown for shown, _, _ in places)
             raise ValueError(f"weights: got {len(weights)} arrays, wanted {len(places)}: of"
                              f" {', '.join(shown) or 'nothing'}")
-        copies = [self._own(array, own.shape, f"weights[{index}]")
-                  for index, (array, own) in enumerate(zip(weights, self.weights))]
+        copies = [self._own(array, getattr(owner, name).shape, f"weights[{index}]")
+                  for index, (array, (_, owner, name)) in enumerate(zip(weights, places))]
         for (_, owner, name), array in zip(places, copies):
             setattr(owner, name, array)
 

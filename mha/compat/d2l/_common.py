@@ -73,7 +73,7 @@ class AdditiveAttention(Attention):
         return f"AdditiveAttention(num_hiddens={self.W_q.out_features}, dropout={self.dropout})"
 
     def _output_and_weights(self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any],
-                **options: Any) -> Any:
+                            **options: Any) -> Any:
         W_q, W_k = self.W_q.sized_for(queries), self.W_k.sized_for(keys)
         w_v = self.w_v.sized_for(W_k)[:, 0]
         return additive_attention(queries, keys, values, W_q, W_k, w_v, **options)

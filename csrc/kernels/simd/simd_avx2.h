@@ -60,14 +60,15 @@ INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
         columns[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
     }
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
     vector fours[4];
 #pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *row = rows + i * stride;
+    for (int i = 0; i < 4; i++, row += apart) {
         KEEP_ADDRESS(row);
-        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row));
-        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row + 4 * stride), 1);
+        const __m128 upper = _mm_loadu_ps((const void *)(row + 4 * apart));
+        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps((const void *)row));
+        fours[i] = _mm256_insertf128_ps(fours[i], upper, 1);
     }
     v_turn_fours(fours, columns);
 }
@@ -107,6 +108,11 @@ INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
 }
 INLINE vector v_load_float16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+}
+#include "kernels/simd/simd_float16_columns.h"
+INLINE vector v_widen_float16(__m256i column, const int part) {
+    return _mm256_cvtph_ps(part == 0 ? _mm256_castsi256_si128(column)
+                                     : _mm256_extracti128_si256(column, 1));
 }
 INLINE vector v_set1_float16(const uint8_t *p) {
     int16_t half;
@@ -167,14 +173,15 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(a), 52));
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
     vector pairs[2];
 #pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) { /* rows i and i + 2 side by side */
-        const real *row = rows + i * stride;
+    for (int i = 0; i < 2; i++, row += apart) { /* rows i and i + 2 side by side */
         KEEP_ADDRESS(row);
-        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd(row));
-        pairs[i] = _mm256_insertf128_pd(pairs[i], _mm_loadu_pd(row + 2 * stride), 1);
+        const __m128d upper = _mm_loadu_pd((const void *)(row + 2 * apart));
+        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd((const void *)row));
+        pairs[i] = _mm256_insertf128_pd(pairs[i], upper, 1);
     }
     columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);

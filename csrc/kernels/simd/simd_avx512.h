@@ -59,19 +59,19 @@ INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
         columns[2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
     }
 }
-INLINE vector v_load_four_rows(const real *row, int64_t stride) { /* row, + 4, + 8, + 12 */
-    vector fours = _mm512_castps128_ps512(_mm_loadu_ps(row));
-    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(row + 4 * stride), 1);
-    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(row + 8 * stride), 2);
-    return _mm512_insertf32x4(fours, _mm_loadu_ps(row + 12 * stride), 3);
+INLINE vector v_load_four_rows(const char *row, int64_t apart) { /* row, + 4, + 8, + 12 */
+    vector fours = _mm512_castps128_ps512(_mm_loadu_ps((const void *)row));
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 4 * apart)), 1);
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 8 * apart)), 2);
+    return _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 12 * apart)), 3);
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
     vector fours[4];
 #pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *row = rows + i * stride;
+    for (int i = 0; i < 4; i++, row += apart) {
         KEEP_ADDRESS(row);
-        fours[i] = v_load_four_rows(row, stride);
+        fours[i] = v_load_four_rows(row, apart);
     }
     v_turn_fours(fours, columns);
 }
@@ -148,6 +148,10 @@ INLINE void v_from_int4(const uint8_t *p, vector *low, vector *high) {
 INLINE vector v_load_float16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
+#include "kernels/simd/simd_float16_columns.h"
+INLINE vector v_widen_float16(__m256i column, const int part) {
+    return (void)part, _mm512_cvtph_ps(column);
+}
 INLINE vector v_set1_float16(const uint8_t *p) {
     int16_t half;
     __builtin_memcpy(&half, p, sizeof half);
@@ -207,19 +211,19 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
 }
-INLINE vector v_load_four_rows(const real *row, int64_t stride) { /* row, + 2, + 4, + 6 */
-    vector fours = _mm512_castpd128_pd512(_mm_loadu_pd(row));
-    fours = _mm512_insertf64x2(fours, _mm_loadu_pd(row + 2 * stride), 1);
-    fours = _mm512_insertf64x2(fours, _mm_loadu_pd(row + 4 * stride), 2);
-    return _mm512_insertf64x2(fours, _mm_loadu_pd(row + 6 * stride), 3);
+INLINE vector v_load_four_rows(const char *row, int64_t apart) { /* row, + 2, + 4, + 6 */
+    vector fours = _mm512_castpd128_pd512(_mm_loadu_pd((const void *)row));
+    fours = _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 2 * apart)), 1);
+    fours = _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 4 * apart)), 2);
+    return _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 6 * apart)), 3);
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
     vector pairs[2];
 #pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) {
-        const real *row = rows + i * stride;
+    for (int i = 0; i < 2; i++, row += apart) {
         KEEP_ADDRESS(row);
-        pairs[i] = v_load_four_rows(row, stride);
+        pairs[i] = v_load_four_rows(row, apart);
     }
     columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);

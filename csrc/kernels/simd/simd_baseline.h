@@ -14,8 +14,10 @@
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
  *   v_keep_lanes(bits, y, n)   y in the lanes whose bits are 1, lane 0 the lowest, else n
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
- *   v_load_columns(p, s, c)    of LANES rows, s apart: their first PIECE_COLUMNS columns, a vector
- * each; v_load_line: the same of LINE_COLUMNS, with each line of memory read in one go
+ *   v_load_apart(p, s, c)      of LANES rows, s bytes apart: the first PIECE_COLUMNS columns, a
+ *                              vector each
+ *   v_load_line(p, s, c)       the same of LINE_COLUMNS, s numbers apart, with each line of memory
+ *                              read in one go
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
  *   v_from_int8(p)             the same of int8_t; of float32, as the next one

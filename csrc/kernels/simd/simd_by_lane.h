@@ -9,10 +9,10 @@ NOINLINE vector v_load_partial(const real *p, int64_t count) {
     }
     return v_load(lanes);
 }
-INLINE void v_load_columns(const real *rows, int64_t stride, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        columns[i] = v_load(rows + i * stride);
+        columns[i] = v_load((const void *)((const char *)rows + i * apart));
     }
     /* Each round of zipping moves one bit of an element's row number into its column number. */
 #pragma GCC unroll 16

@@ -38,10 +38,11 @@ def test_the_bits_of_the_other_kernels(head_dim, dtype, threads):
                              head_dim // 2 + 1, dtype))
 
 
+@pytest.mark.parametrize("head_dim", [40, 80])
 @pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])
-def test_positions_and_lengths(query_len):
+def test_positions_and_lengths(query_len, head_dim):
     rng = np.random.default_rng(query_len)
-    arrays = draw(rng, 6, 8, 8, query_len, 9, 40, 40, np.float32)
+    arrays = draw(rng, 6, 8, 8, query_len, 9, head_dim, head_dim, np.float32)
     for options in ({"causal": True}, {"causal": True, "query_offset": 4}, {"window": (2, 1)},
                     {"key_lengths": rng.integers(0, 10, 6)}, {"scale": 0.3}, {"scale": 0.0},
                     {"key_lengths": rng.integers(0, 10, (6, query_len)), "causal": True,
@@ -49,15 +50,30 @@ def test_positions_and_lengths(query_len):
         compare(arrays, **options)
 
 
+@pytest.mark.parametrize("head_dim", [40, 80])
 @pytest.mark.parametrize("query_len", [1, 3, 5])
-def test_each_option(query_len):
+def test_each_option(query_len, head_dim):
     """Those that this kernel does not take too."""
     rng = np.random.default_rng(8)
-    arrays = draw(rng, 6, 8, 8, query_len, 9, 40, 40, np.float32)
+    arrays = draw(rng, 6, 8, 8, query_len, 9, head_dim, head_dim, np.float32)
     for name, values in option_cases(rng, (6,), 8, query_len, 9).items():
         for value in values:
             other = {"dropout": 0.3} if name == "dropout_offsets" else {}
             compare(arrays, **{name: value}, **other, rng=1 if "dropout" in name else None)
+
+
+@pytest.mark.parametrize("head_dim", [20, 64, 72, 80, 128])
+@pytest.mark.parametrize("query_len", [1, 2, 3])
+def test_rows_that_lie_apart(query_len, head_dim):
+    """As projections store them, and with numbers between two rows."""
+    rng = np.random.default_rng(head_dim)
+    arrays = draw(rng, 5, 8, 8, query_len, 7, head_dim, head_dim, np.float32)
+    wanted = mha.scaled_dot_product_attention(*arrays)
+    by_positions = [np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2) for array in arrays]
+    wider = [np.concatenate([array, array], axis=-1)[..., :head_dim] for array in arrays]
+    for query, key, value in (by_positions, wider, (arrays[0], by_positions[1], wider[2])):
+        compare((query, key, value))
+        np.testing.assert_array_equal(mha.scaled_dot_product_attention(query, key, value), wanted)
 
 
 @settings(max_examples=80, deadline=None)
@@ -66,7 +82,7 @@ def test_any_shape(data):
     size = st.integers
     batch, kv_heads, group = (data.draw(size(0, most)) for most in (9, 20, 3))
     query_len, key_len = data.draw(size(0, 6)), data.draw(size(0, 66))
-    head_dim, value_dim = data.draw(size(0, 70)), data.draw(size(0, 70))
+    head_dim, value_dim = data.draw(size(0, 140)), data.draw(size(0, 140))
     rng = np.random.default_rng(data.draw(size(0, 99)))
     arrays = draw(rng, batch, kv_heads * max(group, 1), kv_heads, query_len, key_len, head_dim,
                   value_dim, data.draw(st.sampled_from([np.float32, np.float64])))
@@ -75,20 +91,22 @@ def test_any_shape(data):
     compare(arrays, causal=data.draw(st.booleans()))
 
 
-def test_outputs_that_lie_apart():
+@pytest.mark.parametrize("head_dim", [20, 64, 68])
+def test_outputs_that_lie_apart(head_dim):
     rng = np.random.default_rng(9)
-    arrays = draw(rng, 5, 8, 8, 2, 6, 20, 20, np.float32)
+    arrays = draw(rng, 5, 8, 8, 2, 6, head_dim, head_dim, np.float32)
     wanted = mha.scaled_dot_product_attention(*arrays)
-    out = np.empty((5, 2, 8, 24), np.float32)[..., :20].swapaxes(1, 2)
+    out = np.empty((5, 2, 8, head_dim + 4), np.float32)[..., :head_dim].swapaxes(1, 2)
     assert mha.scaled_dot_product_attention(*arrays, out=out) is out
     np.testing.assert_array_equal(out, wanted)
 
 
-def test_numbers_that_are_not_finite():
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_numbers_that_are_not_finite(head_dim):
     """Those behind the causal mask do not count; a row's own stay its own; sums of large values
     that pass the largest number are taken again."""
     rng = np.random.default_rng(10)
-    query, key, value = draw(rng, 6, 8, 8, 3, 8, 32, 32, np.float32)
+    query, key, value = draw(rng, 6, 8, 8, 3, 8, head_dim, head_dim, np.float32)
     query[1, 2, 0, 3], key[2, 3, 1], value[3, 4, 5] = np.nan, np.inf, -np.inf
     key[:, :, -1], value[:, :, -1] = np.nan, np.nan
     compare((query, key, value), causal=True, query_offset=4)

@@ -35,6 +35,23 @@ static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
+/* Whether the kernel reads keys and values by lines, without a copy (few_keys_wide.inc), those of
+ * all lanes from different sets of the first cache, and the last cache holds them all. */
+static bool reads_lines(const few_keys_job *job, double bytes) {
+    enum { FEWEST_COLUMNS = 64, OF_A_LINE = 16, FEWEST_LANES = 8 };
+    const double most_in_cache = 16 << 20;
+    const mha_attention *a = job->attention;
+    const int64_t head_dim = mha_extent(&a->key, 1);
+    const int from_last = job->kv_heads > 1 ? 3 : 4; /* the axis of the next lane */
+    const int64_t apart = job->key_heads > 1 ? mha_stride(&a->key, from_last) : 0;
+    return a->dtype == MHA_FLOAT32 && job->lanes >= FEWEST_LANES && head_dim >= FEWEST_COLUMNS &&
+           head_dim % OF_A_LINE == 0 && mha_extent(&a->value, 1) >= FEWEST_COLUMNS &&
+           a->key.storage == MHA_AS_COMPUTED && a->value.storage == MHA_AS_COMPUTED &&
+           mha_stride(&a->key, 1) == (int64_t)sizeof(float) &&
+           mha_stride(&a->value, 1) == (int64_t)sizeof(float) && !mha_rows_share_a_set(apart) &&
+           bytes * (double)job->key_heads <= most_in_cache;
+}
+
 /* Where measured to be the faster kernel (docs/journal.md). The limits depend on which other kernel
  * would run. The one for few queries reads a key once for all heads that share it, so there the
  * limits are lower; not of very few keys. They are lowest where heads fill at most half of the
@@ -46,11 +63,13 @@ static bool few_keys_are_faster(const few_keys_job *job) {
     const bool shares_keys = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
     const bool half_empty = has_few_queries && 2 * job->key_heads <= job->lanes;
     const double most_shared = job->query_len == 2 ? 12 << 10 : 8 << 10;
-    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? most_shared : 64 << 10;
     const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =
         (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
+    const double most_of_few =
+        job->queries <= 2 && reads_lines(job, bytes) ? 32 << 10 : most_shared;
+    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? most_of_few : 64 << 10;
     /* Each of two tasks transposes the keys. */
     const bool worth_two_tasks =
         !shares_keys && job->lanes >= 16 && job->key_heads >= job->lanes && bytes <= most_bytes / 8;

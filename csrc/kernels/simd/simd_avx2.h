@@ -72,22 +72,25 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
     }
     v_turn_fours(fours, columns);
 }
+INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector fours[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[i] + at));
+        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row[i + 4] + at), 1);
+    }
+    v_turn_fours(fours, columns);
+}
 /* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
  * further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[PIECE_COLUMNS]) {
     const real *row[LANES];
-    vector fours[4];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         row[i] = rows + i / chains * stride + i % chains * width;
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[i]));
-        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row[i + 4]), 1);
-    }
-    v_turn_fours(fours, columns);
+    v_load_rows(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};

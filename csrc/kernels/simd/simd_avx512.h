@@ -109,22 +109,26 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
     }
     v_turn_line(fours, columns);
 }
+INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
+    vector fours[4][4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *const of_fours[4] = {row[i] + at, row[i + 4] + at, row[i + 8] + at,
+                                         row[i + 12] + at};
+        v_load_fours(of_fours, fours, i);
+    }
+    v_turn_line(fours, columns);
+}
 /* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
  * further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[LINE_COLUMNS]) {
     const real *row[LANES];
-    vector fours[4][4];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         row[i] = rows + i / chains * stride + i % chains * width;
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *const of_fours[4] = {row[i], row[i + 4], row[i + 8], row[i + 12]};
-        v_load_fours(of_fours, fours, i);
-    }
-    v_turn_line(fours, columns);
+    v_load_rows(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);

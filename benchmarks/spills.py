@@ -5,8 +5,8 @@
 A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that
 a mask makes rare jump in between, calls are of what is rare, and exponentials (which shift into the
 exponent) have more constants than there are registers. It spills if it stores a vector as wide as
-its sums on the stack; the half of an xmm register is an address that found no other place, and half
-a vector is numbers that are not widened yet.
+its sums on the stack. Narrower ones are no sums: half an xmm register is an address without a
+register, half a vector holds float16 that is not widened yet.
 """
 
 import re
@@ -56,7 +56,8 @@ def report(path):
             loop = instructions[begin:end + 1]
             multiply_adds = [operands for _, mnemonic, operands in loop
                              if mnemonic.startswith("vfmadd") and mnemonic.endswith(("ps", "pd"))]
-            width = "zmm" if any("zmm" in operands for operands in multiply_adds) else "ymm"
+            width = next((width for width in ("zmm", "ymm", "xmm")
+                          if any(width in operands for operands in multiply_adds)), "")
             jumps = sum(mnemonic.startswith("j") for _, mnemonic, _ in loop)
             stack = [operands for _, mnemonic, operands in loop
                      if mnemonic.startswith("vmov") and mnemonic not in ADDRESSES

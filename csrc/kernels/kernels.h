@@ -18,6 +18,8 @@
  * joins its chains by plain additions. Part of the definition of a result's bits, and of its
  * accuracy: docs/kernels.md. */
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
+/* From so many columns on, few keys of many heads are read as they lie. */
+enum { MHA_FEWEST_WIDE_COLUMNS = 64 };
 /* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
  * side by side, or transposed. */
 enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TRANSPOSED = 8 };

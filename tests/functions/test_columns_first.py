@@ -60,7 +60,7 @@ def test_sizes_around_those_of_tiles(key_len, head_dim):
 def test_few_keys_of_many_heads(key_len, dtype):
     rng = np.random.default_rng(key_len)
     for query_len in (1, 2, 3):
-        for head_dim, value_dim in ((8, 8), (21, 3), (32, 1)):
+        for head_dim, value_dim in ((8, 8), (21, 3), (32, 1), (64, 64), (80, 96)):
             arrays = draw(rng, (5, 8, query_len, head_dim), (5, 4, key_len, head_dim), value_dim,
                           dtype)
             compare(*arrays)

@@ -1,5 +1,5 @@
-"""Attention over few keys, of many heads: a kernel whose lanes are heads. The bits are those of the
-others, which weights that are asked for bring about; the numbers those of the reference."""
+"""Attention over few keys, of many heads: a kernel whose lanes are heads. A call that also wants
+weights takes another kernel; both must give the same bits. Numbers are those of the reference."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim, value_dim, d
 
 
 def compare(arrays, **options):
-    """With lse, beside a call that wants weights too; and what the gradients make of it."""
+    """Output and lse, beside a call that wants weights too."""
     attend = mha.scaled_dot_product_attention
     output, _, lse = attend(*arrays, return_weights=True, return_lse=True, **options)
     np.testing.assert_array_equal(attend(*arrays, **options), output)
@@ -53,7 +53,7 @@ def test_positions_and_lengths(query_len, head_dim):
 @pytest.mark.parametrize("head_dim", [40, 80])
 @pytest.mark.parametrize("query_len", [1, 3, 5])
 def test_each_option(query_len, head_dim):
-    """Those that this kernel does not take too."""
+    """Those that this kernel refuses, too."""
     rng = np.random.default_rng(8)
     arrays = draw(rng, 6, 8, 8, query_len, 9, head_dim, head_dim, np.float32)
     for name, values in option_cases(rng, (6,), 8, query_len, 9).items():
@@ -74,6 +74,20 @@ def test_rows_that_lie_apart(query_len, head_dim):
     for query, key, value in (by_positions, wider, (arrays[0], by_positions[1], wider[2])):
         compare((query, key, value))
         np.testing.assert_array_equal(mha.scaled_dot_product_attention(query, key, value), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (96, 96), (128, 70), (72, 80)])
+@pytest.mark.parametrize("key_len", [12, 24, 33, 64])
+def test_wide_heads(key_len, head_dim, value_dim, dtype):
+    """Read as they lie, up to three queries of a key head; also heads 4,096 bytes apart, and more
+    than the last cache holds."""
+    rng = np.random.default_rng(key_len)
+    for batch, heads, kv_heads, query_len in ((5, 7, 7, 1), (3, 8, 8, 2), (3, 16, 8, 1),
+                                              (2, 24, 8, 1), (1, 17, 17, 3), (40, 16, 16, 1)):
+        arrays = draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim, value_dim, dtype)
+        compare(arrays)
+        compare([arrays[0], arrays[1].astype(np.float32), arrays[2]])
 
 
 @settings(max_examples=80, deadline=None)

@@ -35,45 +35,53 @@ static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
-/* Whether the kernel reads keys and values by lines, without a copy (few_keys_wide.inc), those of
- * all lanes from different sets of the first cache, and the last cache holds them all. */
-static bool reads_lines(const few_keys_job *job, double bytes) {
-    enum { FEWEST_COLUMNS = 64, OF_A_LINE = 16, FEWEST_LANES = 8 };
-    const double most_in_cache = 16 << 20;
+/* Whether few_keys_wide.inc takes keys and values, whose heads share no set of the first cache, and
+ * the last cache holds them all: there it is ahead of the decode kernel up to more bytes. */
+static bool takes_wide_heads(const few_keys_job *job, double bytes) {
+    enum { COLUMNS_OF_A_LINE = 16, FEWEST_LANES = 8 };
     const mha_attention *a = job->attention;
-    const int64_t head_dim = mha_extent(&a->key, 1);
+    const int64_t head_dim = mha_extent(&a->key, 1), item = (int64_t)sizeof(float);
     const int from_last = job->kv_heads > 1 ? 3 : 4; /* the axis of the next lane */
-    const int64_t apart = job->key_heads > 1 ? mha_stride(&a->key, from_last) : 0;
-    return a->dtype == MHA_FLOAT32 && job->lanes >= FEWEST_LANES && head_dim >= FEWEST_COLUMNS &&
-           head_dim % OF_A_LINE == 0 && mha_extent(&a->value, 1) >= FEWEST_COLUMNS &&
+    const int64_t head_stride = job->key_heads > 1 ? mha_stride(&a->key, from_last) : 0;
+    return a->dtype == MHA_FLOAT32 && job->lanes >= FEWEST_LANES &&
+           head_dim >= MHA_FEWEST_WIDE_COLUMNS && head_dim % COLUMNS_OF_A_LINE == 0 &&
+           mha_extent(&a->value, 1) >= MHA_FEWEST_WIDE_COLUMNS &&
            a->key.storage == MHA_AS_COMPUTED && a->value.storage == MHA_AS_COMPUTED &&
-           mha_stride(&a->key, 1) == (int64_t)sizeof(float) &&
-           mha_stride(&a->value, 1) == (int64_t)sizeof(float) && !mha_rows_share_a_set(apart) &&
-           bytes * (double)job->key_heads <= most_in_cache;
+           mha_stride(&a->key, 1) == item && mha_stride(&a->value, 1) == item &&
+           !mha_rows_share_a_set(head_stride) &&
+           bytes * (double)job->key_heads <= (double)MHA_BYTES_IN_CACHES;
 }
 
-/* Where measured to be the faster kernel (docs/journal.md). The limits depend on which other kernel
- * would run. The one for few queries reads a key once for all heads that share it, so there the
- * limits are lower; not of very few keys. They are lowest where heads fill at most half of the
- * lanes: empty lanes cost as much as others. */
+/* How many bytes of keys and values a head may have for this kernel to be the faster one, where
+ * measured (docs/journal.md). The kernel for few queries reads a key once for all heads that share
+ * it, so beside it the limits are lower, but not below 12 or 16 keys. They are lowest where heads
+ * fill at most half of the lanes: empty lanes cost as much as others. */
+static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, double bytes) {
+    if (mha_has_few_queries(job->attention) && 2 * job->key_heads <= job->lanes) {
+        return 4 << 10;
+    }
+    if (!beside_few_queries) {
+        return 64 << 10;
+    }
+    if (job->queries <= 2 && takes_wide_heads(job, bytes)) {
+        return 32 << 10;
+    }
+    return job->query_len == 2 ? 12 << 10 : 8 << 10;
+}
+
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : 16;
-    const bool has_few_queries = mha_has_few_queries(a);
-    const bool shares_keys = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
-    const bool half_empty = has_few_queries && 2 * job->key_heads <= job->lanes;
-    const double most_shared = job->query_len == 2 ? 12 << 10 : 8 << 10;
-    const int64_t most_tasks = shares_keys ? 1 : job->heads / job->kv_heads;
+    const bool beside_few_queries = mha_has_few_queries(a) && mha_extent(&a->key, 2) >= fewest_keys;
+    const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =
         (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
-    const double most_of_few =
-        job->queries <= 2 && reads_lines(job, bytes) ? 32 << 10 : most_shared;
-    const double most_bytes = half_empty ? 4 << 10 : shares_keys ? most_of_few : 64 << 10;
+    const double most_bytes = most_bytes_of(job, beside_few_queries, bytes);
     /* Each of two tasks transposes the keys. */
-    const bool worth_two_tasks =
-        !shares_keys && job->lanes >= 16 && job->key_heads >= job->lanes && bytes <= most_bytes / 8;
-    return job->query_tasks <= mha_larger(most_tasks, worth_two_tasks ? 2 : 1) &&
+    const bool worth_two_tasks = !beside_few_queries && job->lanes >= 16 &&
+                                 job->key_heads >= job->lanes && bytes <= most_bytes / 8;
+    return job->query_tasks <= mha_larger(most_query_tasks, worth_two_tasks ? 2 : 1) &&
            bytes <= most_bytes && 3 * job->key_heads >= job->lanes;
 }
 

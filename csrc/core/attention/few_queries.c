@@ -64,9 +64,7 @@ static double operations_of(const few_job *job) {
            ((double)job->rows / (double)job->row_blocks + 3) * widths;
 }
 
-/* All keys and values of a job; and about as many as the last cache keeps for one program. */
-enum { BYTES_IN_CACHES = 16 << 20 };
-
+/* Of all keys and values of a job. */
 static double bytes_of(const few_job *job) {
     const mha_attention *a = job->attention;
     const double key_size = (double)mha_storage_size(a->dtype, a->key.storage),
@@ -144,7 +142,7 @@ static mha_status plan(const mha_attention *attention, int num_threads, few_job 
     MHA_TRY(mha_check_columns(attention));
     describe(attention, job);
     MHA_TRY(count_row_tasks(job));
-    job->from_memory = bytes_of(job) > BYTES_IN_CACHES;
+    job->from_memory = bytes_of(job) > MHA_BYTES_IN_CACHES;
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
     *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);

@@ -5,6 +5,9 @@
 #include "mha/attention.h"
 #include "threads/pool.h"
 
+/* About as many as the last cache keeps for one program. */
+enum { MHA_BYTES_IN_CACHES = 16 << 20 };
+
 /* Whether the queries are so few that the kernel for them is the faster one. Both give the same
  * bits. */
 bool mha_has_few_queries(const mha_attention *attention);

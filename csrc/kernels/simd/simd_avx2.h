@@ -15,7 +15,7 @@ typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
 #define PIECE_COLUMNS 4
-#define LOADS_CHAINS /* v_load_chains */
+#define LOADS_ROWS /* v_load_rows, v_load_chains */
 enum { UNROLL = 2, PAIR_UNROLL = 4 };
 INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }
@@ -60,6 +60,7 @@ INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
         columns[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
     }
 }
+/* Each address is made from the one before: there are no registers to keep them all. */
 INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
     const char *row = rows;
     vector fours[4];
@@ -81,8 +82,8 @@ INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns
     }
     v_turn_fours(fours, columns);
 }
-/* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
- * further. */
+/* As v_load_rows, of rows that begin `width` numbers apart, `chains` of them, and the next ones
+ * `stride` further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[PIECE_COLUMNS]) {
     const real *row[LANES];

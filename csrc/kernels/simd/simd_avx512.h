@@ -17,7 +17,7 @@ typedef __m512 vector;
 #define LANES 16
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
-#define LOADS_CHAINS /* v_load_chains */
+#define LOADS_ROWS /* v_load_rows, v_load_chains */
 INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }
@@ -65,6 +65,7 @@ INLINE vector v_load_four_rows(const char *row, int64_t apart) { /* row, + 4, + 
     fours = _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 8 * apart)), 2);
     return _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 12 * apart)), 3);
 }
+/* Each address is made from the one before: there are no registers to keep them all. */
 INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
     const char *row = rows;
     vector fours[4];
@@ -119,8 +120,8 @@ INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns
     }
     v_turn_line(fours, columns);
 }
-/* The same of rows that begin `width` numbers apart, `chains` of them, and the next ones `stride`
- * further. */
+/* As v_load_rows, of rows that begin `width` numbers apart, `chains` of them, and the next ones
+ * `stride` further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[LINE_COLUMNS]) {
     const real *row[LANES];

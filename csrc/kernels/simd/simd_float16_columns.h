@@ -1,12 +1,13 @@
 /* float16 by columns, for AVX2 and AVX-512: 16 rows are transposed as they are stored, and widened
- * column by column, by v_widen_float16(column, part): its vector number `part`. */
+ * column by column, by v_widen_float16(column, part): LANES of its rows, from part * LANES on. */
 enum { FLOAT16_ROWS = 16, FLOAT16_COLUMNS = 8 };
 #define LOADS_FLOAT16_COLUMNS
 
-/* The halves of 16 rows, `stride` apart, half transposed: float16_column takes a column out. Row i
- * and row i + 8 stand side by side; each round of zipping moves one bit of a row's number into its
- * place in a column. */
-INLINE void load_float16_columns(const uint16_t *rows, int64_t stride, __m256i fours[8]) {
+/* The halves of 16 rows, `stride` apart, not yet whole columns, which float16_column takes out of
+ * them. pieces[4 * b + j], b = 0 and 1: columns 2 * j and 2 * j + 1 of rows 4 * b to 4 * b + 3, and
+ * in the upper half of the register of the rows 8 further. */
+INLINE void load_float16_columns(const uint16_t *rows, int64_t stride,
+                                 __m256i pieces[FLOAT16_COLUMNS]) {
     KEEP_ADDRESS(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < 8; i += 4) {
@@ -26,17 +27,18 @@ INLINE void load_float16_columns(const uint16_t *rows, int64_t stride, __m256i f
         }
 #pragma GCC unroll 16
         for (int j = 0; j < 2; j++) {
-            fours[i + 2 * j] = _mm256_unpacklo_epi32(pairs[j], pairs[j + 2]);
-            fours[i + 2 * j + 1] = _mm256_unpackhi_epi32(pairs[j], pairs[j + 2]);
+            pieces[i + 2 * j] = _mm256_unpacklo_epi32(pairs[j], pairs[j + 2]);
+            pieces[i + 2 * j + 1] = _mm256_unpackhi_epi32(pairs[j], pairs[j + 2]);
         }
-        /* The other rows are loaded after these: registers run out. */
+        /* Keeps the compiler from loading the other rows before: registers run out. */
         __asm__ volatile(""
                          : "+r"(rows)
-                         : "x"(fours[i]), "x"(fours[i + 1]), "x"(fours[i + 2]), "x"(fours[i + 3]));
+                         : "x"(pieces[i]), "x"(pieces[i + 1]), "x"(pieces[i + 2]),
+                           "x"(pieces[i + 3]));
     }
 }
 
-INLINE __m256i float16_column(const __m256i fours[8], const int column) {
-    const __m256i low = fours[column / 2], high = fours[column / 2 + 4];
+INLINE __m256i float16_column(const __m256i pieces[FLOAT16_COLUMNS], const int column) {
+    const __m256i low = pieces[column / 2], high = pieces[column / 2 + 4];
     return column % 2 == 0 ? _mm256_unpacklo_epi64(low, high) : _mm256_unpackhi_epi64(low, high);
 }

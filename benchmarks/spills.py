@@ -4,9 +4,8 @@
 
 A hot loop is an innermost one in a straight line with at least 8 vector multiply-adds; tiles that
 a mask makes rare jump in between, calls are of what is rare, and exponentials (which shift into the
-exponent) have more constants than there are registers. It spills if it stores a vector as wide as
-its sums on the stack. Narrower ones are no sums: half an xmm register is an address without a
-register, half a vector holds float16 that is not widened yet.
+exponent) have more constants than there are registers. It spills if it stores a vector on the
+stack; the half of an xmm register is an address that found no other place.
 """
 
 import re
@@ -54,21 +53,18 @@ def report(path):
     for name, instructions in functions(path).items():
         for begin, end in innermost_loops(instructions):
             loop = instructions[begin:end + 1]
-            multiply_adds = [operands for _, mnemonic, operands in loop
-                             if mnemonic.startswith("vfmadd") and mnemonic.endswith(("ps", "pd"))]
-            width = next((width for width in ("zmm", "ymm", "xmm")
-                          if any(width in operands for operands in multiply_adds)), "")
+            multiply_adds = sum(mnemonic.startswith("vfmadd") and mnemonic.endswith(("ps", "pd"))
+                                for _, mnemonic, _ in loop)
             jumps = sum(mnemonic.startswith("j") for _, mnemonic, _ in loop)
             stack = [operands for _, mnemonic, operands in loop
                      if mnemonic.startswith("vmov") and mnemonic not in ADDRESSES
-                     and width in operands
                      and STACK.search(operands.split(",", 1)[1])]
             exponentials = any(mnemonic.startswith("vpsll") for _, mnemonic, _ in loop)
             calls = any(mnemonic.startswith("call") for _, mnemonic, _ in loop)
-            if len(multiply_adds) < FEWEST_MULTIPLY_ADDS or jumps > 1 or exponentials or calls:
+            if multiply_adds < FEWEST_MULTIPLY_ADDS or jumps > 1 or exponentials or calls:
                 continue
             spilling += bool(stack)
-            print(f"{Path(path).name} {name}: {len(multiply_adds)} multiply-adds in {len(loop)} "
+            print(f"{Path(path).name} {name}: {multiply_adds} multiply-adds in {len(loop)} "
                   f"instructions, {len(stack)} spills")
     return spilling
 

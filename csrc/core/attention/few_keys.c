@@ -56,8 +56,9 @@ static bool takes_wide_heads(const few_keys_job *job, double bytes) {
  * measured (docs/journal.md). The kernel for few queries reads a key once for all heads that share
  * it, so beside it the limits are lower, but not below 12 or 16 keys. They are lowest where heads
  * fill at most half of the lanes: empty lanes cost as much as others. */
-static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, double bytes) {
-    if (mha_has_few_queries(job->attention) && 2 * job->key_heads <= job->lanes) {
+static double most_bytes_of(const few_keys_job *job, bool has_few_queries, bool beside_few_queries,
+                            double bytes) {
+    if (has_few_queries && 2 * job->key_heads <= job->lanes) {
         return 4 << 10;
     }
     if (!beside_few_queries) {
@@ -72,12 +73,13 @@ static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, do
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : 16;
-    const bool beside_few_queries = mha_has_few_queries(a) && mha_extent(&a->key, 2) >= fewest_keys;
+    const bool has_few_queries = mha_has_few_queries(a);
+    const bool beside_few_queries = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
     const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =
         (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
-    const double most_bytes = most_bytes_of(job, beside_few_queries, bytes);
+    const double most_bytes = most_bytes_of(job, has_few_queries, beside_few_queries, bytes);
     /* Each of two tasks transposes the keys. */
     const bool worth_two_tasks = !beside_few_queries && job->lanes >= 16 &&
                                  job->key_heads >= job->lanes && bytes <= most_bytes / 8;

@@ -66,6 +66,19 @@ def test_the_bits_of_the_float32_array(kind, threads):
 
 
 @pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("columns", [128, 416, 1000, 2048, 5000])
+def test_one_row_whose_panels_threads_share(kind, columns):
+    """A task takes up to 16 panels, the last one fewer."""
+    rng = np.random.default_rng(columns)
+    packed = mha.pack(rng.standard_normal((96, columns), np.float32), dtype=kind)
+    x = rng.standard_normal((1, 96), np.float32)
+    wanted = mha.linear(x, packed.unpack())
+    for threads in (1, 2, 3, 5, 8):
+        with mha.threads(threads):
+            np.testing.assert_array_equal(mha.linear(x, packed), wanted)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 def test_other_uses(kind):
     rng = np.random.default_rng(2)
     weight, x = (rng.standard_normal(shape, np.float32) for shape in ((64, 64), (3, 5, 64)))

@@ -57,6 +57,19 @@ static int64_t most_unpacked_panels(const mha_linear_projection *p) {
                                           : MOST_OF_ROWS;
 }
 
+/* Of a quantised weight, one row: a thread's share, whole groups that the kernel takes in one go.
+ * The kernel prefetches the next group, which should be the same thread's. At most so many, since
+ * cores may differ. */
+static int64_t quantised_panels(const mha_linear_projection *p, int num_threads) {
+    enum { MOST = 16 };
+    const int64_t in_one_go = mha_panels_of(p->dtype)->in_one_go;
+    if (in_one_go == 1) {
+        return 1;
+    }
+    const int64_t share = mha_divide_up(num_panels(p), in_one_go * num_threads) * in_one_go;
+    return mha_smaller(share, MOST);
+}
+
 /* Of a weight that is not packed some, of a packed one more than one for one row alone. */
 static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_block,
                                 int num_threads) {
@@ -74,9 +87,11 @@ static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_bloc
         return mha_smaller(mha_larger(count, fewest), most_unpacked_panels(p));
     }
     const bool is_row = p->rows == 1 && !p->x_transposed && p->x_storage == MHA_AS_COMPUTED;
-    return is_packed && is_row && p->weight.in > 0 && output_is_plain(p)
-               ? mha_panels_of(p->dtype)->in_one_go
-               : 1;
+    if (!is_packed || !is_row || p->weight.in == 0 || !output_is_plain(p)) {
+        return 1;
+    }
+    return mha_is_quantised(storage) ? quantised_panels(p, num_threads)
+                                     : mha_panels_of(p->dtype)->in_one_go;
 }
 
 /* The largest group of panels, at most 4, that divides them evenly among threads. The kernel

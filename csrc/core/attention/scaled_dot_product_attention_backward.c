@@ -66,6 +66,20 @@ static bool has_sums_of_own(const mha_gradient_job *job) {
     return job->copies_keys || job->joins_sums;
 }
 
+static void clear_rows(char *rows, int64_t count, int64_t bytes, int64_t bytes_apart,
+                       mha_worker *worker) {
+    if (bytes == bytes_apart) {
+        bytes *= count;
+        count = 1;
+    }
+    for (int64_t row = 0; bytes > 0 && row < count; row++, rows += bytes_apart) {
+        if (mha_stop_after(&worker->checkpoint, bytes)) {
+            return;
+        }
+        memset(rows, 0, (size_t)bytes);
+    }
+}
+
 /* Where a gradient of the chunk is added up, at 0: in the array, or side by side in `own`. */
 static void *sums_of_chunk(const mha_gradient_job *job, const key_chunk *c,
                            const mha_tensor *gradient, void *own, int64_t *stride,
@@ -80,12 +94,7 @@ static void *sums_of_chunk(const mha_gradient_job *job, const key_chunk *c,
         rows = own;
         *stride = columns;
     }
-    for (int64_t row = 0; columns > 0 && row < c->end_key - c->first_key; row++) {
-        if (mha_stop_after(&worker->checkpoint, columns + 1)) {
-            break;
-        }
-        memset(rows + row * *stride * item, 0, (size_t)(columns * item));
-    }
+    clear_rows(rows, c->end_key - c->first_key, columns * item, *stride * item, worker);
     return rows;
 }
 

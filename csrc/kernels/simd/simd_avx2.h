@@ -16,6 +16,11 @@ typedef __m256 vector;
 #define LANES 8
 #define PIECE_COLUMNS 4
 #define LOADS_ROWS /* v_load_rows, v_load_chains */
+typedef __m256d doubles;
+INLINE doubles d_set1(double a) { return _mm256_set1_pd(a); }
+INLINE doubles d_load(const real *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+INLINE void d_store(real *p, doubles a) { _mm_storeu_ps(p, _mm256_cvtpd_ps(a)); }
+INLINE doubles d_fma(doubles a, doubles b, doubles c) { return _mm256_fmadd_pd(a, b, c); }
 enum { UNROLL = 2, PAIR_UNROLL = 4 };
 INLINE vector v_set1(real a) { return _mm256_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm256_loadu_ps(p); }

@@ -18,6 +18,11 @@ typedef __m512 vector;
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
 #define LOADS_ROWS /* v_load_rows, v_load_chains */
+typedef __m512d doubles;
+INLINE doubles d_set1(double a) { return _mm512_set1_pd(a); }
+INLINE doubles d_load(const real *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+INLINE void d_store(real *p, doubles a) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(a)); }
+INLINE doubles d_fma(doubles a, doubles b, doubles c) { return _mm512_fmadd_pd(a, b, c); }
 INLINE vector v_set1(real a) { return _mm512_set1_ps(a); }
 INLINE vector v_load(const real *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(real *p, vector a) { _mm512_storeu_ps(p, a); }

@@ -32,6 +32,9 @@
  *                              whatever becomes of denormal numbers; a NaN stays one, and quiet
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
  *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
+ *   doubles                    half a vector of double precision; of float32, as the next ones
+ *   d_load(p), d_store(p, a)   so many float32, widened, and back, rounded
+ *   d_set1(a), d_fma(a, b, c)  a * b + c; a * b, of two float32, is exact
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>
 

@@ -36,6 +36,12 @@ INLINE vector v_from_bytes(const uint8_t *p) {
     return v_load(lanes);
 }
 #ifdef MHA_REAL_IS_FLOAT32
+typedef double doubles __attribute__((vector_size(2 * sizeof(double))));
+INLINE doubles d_set1(double a) { return (doubles){a, a}; }
+INLINE doubles d_load(const real *p) { return (doubles){p[0], p[1]}; }
+INLINE void d_store(real *p, doubles a) { p[0] = (real)a[0], p[1] = (real)a[1]; }
+INLINE doubles d_fma(doubles a, doubles b, doubles c) { return a * b + c; } /* a * b is exact */
+
 enum { LOW_SHIFT = 0, HIGH_SHIFT = 0 };
 INLINE vector v_from_int8(const uint8_t *p) {
     real lanes[LANES];

@@ -251,6 +251,8 @@ EMULATED __mmask16 emulated_not_finite_mask(__m512 a) {
     ((__m512i) __builtin_convertvector((emulated_shorts)(a), emulated_words))
 #define _mm512_cvtepi32_ps(a) __builtin_convertvector((emulated_ints)(a), __m512)
 #define _mm512_cvtepi32_pd(a) __builtin_convertvector((emulated_half_ints)(a), __m512d)
+#define _mm512_cvtps_pd(a) __builtin_convertvector((__m256)(a), __m512d)
+#define _mm512_cvtpd_ps(a) __builtin_convertvector((__m512d)(a), __m256)
 #define _mm512_mask_blend_epi32(chosen, no, yes)                                                   \
     ((__m512i)emulated_mask_blend_ps(chosen, (__m512)(no), (__m512)(yes)))
 #define _mm512_castps_si512(a) ((__m512i)(a))

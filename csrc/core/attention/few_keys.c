@@ -54,32 +54,30 @@ static bool takes_wide_heads(const few_keys_job *job, double bytes) {
 
 /* How many bytes of keys and values a head may have for this kernel to be the faster one, where
  * measured (docs/journal.md). The kernel for few queries reads a key once for all heads that share
- * it, so beside it the limits are lower, but not below 12 or 16 keys. They are lowest where heads
- * fill at most half of the lanes: empty lanes cost as much as others. */
-static double most_bytes_of(const few_keys_job *job, bool has_few_queries, bool beside_few_queries,
-                            double bytes) {
-    if (has_few_queries && 2 * job->key_heads <= job->lanes) {
-        return 4 << 10;
-    }
+ * it, so beside it the limits are lower, but not below 12, 16 or 32 keys. They are lowest where
+ * heads fill at most half of the lanes: empty lanes cost as much as others. */
+static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, double bytes) {
     if (!beside_few_queries) {
         return 64 << 10;
+    }
+    if (2 * job->key_heads <= job->lanes) {
+        return 4 << 10;
     }
     if (job->queries <= 2 && takes_wide_heads(job, bytes)) {
         return 32 << 10;
     }
-    return job->query_len == 2 ? 12 << 10 : 8 << 10;
+    return job->query_len == 1 ? 8 << 10 : 12 << 10;
 }
 
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
-    const int64_t fewest_keys = job->query_len == 1 ? 12 : 16;
-    const bool has_few_queries = mha_has_few_queries(a);
-    const bool beside_few_queries = has_few_queries && mha_extent(&a->key, 2) >= fewest_keys;
+    const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
+    const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
     const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     const double bytes =
         (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
-    const double most_bytes = most_bytes_of(job, has_few_queries, beside_few_queries, bytes);
+    const double most_bytes = most_bytes_of(job, beside_few_queries, bytes);
     /* Each of two tasks transposes the keys. */
     const bool worth_two_tasks = !beside_few_queries && job->lanes >= 16 &&
                                  job->key_heads >= job->lanes && bytes <= most_bytes / 8;

@@ -38,9 +38,10 @@ static bool few_is_faster(const mha_attention *attention) {
     const int64_t head_dim = mha_extent(&attention->query, 1);
     static const struct {
         int most_queries, least_keys, least_head_dim, least_lanes;
-    } calls[] = {{1, 2, 256, 0}, {1, 6, 64, 0},    {1, 12, 0, 0},   {2, 8, 128, 0},
-                 {2, 16, 64, 0}, {2, 128, 0, 0},   {4, 16, 256, 0}, {4, 32, 32, 0},
-                 {4, 128, 8, 0}, {8, 128, 64, 16}, {8, 1024, 32, 0}};
+    } calls[] = {{1, 1, 0, 0},     {2, 8, 128, 0},  {2, 8, 64, 16},  {2, 16, 0, 0},
+                 {3, 16, 32, 8},   {3, 32, 0, 8},   {4, 16, 256, 0}, {4, 16, 128, 8},
+                 {4, 32, 32, 0},   {4, 64, 0, 8},   {4, 128, 8, 0},  {8, 64, 64, 16},
+                 {8, 128, 32, 16}, {8, 256, 0, 16}, {8, 256, 64, 8}, {8, 1024, 32, 0}};
     const int64_t lanes = mha_kernels_for(attention->dtype)->attention->query_lanes;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         if (query_len <= calls[i].most_queries && key_len >= calls[i].least_keys &&

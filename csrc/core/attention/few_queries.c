@@ -20,6 +20,8 @@ typedef struct few_job {
     int64_t rows, row_blocks;          /* of one key head: group * query_len, and blocks of them */
     int64_t row_tasks;                 /* row blocks of all key heads of all batch items */
     bool from_memory;                  /* keys and values are more than caches hold */
+    bool prefetches_tasks;             /* those of the next task, while one computes */
+    int threads;                       /* that take the tasks in turns */
     int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
     int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
     int64_t round;                     /* at hand, and which of its passes over cuts */
@@ -138,15 +140,29 @@ static mha_status count_row_tasks(few_job *job) {
     return mha_count_elements(shape, 3, &job->row_tasks);
 }
 
-static mha_status plan(const mha_attention *attention, int num_threads, few_job *job,
-                       int *threads) {
+/* Whether the keys and values of the next task are prefetched into the second cache: a burst of
+ * many lines is faster than what the kernel prefetches within a head. Of heads side by side, whose
+ * rows lie apart, as long as the cache holds them; else the kernel's own prefetching goes on into
+ * the next head unless this one is short. */
+static bool prefetches_tasks(const few_job *job) {
+    enum { MOST_APART = 1 << 20, MOST_SIDE_BY_SIDE = 24 << 10 };
+    const mha_attention *a = job->attention;
+    const bool lies_apart = mha_rows_lie_apart(&a->key, a->dtype);
+    const double bytes = bytes_of(job) / (double)mha_larger(job->row_tasks / job->row_blocks, 1);
+    return job->from_memory && job->row_blocks == 1 && a->pages.table == NULL &&
+           !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype) &&
+           bytes <= (lies_apart ? MOST_APART : MOST_SIDE_BY_SIDE);
+}
+
+static mha_status plan(const mha_attention *attention, int num_threads, few_job *job) {
     MHA_TRY(mha_check_columns(attention));
     describe(attention, job);
     MHA_TRY(count_row_tasks(job));
     job->from_memory = bytes_of(job) > MHA_BYTES_IN_CACHES;
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
-    *threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
+    job->threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);
+    job->prefetches_tasks = prefetches_tasks(job);
     if (job->cuts > 1) {
         plan_rounds(job);
     }
@@ -267,11 +283,38 @@ static void average_again(const few_job *job, int64_t row_task, const mha_few_qu
     }
 }
 
+static void prefetch_rows(const mha_attention *a, const mha_tensor *tensor, const row_place *place,
+                          int64_t first, int64_t end) {
+    enum { LINE = 64 };
+    const mha_prefetch_rows rows =
+        mha_rows_to_come(a, tensor, place->batch, place->kv_head, first, end);
+    for (int64_t row = 0; row < rows.count; row++) {
+        const char *numbers = (const char *)rows.first + row * rows.stride;
+        for (int64_t at = 0; at < rows.width; at += LINE) {
+            __builtin_prefetch(numbers + at, 0, 2);
+        }
+    }
+}
+
+/* What the first and the last of a task's queries may see. */
+static void prefetch_task(const few_job *job, int64_t task) {
+    int64_t first, end, unused;
+    if (!job->prefetches_tasks || task >= job->row_tasks) {
+        return;
+    }
+    const row_place place = place_of(job, task, 0);
+    mha_visible_ranges(job->attention, place.batch, 0, 1, &first, &unused);
+    mha_visible_ranges(job->attention, place.batch, job->query_len - 1, 1, &unused, &end);
+    prefetch_rows(job->attention, &job->attention->key, &place, first, end);
+    prefetch_rows(job->attention, &job->attention->value, &place, first, end);
+}
+
 /* Task: a row block over all keys. */
 static void attend(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     mha_few_queries_block block;
     fill_block(job, task, worker, &block);
+    prefetch_task(job, task + job->threads);
     job->kernels->few_queries->forward(&block, mha_piece(&job->scratch, worker->number));
     average_again(job, task, &block, worker);
 }
@@ -305,9 +348,9 @@ static void join_cuts(void *context, int64_t task, mha_worker *worker) {
 mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution *execution) {
     mha_workspace *workspace = &execution->workspace;
     few_job job = {.attention = attention};
-    int threads;
     int64_t tasks;
-    MHA_TRY(plan(attention, execution->num_threads, &job, &threads));
+    MHA_TRY(plan(attention, execution->num_threads, &job));
+    const int threads = job.threads;
     job.known =
         (mha_known_visibility){.query_blocks = 1, .keys = MHA_KEY_BLOCK, .slots = MHA_NO_SLOTS};
     MHA_TRY(mha_take_known_blocks(attention, 1, workspace, &job.known));

@@ -38,13 +38,14 @@ static bool has_plain_rows(const mha_attention *a) {
 /* Whether few_keys_wide.inc takes keys and values, whose heads share no set of the first cache, and
  * the last cache holds them all: there it is ahead of the decode kernel up to more bytes. */
 static bool takes_wide_heads(const few_keys_job *job, double bytes) {
-    enum { COLUMNS_OF_A_LINE = 16, FEWEST_LANES = 8 };
+    enum { COLUMNS_OF_A_PIECE = 4, FEWEST_LANES = 8, MOST_LANES = 16 };
     const mha_attention *a = job->attention;
     const int64_t head_dim = mha_extent(&a->key, 1), item = (int64_t)sizeof(float);
     const int from_last = job->kv_heads > 1 ? 3 : 4; /* the axis of the next lane */
     const int64_t head_stride = job->key_heads > 1 ? mha_stride(&a->key, from_last) : 0;
     return a->dtype == MHA_FLOAT32 && job->lanes >= FEWEST_LANES &&
-           head_dim >= MHA_FEWEST_WIDE_COLUMNS && head_dim % COLUMNS_OF_A_LINE == 0 &&
+           head_dim >= MHA_FEWEST_WIDE_COLUMNS &&
+           (job->lanes == MOST_LANES || head_dim % COLUMNS_OF_A_PIECE == 0) &&
            mha_extent(&a->value, 1) >= MHA_FEWEST_WIDE_COLUMNS &&
            a->key.storage == MHA_AS_COMPUTED && a->value.storage == MHA_AS_COMPUTED &&
            mha_stride(&a->key, 1) == item && mha_stride(&a->value, 1) == item &&

@@ -77,8 +77,8 @@ def test_rows_that_lie_apart(query_len, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (96, 96), (128, 70), (72, 80), (101, 77),
-                                                    (161, 161)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (96, 96), (128, 70), (72, 80),
+                                                     (101, 77), (161, 161)])
 @pytest.mark.parametrize("key_len", [3, 12, 24, 33, 64])
 def test_wide_heads(key_len, head_dim, value_dim, dtype):
     """Read as they lie, up to three queries of a key head; also heads 4,096 bytes apart, and more

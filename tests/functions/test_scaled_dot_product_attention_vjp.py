@@ -306,6 +306,19 @@ def test_hidden_pairs_of_a_row_of_nan_have_no_gradient(length):
     assert np.isnan(gradients.relative_bias[0]).nonzero()[0].tolist() == [2, 3, 4]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("where", ["grad_output", "value"])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_an_infinite_gradient_of_a_sink_stays_infinite(count, where, dtype):
+    """grad sink = weight of the sink * -(grad output . output)."""
+    query, key, value = np.random.default_rng(count).random((3, count, 5)).astype(dtype)
+    grad_output = np.ones_like(value)
+    (grad_output if where == "grad_output" else value)[0, 2] = np.inf
+    pullback = mha.scaled_dot_product_attention_vjp(
+        query[None], key[None], value[None], sinks=np.zeros(1, dtype))[1]
+    assert pullback(grad_output[None]).sinks.tolist() == [-np.inf]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_ends_of_a_table_that_no_pair_uses(bad):
     query, value = np.ones((1, 1, 1, 17)), np.zeros((1, 1, 1, 96))

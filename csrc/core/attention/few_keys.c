@@ -35,9 +35,10 @@ static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
-/* Whether few_keys_wide.inc takes keys and values, whose heads share no set of the first cache, and
- * the last cache holds them all: there it is ahead of the decode kernel up to more bytes. */
-static bool takes_wide_heads(const few_keys_job *job, double bytes) {
+/* Whether few_keys_wide.inc takes keys and values and is ahead of the decode kernel up to more
+ * bytes: where measured, heads share no set of the first cache, and the last cache holds all of
+ * them. On AVX2 the last columns of another head_dim cost too much. */
+static bool wide_heads_are_fast(const few_keys_job *job, double bytes) {
     enum { COLUMNS_OF_A_PIECE = 4, FEWEST_LANES = 8, MOST_LANES = 16 };
     const mha_attention *a = job->attention;
     const int64_t head_dim = mha_extent(&a->key, 1), item = (int64_t)sizeof(float);
@@ -64,7 +65,7 @@ static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, do
     if (2 * job->key_heads <= job->lanes) {
         return 4 << 10;
     }
-    if (job->queries <= 2 && takes_wide_heads(job, bytes)) {
+    if (job->queries <= 2 && wide_heads_are_fast(job, bytes)) {
         return 32 << 10;
     }
     return job->query_len == 1 ? 8 << 10 : 12 << 10;

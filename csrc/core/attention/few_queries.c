@@ -1,8 +1,8 @@
 /* Step 3 of the figure when queries are few: decoding, classification tokens. What counts is to
  * read key and value once, so a task is a key head with all queries of the heads that share it.
  * Where that makes too few tasks for all threads, the keys are cut too (Dao et al. 2023,
- * Flash-Decoding): in rounds of three passes, scores; weights and weighted sums; what these add up
- * to. The bits do not depend on it: every block of keys has its sums, and they join in order. */
+ * Flash-Decoding): in rounds, each of three steps: scores; weights and weighted sums; joining
+ * these. The bits do not depend on it: every block of keys has its sums, and they join in order. */
 #include "core/attention/few_queries.h"
 
 #include "core/attention/attention_rows.h"
@@ -20,16 +20,16 @@ typedef struct few_job {
     int64_t rows, row_blocks;          /* of one key head: group * query_len, and blocks of them */
     int64_t row_tasks;                 /* row blocks of all key heads of all batch items */
     bool from_memory;                  /* keys and values are more than caches hold */
-    bool prefetches_tasks;             /* those of the next task, while one computes */
-    int threads;                       /* that take the tasks in turns */
-    int64_t cuts;                      /* of the keys of a row block: 1 where one task takes all */
-    int64_t rounds, round_blocks;      /* blocks of keys that such tasks take at a time */
-    int64_t round;                     /* at hand, and which of its passes over cuts */
+    bool prefetches_tasks;             /* those of the next task, when one begins */
+    int threads;
+    int64_t cuts;                 /* of the keys of a row block: 1 where one task takes all */
+    int64_t rounds, round_blocks; /* blocks of keys that such tasks take at a time */
+    int64_t round;                /* at hand, and which of its steps over cuts */
     few_pass *pass;
     bool heads_mask_alike;             /* those on one key head */
     mha_known_visibility known;        /* of the blocks of keys, by all queries of a head */
     mha_pieces blocks, state;          /* what tasks and rounds leave, for each row block */
-    mha_pieces scratch, block_scratch; /* for each worker, the second for the kernel of blocks */
+    mha_pieces scratch, block_scratch; /* for each worker, the second for the block kernel */
     size_t blocks_size, state_size, scratch_size, block_scratch_size;
 } few_job;
 
@@ -140,18 +140,25 @@ static mha_status count_row_tasks(few_job *job) {
     return mha_count_elements(shape, 3, &job->row_tasks);
 }
 
+/* Whether rows of a head have those of other heads between them. */
+static bool has_heads_side_by_side(const mha_attention *a, const mha_tensor *tensor) {
+    const mha_prefetch_rows rows = mha_rows_to_come(a, tensor, 0, 0, 0, 1);
+    return rows.stride != rows.width;
+}
+
 /* Whether the keys and values of the next task are prefetched into the second cache: a burst of
- * many lines is faster than what the kernel prefetches within a head. Of heads side by side, whose
- * rows lie apart, as long as the cache holds them; else the kernel's own prefetching goes on into
- * the next head unless this one is short. */
+ * many lines is faster than what the kernel prefetches within a head. Of heads side by side, as
+ * long as the cache holds them. Of heads one behind the other, the kernel's own prefetching goes on
+ * into the next head, unless this one is short. */
 static bool prefetches_tasks(const few_job *job) {
-    enum { MOST_APART = 1 << 20, MOST_SIDE_BY_SIDE = 24 << 10 };
+    enum { MOST_OF_HEADS_SIDE_BY_SIDE = 1 << 20, MOST_OF_HEADS_IN_A_ROW = 24 << 10 };
     const mha_attention *a = job->attention;
-    const bool lies_apart = mha_rows_lie_apart(&a->key, a->dtype);
+    const bool side_by_side =
+        has_heads_side_by_side(a, &a->key) && has_heads_side_by_side(a, &a->value);
     const double bytes = bytes_of(job) / (double)mha_larger(job->row_tasks / job->row_blocks, 1);
     return job->from_memory && job->row_blocks == 1 && a->pages.table == NULL &&
            !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype) &&
-           bytes <= (lies_apart ? MOST_APART : MOST_SIDE_BY_SIDE);
+           bytes <= (side_by_side ? MOST_OF_HEADS_SIDE_BY_SIDE : MOST_OF_HEADS_IN_A_ROW);
 }
 
 static mha_status plan(const mha_attention *attention, int num_threads, few_job *job) {
@@ -296,7 +303,8 @@ static void prefetch_rows(const mha_attention *a, const mha_tensor *tensor, cons
     }
 }
 
-/* What the first and the last of a task's queries may see. */
+/* What the first and the last of a task's queries may see. Workers take tasks in order, so this is
+ * most likely the worker's next one. */
 static void prefetch_task(const few_job *job, int64_t task) {
     int64_t first, end, unused;
     if (!job->prefetches_tasks || task >= job->row_tasks) {
@@ -319,7 +327,7 @@ static void attend(void *context, int64_t task, mha_worker *worker) {
     average_again(job, task, &block, worker);
 }
 
-/* Task of passes 1 and 2: a cut of the keys of a round. */
+/* Task of scoring and of weighing: a cut of the keys of a round. */
 static void take_cut(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     const int64_t cut = task % job->cuts;
@@ -333,7 +341,7 @@ static void take_cut(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
-/* Task of pass 3: what a row block's sums add up to. */
+/* Task of joining: what a row block's sums add up to. */
 static void join_cuts(void *context, int64_t task, mha_worker *worker) {
     const few_job *job = context;
     mha_few_queries_block block;
@@ -368,13 +376,13 @@ mha_status mha_few_queries_forward(const mha_attention *attention, mha_execution
     MHA_TRY(
         mha_workspace_take_pieces(workspace, job.state_size, (size_t)job.row_tasks, &job.state));
     for (job.round = 0; job.round < job.rounds; job.round++) {
-        /* 1. Scores. */
+        /* Scores. */
         job.pass = job.kernels->few_queries->score;
         MHA_TRY(mha_run_tasks(execution, tasks, threads, take_cut, &job));
-        /* 2. Weights, and the weighted sums of blocks of values. */
+        /* Weights, and the weighted sums of blocks of values. */
         job.pass = job.kernels->few_queries->weigh;
         MHA_TRY(mha_run_tasks(execution, tasks, threads, take_cut, &job));
-        /* 3. What they add up to. */
+        /* What these add up to. */
         MHA_TRY(mha_run_tasks(execution, job.row_tasks, threads, join_cuts, &job));
     }
     return MHA_OK;

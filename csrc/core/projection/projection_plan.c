@@ -27,7 +27,8 @@ static bool is_narrow(const mha_linear_projection *p, int num_threads) {
  * reads all of what is not divided, so the longer side is. */
 static bool takes_shares_of_rows(const mha_linear_projection *p) { return p->rows > p->weight.out; }
 
-/* Rows of a task. A panel of halves is widened for every block of rows. */
+/* Rows of a task: more of a weight of halves or blocks, whose panels are widened for each of them.
+ */
 static int64_t row_block_of(const mha_linear_projection *p, int num_threads) {
     enum { MULTIPLE = 12 }; /* the rows of the highest tile */
     const int64_t most = MHA_UNPACKED_ROW_BLOCK;
@@ -57,9 +58,9 @@ static int64_t most_unpacked_panels(const mha_linear_projection *p) {
                                           : MOST_OF_ROWS;
 }
 
-/* Of a quantised weight, one row: a thread's share, whole groups that the kernel takes in one go.
- * The kernel prefetches the next group, which should be the same thread's. At most so many, since
- * cores may differ. */
+/* Of a quantised weight, one row: a thread's share, a multiple of in_one_go. The kernel prefetches
+ * the panels behind those at hand, which should be the same thread's. At most 16, since one core
+ * may be slower than another. */
 static int64_t quantised_panels(const mha_linear_projection *p, int num_threads) {
     enum { MOST = 16 };
     const int64_t in_one_go = mha_panels_of(p->dtype)->in_one_go;
@@ -70,7 +71,8 @@ static int64_t quantised_panels(const mha_linear_projection *p, int num_threads)
     return mha_smaller(share, MOST);
 }
 
-/* Of a weight that is not packed some, of a packed one more than one for one row alone. */
+/* The panels that one call of the kernel takes: some of a weight that is not packed; of a packed
+ * one more than one only where x has a single row. */
 static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_block,
                                 int num_threads) {
     enum { FEWEST = 4 };

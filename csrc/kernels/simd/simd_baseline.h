@@ -1,14 +1,16 @@
 /* Vectors of 16 bytes in plain C (GCC and Clang vector types): SSE2 on x86-64, whatever else
  * elsewhere. No FMA: v_fma rounds twice, so these bits differ from those of the other sets.
  *
- * Every simd_<isa>.h defines the same names for the generic bodies in *.inc:
+ * Every simd_<isa>.h defines the same names for the generic bodies in *.inc, besides v_add and the
+ * like:
  *   real, vector, LANES        the element, a vector of LANES of them
  *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
  *                              matmul, as many as the registers hold without spills
  *   PAIR_VECTORS               scores: two chains side by side in tiles at least so wide
  *   UNROLL, PAIR_UNROLL        steps along a chain without a branch between them: values and sums
  *                              over queries; pairs of chains
- *   v_load_once(p)             v_load into a register, which those who use it do not read again
+ *   v_load_once(p)             v_load into a register: the compiler does not load it again for each
+ *                              use
  *   v_max(a, b), v_min(a, b)   b where either is NaN
  *   v_zero_if_less(a, b, c)    0 where a < b, else (NaN too) c
  *   v_select_equal(a, b, y, n) y where a == b, else (NaN too) n
@@ -16,10 +18,11 @@
  *   v_exponent_from_low_bits   shifts the lowest bits of each lane into its exponent field
  *   v_load_apart(p, s, c)      of LANES rows, s bytes apart: the first PIECE_COLUMNS columns, a
  *                              vector each
- *   v_load_line(p, s, c)       the same of LINE_COLUMNS, s numbers apart, with each line of memory
- *                              read in one go
+ *   v_load_line(p, s, c)       the same of LINE_COLUMNS, rows s numbers apart, with each line of
+ *                              memory read in one go
  *   v_load_rows(r, at, c)      optional, LOADS_ROWS: of the rows r[0] to r[LANES - 1], from number
- *                              `at` on: LINE_COLUMNS columns, a vector each; and v_load_chains
+ *                              `at` on: LINE_COLUMNS columns, a vector each
+ *   v_load_chains              optional, LOADS_ROWS: few_chains.inc
  *   load_float16_columns       optional, LOADS_FLOAT16_COLUMNS: simd_float16_columns.h
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers
@@ -28,12 +31,12 @@
  *                              2^LOW_SHIFT, and the upper times 2^HIGH_SHIFT
  *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
  *   v_set1_float16(p)          the half at p, however it lies, in all lanes
- *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; both
- *                              whatever becomes of denormal numbers; a NaN stays one, and quiet
+ *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; a NaN
+ *                              stays one, and quiet. Of all four, denormal numbers count or are 0
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
  *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
  *   doubles                    half a vector of double precision; of float32, as the next ones
- *   d_load(p), d_store(p, a)   so many float32, widened, and back, rounded
+ *   d_load(p), d_store(p, a)   LANES / 2 float32, widened; and back, rounded
  *   d_set1(a), d_fma(a, b, c)  a * b + c; a * b, of two float32, is exact
  *   r_fma(a, b, c)             v_fma for one number, same rounding */
 #include <stdint.h>

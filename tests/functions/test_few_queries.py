@@ -219,3 +219,28 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
             np.testing.assert_array_equal(gradients.key, blocks.key)
             np.testing.assert_array_equal(gradients.value, blocks.value)
             assert np.isfinite(gradients.query).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("heads_lie", ["side by side", "one behind the other"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("options", [{}, {"window": (3, 0), "query_offset": 20},
+                                     {"window": (3, None), "query_offset": 2**60}])
+def test_what_comes_next_from_memory_has_the_bits_of_smaller_calls(options, dtype, heads_lie,
+                                                                   threads):
+    """More than 16 MB of keys and values: those of the next task are prefetched."""
+    batch, heads, key_len, head_dim = (400, 8, 40, 64) if dtype == np.float32 else (800, 8, 40, 64)
+    rng = np.random.default_rng(1)
+    shape = (batch, heads, key_len, head_dim)
+    if heads_lie == "side by side":
+        shape = (batch, key_len, heads, head_dim)
+    key, value = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(2))
+    if heads_lie == "side by side":
+        key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    query = rng.standard_normal((batch, heads, 1, head_dim), np.float32).astype(dtype)
+    with mha.threads(threads):
+        output = mha.scaled_dot_product_attention(query, key, value, **options)
+        for first in range(0, batch, 100):
+            part = slice(first, first + 100)
+            np.testing.assert_array_equal(output[part], mha.scaled_dot_product_attention(
+                query[part], key[part], value[part], **options))

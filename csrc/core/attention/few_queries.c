@@ -313,8 +313,10 @@ static void prefetch_task(const few_job *job, int64_t task) {
     const row_place place = place_of(job, task, 0);
     mha_visible_ranges(job->attention, place.batch, 0, 1, &first, &unused);
     mha_visible_ranges(job->attention, place.batch, job->query_len - 1, 1, &unused, &end);
-    prefetch_rows(job->attention, &job->attention->key, &place, first, end);
-    prefetch_rows(job->attention, &job->attention->value, &place, first, end);
+    if (first < end) { /* else `first` may be anywhere */
+        prefetch_rows(job->attention, &job->attention->key, &place, first, end);
+        prefetch_rows(job->attention, &job->attention->value, &place, first, end);
+    }
 }
 
 /* Task: a row block over all keys. */

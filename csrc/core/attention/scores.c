@@ -57,14 +57,16 @@ bool mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t f
     const int64_t offset = mha_query_offset(attention, batch);
     const bool has_lengths = options->key_lengths.data != NULL;
     const int64_t further = has_lengths ? mha_stride(&options->key_lengths, 1) : 0;
+    const int64_t of_head = attention->queries_of_head;
     for (int64_t i = 0; i < count; i++) {
+        const int64_t query = of_head > 0 ? (first + i) % of_head : first + i;
         begin[i] = 0;
         end[i] = key_len;
         if (has_lengths) {
-            const int64_t at = (first + i) * further;
-            end[i] = mha_smaller(key_len, option_of(&options->key_lengths, axes, batch, at));
+            const int64_t length = option_of(&options->key_lengths, axes, batch, query * further);
+            end[i] = mha_smaller(key_len, length);
         }
-        clip_to_position(options, first + i + offset, &begin[i], &end[i]);
+        clip_to_position(options, query + offset, &begin[i], &end[i]);
         end[i] = mha_larger(end[i], 0);
     }
     return false;

@@ -95,6 +95,8 @@ typedef struct mha_pages {
  * head_gate,  if given: contiguous (heads,): multiplies each head's output
  * result_rows, if not 0: from a head of lse, maximum and denominator to the next, instead of
  * query_len; first_batch: the index of batch item 0 for dropout
+ * queries_of_head: the core's own, where heads that share a key head are more queries of one: query
+ * i stands where query i % queries_of_head does; else 0
  * sees_part: in the backward pass, output, maximum and denominator count more keys than there are
  * here
  * pages: of key and value, in the forward pass, without batch axes */
@@ -108,7 +110,7 @@ typedef struct mha_attention {
     mha_score_function score_function;
     const void *w_v;
     const void *head_gate;
-    int64_t result_rows, first_batch;
+    int64_t result_rows, first_batch, queries_of_head;
     bool sees_part;
     mha_pages pages;
     const mha_attention_options *options;

@@ -5,6 +5,7 @@
 #include "core/attention/attention_rows.h"
 #include "core/attention/few_keys.h"
 #include "core/attention/few_queries.h"
+#include "core/attention/joined_heads.h"
 #include "core/base/run.h"
 
 /* Which key head a worker has copied; its rows of key lie behind. */
@@ -374,54 +375,6 @@ mha_status mha_take_attention_memory(mha_attention_job *job, int threads,
     return mha_workspace_take_pieces(workspace, job->bias.bytes, (size_t)threads, &job->biases);
 }
 
-/* Whether no option tells heads apart, or queries but by which keys their positions see. */
-static bool takes_heads_alike(const mha_attention *a) {
-    const mha_attention_options *o = a->options;
-    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->result_rows == 0 &&
-           o->mask.data == NULL && o->bias.data == NULL && o->block_mask.starts == NULL &&
-           o->alibi.data == NULL && o->relative_bias.data == NULL && o->sinks.data == NULL &&
-           o->dropout_threshold == 0 && o->keep_first == 0 && !o->uniform_empty_rows;
-}
-
-/* (heads, len, columns) -> (heads / group, group * len, columns). */
-static void join_axes(mha_tensor *tensor, int64_t group) {
-    tensor->shape[tensor->axes - 3] /= group;
-    tensor->shape[tensor->axes - 2] *= group;
-    tensor->strides[tensor->axes - 3] *= group;
-}
-
-static bool axes_can_join(const mha_tensor *tensor) {
-    return mha_stride(tensor, 3) == mha_extent(tensor, 2) * mha_stride(tensor, 2);
-}
-
-/* Few queries of a head would leave lanes of its last vector empty. Where heads share a key head,
- * all of their queries are one head's then, with the bits that each has alone. Not above a block of
- * queries, where causal blocks that nobody sees are left out, and not if threads would want tasks.
- */
-static mha_attention join_heads(const mha_attention *attention, int num_threads) {
-    mha_attention joined = *attention;
-    const mha_attention_kernels *kernels = mha_kernels_for(attention->dtype)->attention;
-    const int64_t heads = mha_extent(&attention->query, 3), lanes = kernels->query_lanes;
-    const int64_t kv_heads = mha_extent(&attention->key, 3);
-    const int64_t query_len = mha_extent(&attention->query, 2);
-    const int64_t group = kv_heads == 0 ? 0 : heads / kv_heads;
-    int64_t batch, queries;
-    if (group < 2 || query_len >= kernels->query_block || !takes_heads_alike(attention) ||
-        !axes_can_join(&attention->query) || !axes_can_join(&attention->output) ||
-        mha_count_elements(attention->query.shape, attention->batch_axes, &batch) != MHA_OK ||
-        __builtin_mul_overflow(group, query_len, &queries)) {
-        return joined;
-    }
-    const bool fills_vectors =
-        mha_divide_up(queries, lanes) < group * mha_divide_up(query_len, lanes);
-    if (fills_vectors && (num_threads == 1 || batch >= mha_divide_up(num_threads, kv_heads))) {
-        join_axes(&joined.query, group);
-        join_axes(&joined.output, group);
-        joined.queries_of_head = query_len;
-    }
-    return joined;
-}
-
 static mha_status run_blocks(const mha_attention *attention, mha_execution *execution) {
     mha_attention_job job;
     int64_t num_tasks;
@@ -450,8 +403,10 @@ static mha_status run_steps(const mha_attention *attention, mha_execution *execu
     if (mha_has_few_queries(attention)) {
         return mha_few_queries_forward(attention, execution);
     }
-    const mha_attention joined = join_heads(attention, execution->num_threads);
-    return run_blocks(&joined, execution);
+    mha_joined_heads joined;
+    MHA_TRY(mha_join_heads(attention, execution, &joined));
+    MHA_TRY(run_blocks(&joined.attention, execution));
+    return mha_part_heads(&joined, execution);
 }
 
 MHA_DEFINE_FORWARD(scaled_dot_product_attention, mha_attention, run_steps)

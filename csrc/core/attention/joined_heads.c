@@ -1,0 +1,133 @@
+/* Few queries of a head leave lanes of its last vector empty. Where heads share a key head, all of
+ * their queries are one head's instead, with the bits that each has alone. Where no single stride
+ * leads from query to query and from head to head, as in arrays (len, heads, columns), queries and
+ * output are copied. */
+#include "core/attention/joined_heads.h"
+
+#include <string.h>
+
+#include "core/attention/attention_rows.h"
+#include "core/base/run.h"
+#include "kernels/kernels.h"
+
+/* Whether no option tells heads apart, or queries but by which keys their positions see. */
+static bool takes_heads_alike(const mha_attention *a) {
+    const mha_attention_options *o = a->options;
+    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->result_rows == 0 &&
+           o->mask.data == NULL && o->bias.data == NULL && o->block_mask.starts == NULL &&
+           o->alibi.data == NULL && o->relative_bias.data == NULL && o->sinks.data == NULL &&
+           o->dropout_threshold == 0 && o->keep_first == 0 && !o->uniform_empty_rows;
+}
+
+static bool axes_can_join(const mha_tensor *tensor) {
+    return mha_stride(tensor, 3) == mha_extent(tensor, 2) * mha_stride(tensor, 2);
+}
+
+/* Not above a block of queries, where causal blocks that nobody sees are left out; not if threads
+ * would want tasks; and no copies for few keys. */
+static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) {
+    enum { FEWEST_KEYS_OF_COPIES = 32 };
+    const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
+    const int64_t kv_heads = mha_extent(&a->key, 3), query_len = mha_extent(&a->query, 2);
+    const int64_t group = kv_heads == 0 ? 0 : mha_extent(&a->query, 3) / kv_heads;
+    int64_t queries;
+    return group > 1 && query_len < kernels->query_block && takes_heads_alike(a) &&
+           !__builtin_mul_overflow(group, query_len, &queries) &&
+           mha_divide_up(queries, kernels->query_lanes) <
+               group * mha_divide_up(query_len, kernels->query_lanes) &&
+           (num_threads == 1 || batch >= mha_divide_up(num_threads, kv_heads)) &&
+           ((axes_can_join(&a->query) && axes_can_join(&a->output)) ||
+            mha_extent(&a->key, 2) >= FEWEST_KEYS_OF_COPIES);
+}
+
+/* Bytes of a row. */
+static size_t width_of(const mha_attention *a, const mha_tensor *tensor) {
+    return (size_t)mha_extent(tensor, 1) * mha_storage_size(a->dtype, tensor->storage);
+}
+
+/* The tensor lies without gaps in a piece of the workspace. */
+static mha_status copy_to_workspace(const mha_attention *a, mha_workspace *workspace,
+                                    mha_tensor *tensor, void **copy) {
+    size_t bytes = width_of(a, tensor);
+    for (int axis = tensor->axes - 2; axis >= 0; axis--) {
+        tensor->strides[axis] = (int64_t)bytes;
+        MHA_TRY(mha_multiply_sizes(bytes, (size_t)tensor->shape[axis], &bytes));
+    }
+    MHA_TRY(mha_workspace_take(workspace, bytes, copy));
+    tensor->data = *copy;
+    return MHA_OK;
+}
+
+/* The rows of a head, between the array that was given and its copy. */
+static void copy_rows(const mha_attention *a, const mha_tensor *tensor, char *copy,
+                      int64_t batch_head, bool is_output) {
+    const int64_t heads = mha_extent(&a->query, 3), rows = mha_extent(tensor, 2);
+    const size_t width = width_of(a, tensor);
+    for (int64_t row = 0; row < rows; row++) {
+        char *given =
+            mha_at_row(tensor, a->batch_axes, batch_head / heads, batch_head % heads, row);
+        char *own = copy + (size_t)(batch_head * rows + row) * width;
+        memcpy(is_output ? given : own, is_output ? own : given, width);
+    }
+}
+
+/* Task: a head. */
+static void gather_queries(void *context, int64_t task, mha_worker *worker) {
+    const mha_joined_heads *joined = context;
+    (void)worker;
+    copy_rows(joined->given, &joined->given->query, joined->queries, task, false);
+}
+
+static void scatter_outputs(void *context, int64_t task, mha_worker *worker) {
+    const mha_joined_heads *joined = context;
+    (void)worker;
+    copy_rows(joined->given, &joined->given->output, joined->outputs, task, true);
+}
+
+static mha_status run_copies(const mha_attention *a, const mha_tensor *tensor,
+                             mha_task_function copies, const mha_joined_heads *joined,
+                             mha_execution *execution) {
+    int64_t tasks;
+    MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes + 1, &tasks));
+    const double numbers = (double)tasks * (double)mha_extent(tensor, 2) *
+                           (double)mha_extent(tensor, 1) * MHA_WORK_OF_MOVING;
+    return mha_run_tasks(execution, tasks, mha_threads_for(tasks, numbers, execution->num_threads),
+                         copies, (void *)joined);
+}
+
+/* (heads, len, columns) -> (heads / group, group * len, columns). */
+static void join_axes(mha_tensor *tensor, int64_t group) {
+    tensor->shape[tensor->axes - 3] /= group;
+    tensor->shape[tensor->axes - 2] *= group;
+    tensor->strides[tensor->axes - 3] *= group;
+}
+
+mha_status mha_join_heads(const mha_attention *attention, mha_execution *execution,
+                          mha_joined_heads *joined) {
+    int64_t batch;
+    *joined = (mha_joined_heads){.attention = *attention, .given = attention};
+    MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
+    if (!is_worth_it(attention, batch, execution->num_threads)) {
+        return MHA_OK;
+    }
+    mha_attention *a = &joined->attention;
+    const int64_t group = mha_extent(&a->query, 3) / mha_extent(&a->key, 3);
+    if (!axes_can_join(&a->query)) {
+        MHA_TRY(copy_to_workspace(a, &execution->workspace, &a->query, &joined->queries));
+        MHA_TRY(run_copies(attention, &attention->query, gather_queries, joined, execution));
+    }
+    if (!axes_can_join(&a->output)) {
+        MHA_TRY(copy_to_workspace(a, &execution->workspace, &a->output, &joined->outputs));
+    }
+    a->queries_of_head = mha_extent(&a->query, 2);
+    join_axes(&a->query, group);
+    join_axes(&a->output, group);
+    return MHA_OK;
+}
+
+mha_status mha_part_heads(const mha_joined_heads *joined, mha_execution *execution) {
+    const mha_attention *given = joined->given;
+    return joined->attention.output.data == given->output.data
+               ? MHA_OK
+               : run_copies(given, &given->output, scatter_outputs, joined, execution);
+}

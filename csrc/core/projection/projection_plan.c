@@ -18,7 +18,7 @@ static int64_t num_panels(const mha_linear_projection *projection) {
 }
 
 /* Whether a weight has so few panels that not each thread would get some. */
-static bool is_narrow(const mha_linear_projection *p, int num_threads) {
+static bool has_few_panels(const mha_linear_projection *p, int num_threads) {
     enum { FEWEST_OF_THREAD = 4 };
     return mha_takes_unpacked(p) && num_panels(p) < (int64_t)FEWEST_OF_THREAD * num_threads;
 }
@@ -35,7 +35,7 @@ static int64_t row_block_of(const mha_linear_projection *p, int num_threads) {
     if (p->weight.format != NULL && p->weight.storage == MHA_AS_COMPUTED) {
         return MHA_PACKED_ROW_BLOCK;
     }
-    if (is_narrow(p, num_threads) && takes_shares_of_rows(p)) {
+    if (has_few_panels(p, num_threads) && takes_shares_of_rows(p)) {
         const int64_t shares = num_threads * mha_divide_up(p->rows, num_threads * most);
         return mha_divide_up(mha_divide_up(p->rows, shares), MULTIPLE) * MULTIPLE;
     }
@@ -76,7 +76,7 @@ static int64_t quantised_panels(const mha_linear_projection *p, int num_threads)
 static int64_t panels_in_one_go(const mha_linear_projection *p, int64_t row_block,
                                 int num_threads) {
     enum { FEWEST = 4 };
-    const int64_t fewest = is_narrow(p, num_threads) && !takes_shares_of_rows(p) ? 1 : FEWEST;
+    const int64_t fewest = has_few_panels(p, num_threads) && !takes_shares_of_rows(p) ? 1 : FEWEST;
     const mha_storage storage = p->weight.storage;
     const bool is_packed =
         p->weight.format != NULL && (storage == MHA_AS_COMPUTED || mha_is_quantised(storage));

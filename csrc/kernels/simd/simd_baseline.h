@@ -6,6 +6,8 @@
  *   real, vector, LANES        the element, a vector of LANES of them
  *   KEY_TILE, ROW_TILE         register tiles: KEY_TILE x 3 vectors in attention, ROW_TILE x 2 in
  *                              matmul, as many as the registers hold without spills
+ *   PIECE_COLUMNS, LINE_COLUMNS   columns that are transposed at a time: of 16 bytes; of a line
+ *   HALVES_BY_LANE             optional: halves are widened so slowly that it is done once
  *   PAIR_VECTORS               scores: two chains side by side in tiles at least so wide
  *   UNROLL, PAIR_UNROLL        steps along a chain without a branch between them: values and sums
  *                              over queries; pairs of chains

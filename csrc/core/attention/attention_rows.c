@@ -49,9 +49,18 @@ int64_t mha_key_stride(const mha_tensor *tensor, mha_dtype dtype) {
            item_size(tensor, dtype);
 }
 
+int64_t mha_row_bytes(const mha_tensor *tensor, mha_dtype dtype) {
+    const int64_t columns = mha_extent(tensor, 1);
+    return tensor->storage == MHA_Q8_0 ? columns / MHA_QUANTISED_ROWS * MHA_Q8_0_BYTES
+                                       : columns * item_size(tensor, dtype);
+}
+
+bool mha_has_gaps(const mha_tensor *tensor, mha_dtype dtype) {
+    return mha_stride(tensor, 2) != mha_row_bytes(tensor, dtype);
+}
+
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
-    return tensor->storage != MHA_AS_COMPUTED ||
-           mha_stride(tensor, 2) != mha_extent(tensor, 1) * item_size(tensor, dtype);
+    return tensor->storage != MHA_AS_COMPUTED || mha_has_gaps(tensor, dtype);
 }
 
 mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
@@ -60,7 +69,7 @@ mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_ten
         .first = mha_at_row(tensor, attention->batch_axes, batch, head, first),
         .count = end - first,
         .stride = mha_stride(tensor, 2),
-        .width = mha_extent(tensor, 1) * item_size(tensor, attention->dtype),
+        .width = mha_row_bytes(tensor, attention->dtype),
     };
 }
 

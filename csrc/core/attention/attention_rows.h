@@ -63,6 +63,10 @@ int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);
 /* The same of key or value; between two columns where these lie by columns. */
 int64_t mha_key_stride(const mha_tensor *tensor, mha_dtype dtype);
 
+/* Of a row, without what lies between two; and whether something does. */
+int64_t mha_row_bytes(const mha_tensor *tensor, mha_dtype dtype);
+bool mha_has_gaps(const mha_tensor *tensor, mha_dtype dtype);
+
 /* Whether rows are better copied where they are read often: something else lies between two, as
  * where all heads lie side by side: then the rows of one head are pages apart, and reading them
  * again and again is slow. */

@@ -140,12 +140,6 @@ static mha_status count_row_tasks(few_job *job) {
     return mha_count_elements(shape, 3, &job->row_tasks);
 }
 
-/* Whether rows of a head have those of other heads between them. */
-static bool has_heads_side_by_side(const mha_attention *a, const mha_tensor *tensor) {
-    const mha_prefetch_rows rows = mha_rows_to_come(a, tensor, 0, 0, 0, 1);
-    return rows.stride != rows.width;
-}
-
 /* Whether the keys and values of the next task are prefetched into the second cache: a burst of
  * many lines is faster than what the kernel prefetches within a head. Of heads side by side, as
  * long as the cache holds them. Of heads one behind the other, the kernel's own prefetching goes on
@@ -153,8 +147,7 @@ static bool has_heads_side_by_side(const mha_attention *a, const mha_tensor *ten
 static bool prefetches_tasks(const few_job *job) {
     enum { MOST_OF_HEADS_SIDE_BY_SIDE = 1 << 20, MOST_OF_HEADS_IN_A_ROW = 24 << 10 };
     const mha_attention *a = job->attention;
-    const bool side_by_side =
-        has_heads_side_by_side(a, &a->key) && has_heads_side_by_side(a, &a->value);
+    const bool side_by_side = mha_has_gaps(&a->key, a->dtype) && mha_has_gaps(&a->value, a->dtype);
     const double bytes = bytes_of(job) / (double)mha_larger(job->row_tasks / job->row_blocks, 1);
     return job->from_memory && job->row_blocks == 1 && a->pages.table == NULL &&
            !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype) &&

@@ -21,16 +21,6 @@ typedef struct few_keys_job {
     mha_pieces scratch;  /* of each worker */
 } few_keys_job;
 
-/* Whether the call has no options but those that this kernel knows: mask, bias, scale, and which
- * keys a row sees by its position. */
-static bool has_plain_scores(const mha_attention *a) {
-    const mha_attention_options *o = a->options;
-    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->weights == NULL &&
-           o->block_mask.starts == NULL && o->alibi.data == NULL && o->relative_bias.data == NULL &&
-           o->sinks.data == NULL && o->softcap == 0 && o->dropout_threshold == 0 &&
-           o->keep_first == 0 && !o->uniform_empty_rows;
-}
-
 static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
@@ -110,7 +100,8 @@ static mha_status describe(const mha_attention *a, few_keys_job *job) {
 bool mha_has_few_keys(const mha_attention *a) {
     const int64_t key_len = mha_extent(&a->key, 2);
     few_keys_job job;
-    return key_len > 0 && key_len <= MHA_KEY_CHAIN && has_plain_scores(a) && has_plain_rows(a) &&
+    return key_len > 0 && key_len <= MHA_KEY_CHAIN && mha_has_plain_scores(a) &&
+           a->weights == NULL && a->options->softcap == 0 && has_plain_rows(a) &&
            mha_extent(&a->query, 1) > 0 && mha_extent(&a->value, 1) > 0 &&
            describe(a, &job) == MHA_OK && job.queries > 0 && few_keys_are_faster(&job);
 }

@@ -7,16 +7,14 @@
 #include <string.h>
 
 #include "core/attention/attention_rows.h"
+#include "core/attention/scores.h"
 #include "core/base/run.h"
 #include "kernels/kernels.h"
 
 /* Whether no option tells heads apart, or queries but by which keys their positions see. */
 static bool takes_heads_alike(const mha_attention *a) {
-    const mha_attention_options *o = a->options;
-    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL && a->result_rows == 0 &&
-           o->mask.data == NULL && o->bias.data == NULL && o->block_mask.starts == NULL &&
-           o->alibi.data == NULL && o->relative_bias.data == NULL && o->sinks.data == NULL &&
-           o->dropout_threshold == 0 && o->keep_first == 0 && !o->uniform_empty_rows;
+    return mha_has_plain_scores(a) && a->options->mask.data == NULL &&
+           a->options->bias.data == NULL && a->result_rows == 0;
 }
 
 static bool axes_can_join(const mha_tensor *tensor) {
@@ -40,29 +38,21 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
             mha_extent(&a->key, 2) >= FEWEST_KEYS_OF_COPIES);
 }
 
-/* Bytes of a row. */
-static size_t width_of(const mha_attention *a, const mha_tensor *tensor) {
-    return (size_t)mha_extent(tensor, 1) * mha_storage_size(a->dtype, tensor->storage);
-}
-
-/* The tensor lies without gaps in a piece of the workspace. */
-static mha_status copy_to_workspace(const mha_attention *a, mha_workspace *workspace,
-                                    mha_tensor *tensor, void **copy) {
-    size_t bytes = width_of(a, tensor);
-    for (int axis = tensor->axes - 2; axis >= 0; axis--) {
-        tensor->strides[axis] = (int64_t)bytes;
-        MHA_TRY(mha_multiply_sizes(bytes, (size_t)tensor->shape[axis], &bytes));
-    }
-    MHA_TRY(mha_workspace_take(workspace, bytes, copy));
-    tensor->data = *copy;
-    return MHA_OK;
+/* The tensor gets a piece of the workspace, where it lies without gaps. */
+static mha_status move_to_workspace(mha_dtype dtype, mha_workspace *workspace, mha_tensor *tensor) {
+    int64_t rows;
+    size_t bytes;
+    MHA_TRY(mha_count_elements(tensor->shape, tensor->axes - 1, &rows));
+    MHA_TRY(mha_multiply_sizes((size_t)rows, (size_t)mha_row_bytes(tensor, dtype), &bytes));
+    mha_set_contiguous_strides(tensor, dtype);
+    return mha_workspace_take(workspace, bytes, &tensor->data);
 }
 
 /* The rows of a head, between the array that was given and its copy. */
 static void copy_rows(const mha_attention *a, const mha_tensor *tensor, char *copy,
                       int64_t batch_head, bool is_output) {
     const int64_t heads = mha_extent(&a->query, 3), rows = mha_extent(tensor, 2);
-    const size_t width = width_of(a, tensor);
+    const size_t width = (size_t)mha_row_bytes(tensor, a->dtype);
     for (int64_t row = 0; row < rows; row++) {
         char *given =
             mha_at_row(tensor, a->batch_axes, batch_head / heads, batch_head % heads, row);
@@ -75,13 +65,13 @@ static void copy_rows(const mha_attention *a, const mha_tensor *tensor, char *co
 static void gather_queries(void *context, int64_t task, mha_worker *worker) {
     const mha_joined_heads *joined = context;
     (void)worker;
-    copy_rows(joined->given, &joined->given->query, joined->queries, task, false);
+    copy_rows(joined->given, &joined->given->query, joined->attention.query.data, task, false);
 }
 
 static void scatter_outputs(void *context, int64_t task, mha_worker *worker) {
     const mha_joined_heads *joined = context;
     (void)worker;
-    copy_rows(joined->given, &joined->given->output, joined->outputs, task, true);
+    copy_rows(joined->given, &joined->given->output, joined->attention.output.data, task, true);
 }
 
 static mha_status run_copies(const mha_attention *a, const mha_tensor *tensor,
@@ -113,11 +103,11 @@ mha_status mha_join_heads(const mha_attention *attention, mha_execution *executi
     mha_attention *a = &joined->attention;
     const int64_t group = mha_extent(&a->query, 3) / mha_extent(&a->key, 3);
     if (!axes_can_join(&a->query)) {
-        MHA_TRY(copy_to_workspace(a, &execution->workspace, &a->query, &joined->queries));
+        MHA_TRY(move_to_workspace(a->dtype, &execution->workspace, &a->query));
         MHA_TRY(run_copies(attention, &attention->query, gather_queries, joined, execution));
     }
     if (!axes_can_join(&a->output)) {
-        MHA_TRY(copy_to_workspace(a, &execution->workspace, &a->output, &joined->outputs));
+        MHA_TRY(move_to_workspace(a->dtype, &execution->workspace, &a->output));
     }
     a->queries_of_head = mha_extent(&a->query, 2);
     join_axes(&a->query, group);

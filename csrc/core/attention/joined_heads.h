@@ -5,9 +5,8 @@
 #include "mha/attention.h"
 
 typedef struct mha_joined_heads {
-    mha_attention attention; /* to be computed in place of the one given */
+    mha_attention attention; /* to be computed in place of the one given: of copies, maybe */
     const mha_attention *given;
-    void *queries, *outputs; /* copies (batch..., heads, query_len, columns), or NULL */
 } mha_joined_heads;
 
 /* Where nothing is won, joined->attention is the given one. Takes what it copies to of the

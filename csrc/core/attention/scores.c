@@ -42,6 +42,14 @@ static bool sees_every_position(const mha_attention_options *options) {
            options->window_left >= MHA_UNLIMITED && options->window_right >= MHA_UNLIMITED;
 }
 
+bool mha_has_plain_scores(const mha_attention *a) {
+    const mha_attention_options *o = a->options;
+    return a->score_function == MHA_DOT_PRODUCT && a->head_gate == NULL &&
+           o->block_mask.starts == NULL && o->alibi.data == NULL && o->relative_bias.data == NULL &&
+           o->sinks.data == NULL && o->dropout_threshold == 0 && o->keep_first == 0 &&
+           !o->uniform_empty_rows;
+}
+
 bool mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,
                         int64_t *begin, int64_t *end) {
     const mha_attention_options *options = attention->options;

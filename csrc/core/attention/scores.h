@@ -13,6 +13,10 @@ void mha_fill_scores(const mha_attention *attention, int64_t batch, int64_t head
 /* The position of query 0 of the batch item among the keys. */
 int64_t mha_query_offset(const mha_attention *attention, int64_t batch);
 
+/* Whether the call has no options but mask, bias, softcap, scale, and which keys a row sees by its
+ * position. */
+bool mha_has_plain_scores(const mha_attention *attention);
+
 /* Queries first + i, i < count, of the batch item see keys begin[i] <= j < end[i] that mask and
  * bias leave visible. Whether that is all keys for want of an option that says less. */
 bool mha_visible_ranges(const mha_attention *attention, int64_t batch, int64_t first, int64_t count,

@@ -48,17 +48,22 @@ bool mha_heads_share(const mha_tensor *tensor, int batch_axes) {
     return false;
 }
 
-void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
+static void set_strides(mha_tensor *tensor, size_t item, int64_t row_bytes) {
     const bool empty = mha_is_empty(tensor->shape, tensor->axes);
     int64_t stride = empty ? 0 : row_bytes;
-    tensor->strides[tensor->axes - 1] = empty ? 0 : (int64_t)mha_dtype_size(dtype);
+    tensor->strides[tensor->axes - 1] = empty ? 0 : (int64_t)item;
     for (int axis = tensor->axes - 2; axis >= 0; axis--) {
         tensor->strides[axis] = stride;
         stride *= tensor->shape[axis];
     }
 }
 
+void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes) {
+    set_strides(tensor, mha_dtype_size(dtype), row_bytes);
+}
+
 void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype) {
     const int64_t width = mha_is_empty(tensor->shape, tensor->axes) ? 0 : mha_extent(tensor, 1);
-    mha_set_row_strides(tensor, dtype, width * (int64_t)mha_dtype_size(dtype));
+    const size_t item = mha_storage_size(dtype, tensor->storage);
+    set_strides(tensor, item, width * (int64_t)item);
 }

@@ -101,8 +101,9 @@ static inline int64_t mha_leading_offset(const mha_tensor *tensor, int axes, int
     return axes == 0 ? 0 : offset + index * tensor->strides[0];
 }
 
-/* The strides of C order; all 0 where the tensor is empty. Its size in bytes has been checked. Or
- * the same with rows that are row_bytes apart. */
+/* The strides of C order, of numbers as they are stored, not in blocks; all 0 where the tensor is
+ * empty. Its size in bytes has been checked. Or the same with rows of numbers of the arithmetic
+ * that are row_bytes apart. */
 void mha_set_contiguous_strides(mha_tensor *tensor, mha_dtype dtype);
 void mha_set_row_strides(mha_tensor *tensor, mha_dtype dtype, int64_t row_bytes);
 

@@ -34,7 +34,8 @@
  *   v_load_float16(p), v_load_bfloat16(p)   LANES halves (uint16_t) as float32: exact; of float32
  *   v_set1_float16(p)          the half at p, however it lies, in all lanes
  *   v_store_float16(p, a), v_store_bfloat16(p, a)   and back: to the nearest, ties to even; a NaN
- *                              stays one, and quiet. Of all four, denormal numbers count or are 0
+ *                              stays one, and quiet. All four give the same whether
+ *                              the thread counts denormal numbers as 0 or not
  *   words, WORD_LANES          a vector of uint32_t, GCC's type: ^ and + work on it
  *   words_multiply(a, b, &l, &h)   the low and the high 32 bits of each a * b
  *   doubles                    half a vector of double precision; of float32, as the next ones

@@ -51,21 +51,10 @@ build_wheel() { # PLATFORM
         { tail -20 "$work/log"; return 1; }
     python -m wheel tags --remove --platform-tag "$1" "$work/$1"/mha-*.whl >/dev/null
     case $1 in musllinux_*) name_musl "$work/$1" "${target%%-*}" ;; esac
-    pack_tightly "$work/$1"/mha-*.whl
+    python tests/tools/pack_wheel.py "$work/$1"/mha-*.whl # zig's code is larger than GCC's
     case $1 in macosx_*) ;; *) # its objects are not ELF
         python tests/tools/wheel_contents.py "$work/$1"/mha-*.whl "$work"/source/build/temp*/csrc ;; esac
     mv "$work/$1"/mha-*.whl wheelhouse/
-}
-
-# The same files, compressed as far as zlib can: zig's code is larger than GCC's.
-pack_tightly() { # WHEEL
-    python - "$1" <<'EOF'
-import os, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as old, zipfile.ZipFile(sys.argv[1] + ".tight", "w") as new:
-    for member in old.infolist():
-        new.writestr(member, old.read(member), compresslevel=9)
-os.replace(sys.argv[1] + ".tight", sys.argv[1])
-EOF
 }
 
 # Systems with musl call it by the machine, too; zig does not.

@@ -134,6 +134,28 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("key_len", [511, 512, 1200])
+def test_the_bits_of_blocks_of_narrow_heads(dtype, key_len):
+    """Four blocks of keys are summed together, but for those that a mask hides."""
+    rng = np.random.default_rng(5)
+    mask = np.ones(key_len, bool)
+    mask[384:512] = False
+    for head_dim in (1, 2, 3, 5, 8, 15, 16, 17):
+        query, key, value = (rng.standard_normal((2, 2, length, columns)).astype(dtype)
+                             for length, columns in ((24, 1 + head_dim // 2), (key_len, head_dim),
+                                                     (key_len, head_dim)))
+        key = key[..., :query.shape[-1]].copy()
+        value[0, 0, 390:400], value[1, 1, key_len // 3] = np.nan, np.inf
+        for options in ({}, {"mask": mask}):
+            with np.errstate(invalid="ignore"):
+                blocks = mha.scaled_dot_product_attention(query, key, value, **options)
+                for query_len in (1, 2, 3, 4, 7):
+                    few = mha.scaled_dot_product_attention(query[:, :, :query_len], key, value,
+                                                           **options)
+                    np.testing.assert_array_equal(few, blocks[:, :, :query_len])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [None, np.inf, np.nan])
 def test_heads_that_share_wide_values_have_the_bits_of_each_alone(dtype, poison):

@@ -205,6 +205,8 @@ def test_keys_that_lie_apart_have_the_bits_of_those_that_do_not(head_dim, stride
 
 GRADIENT_OPTIONS = {
     "none": {},
+    "huge": {},
+    "padding": {"key_lengths": np.array([300, 50])},
     "mask": {"mask": np.random.default_rng(6).random(400) < 0.7},
     "causal, softcap": {"causal": True, "query_offset": 30, "softcap": 1.5},
     "window, dropout": {"window": (60, 20), "query_offset": 50, "dropout": 0.2, "rng": 3},
@@ -215,11 +217,11 @@ GRADIENT_OPTIONS = {
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS)
 def test_gradients_have_the_bits_of_blocks(options, dtype):
-    """Queries alone and among 24, of which the others add zeros to the gradients of the keys. What
-    a mask hides is not finite."""
+    """Queries alone and among 24, of which the others add zeros to the gradients of the keys; rows
+    close and apart. What a mask hides is not finite."""
     rng = np.random.default_rng(5)
     shapes = [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7), (100, 16, 64), (128, 40, 33),
-              (8, 64, 200)]
+              (8, 64, 200), (1, 1, 300), (2, 1, 70), (1, 5, 3), (300, 259, 1), (64, 130, 2)]
     for head_dim, value_head_dim, key_len in shapes:
         chosen = dict(GRADIENT_OPTIONS[options])
         rows = rng.standard_normal((2, key_len, 2, head_dim + value_head_dim + 1)).astype(dtype)
@@ -229,18 +231,24 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
             rows[:, ~chosen["mask"], :, ::2] = np.inf
         key, value, _ = np.split(rows.swapaxes(1, 2), [head_dim, head_dim + value_head_dim], -1)
         query = rng.standard_normal((2, 2, 24, head_dim)).astype(dtype)
+        if options == "huge":
+            value = value * dtype(np.finfo(dtype).max / 40)
+        if options == "padding":
+            chosen["key_lengths"] = np.minimum(chosen["key_lengths"], key_len)
         for query_len in (1, 2, 3, 4, 8):
             grad_output = rng.standard_normal((2, 2, 24, value_head_dim)).astype(dtype)
-            grad_output[:, :, query_len:] = 0
+            grad_lse = rng.standard_normal((2, 2, 24)).astype(dtype)
+            grad_output[:, :, query_len:] = grad_lse[:, :, query_len:] = 0
             _, back = mha.scaled_dot_product_attention_vjp(query, key, value, **chosen)
-            blocks = back(grad_output)
+            blocks = back(grad_output, grad_lse)
             few = query[:, :, :query_len]
-            _, back = mha.scaled_dot_product_attention_vjp(few, key, value, **chosen)
-            gradients = back(grad_output[:, :, :query_len])
-            np.testing.assert_array_equal(gradients.query, blocks.query[:, :, :query_len])
-            np.testing.assert_array_equal(gradients.key, blocks.key)
-            np.testing.assert_array_equal(gradients.value, blocks.value)
-            assert np.isfinite(gradients.query).all()
+            for keys in ((key, value), (key.copy(), value.copy())):
+                _, back = mha.scaled_dot_product_attention_vjp(few, *keys, **chosen)
+                gradients = back(grad_output[:, :, :query_len], grad_lse[:, :, :query_len])
+                np.testing.assert_array_equal(gradients.query, blocks.query[:, :, :query_len])
+                np.testing.assert_array_equal(gradients.key, blocks.key)
+                np.testing.assert_array_equal(gradients.value, blocks.value)
+                assert np.isfinite(gradients.query).all() or options == "huge"
 
 
 @pytest.mark.parametrize("threads", [1, 2])

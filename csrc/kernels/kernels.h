@@ -424,6 +424,7 @@ typedef struct mha_elementwise_kernels {
     void (*sigmoid)(const void *x, void *s, void *slopes, int64_t count);
     void (*add_products)(const void *a, const void *b, int64_t count, mha_compensated_sum *sum);
     bool (*all_finite)(const void *numbers, int64_t count);
+    double (*rough_squares)(const void *numbers, int64_t count);
     bool (*all_zero)(const void *numbers, int64_t count);
 } mha_elementwise_kernels;
 

@@ -6,6 +6,7 @@
 #include "core/attention/few_keys.h"
 #include "core/attention/few_queries.h"
 #include "core/attention/joined_heads.h"
+#include "core/attention/one_key.h"
 #include "core/base/run.h"
 
 /* Which key head a worker has copied; its rows of key lie behind. */
@@ -396,6 +397,9 @@ static mha_status run_blocks(const mha_attention *attention, mha_execution *exec
 static mha_status run_steps(const mha_attention *attention, mha_execution *execution) {
     if (mha_nothing_to_attend(attention)) {
         return MHA_OK;
+    }
+    if (mha_has_one_key(attention)) {
+        return mha_one_key_forward(attention, execution);
     }
     if (mha_has_few_keys(attention)) {
         return mha_few_keys_forward(attention, execution);

@@ -19,6 +19,8 @@ typedef struct few_keys_job {
     int64_t head_blocks; /* how many times LANES key heads a task takes */
     int64_t query_tasks; /* tasks that take the queries of the same key heads */
     mha_pieces scratch;  /* of each worker */
+    int threads;         /* that take the tasks in turns */
+    bool from_memory;
 } few_keys_job;
 
 static bool has_plain_rows(const mha_attention *a) {
@@ -61,14 +63,18 @@ static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, do
     return job->query_len == 1 ? 8 << 10 : 12 << 10;
 }
 
+/* Keys and values of a head, as the arithmetic has them. */
+static double bytes_of_head(const mha_attention *a) {
+    const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
+    return (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
+}
+
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
     const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
     const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
-    const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
-    const double bytes =
-        (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
+    const double bytes = bytes_of_head(a);
     const double most_bytes = most_bytes_of(job, beside_few_queries, bytes);
     /* Each of two tasks transposes the keys. */
     const bool worth_two_tasks = !beside_few_queries && job->lanes >= 16 &&
@@ -155,6 +161,15 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
     }
 }
 
+/* Of the first key head of a task, or NULL where there is no such task. */
+static const void *first_key_of(const few_keys_job *job, int64_t task) {
+    const mha_attention *a = job->attention;
+    const int64_t key_head = task / job->query_tasks * job->head_blocks * job->lanes;
+    return key_head >= job->key_heads ? NULL
+                                      : mha_at_row(&a->key, a->batch_axes, key_head / job->kv_heads,
+                                                   key_head % job->kv_heads, 0);
+}
+
 static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker,
                        mha_few_keys_block *block) {
     const mha_attention *a = job->attention;
@@ -168,6 +183,8 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->mask_key_stride = mha_stride(&a->options->mask, 1);
     block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;
+    block->from_memory = job->from_memory;
+    block->next_key = first_key_of(job, task + job->threads);
     mha_fill_scores(a, 0, 0, &block->scores);
     for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
         mha_few_keys_row *row = &block->row[i];
@@ -220,9 +237,11 @@ mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution
         return MHA_SIZE_OVERFLOW;
     }
     const double operations = mha_attention_operations(a, batch_heads);
-    const int threads = mha_threads_for(tasks, operations, execution->num_threads);
+    job.threads = mha_threads_for(tasks, operations, execution->num_threads);
+    job.from_memory = bytes_of_head(a) * (double)job.key_heads > MHA_BYTES_IN_CACHES;
     const size_t bytes = kernels->few_keys_scratch_size(
         mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
-    MHA_TRY(mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)threads, &job.scratch));
-    return mha_run_tasks(execution, tasks, threads, attend_lanes, &job);
+    MHA_TRY(
+        mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)job.threads, &job.scratch));
+    return mha_run_tasks(execution, tasks, job.threads, attend_lanes, &job);
 }

@@ -21,11 +21,14 @@ static bool has_numbers_in_rows(const mha_tensor *tensor, mha_dtype dtype) {
 }
 
 bool mha_has_one_key(const mha_attention *a) {
-    enum { FEWEST_COLUMNS = 32 }; /* where measured: docs/journal.md */
+    /* The fewest where measured: docs/journal.md. Of more than the most, a row would keep Ctrl-C
+     * waiting. */
+    enum { FEWEST_COLUMNS = 32, MOST_COLUMNS = 1 << 16 };
+    const int64_t head_dim = mha_extent(&a->query, 1), value_head_dim = mha_extent(&a->value, 1);
     int64_t begin, end;
     return mha_extent(&a->key, 2) == 1 && mha_extent(&a->query, 2) > 0 &&
-           mha_extent(&a->query, 1) >= FEWEST_COLUMNS &&
-           mha_extent(&a->value, 1) >= FEWEST_COLUMNS && mha_has_plain_scores(a) &&
+           mha_smaller(head_dim, value_head_dim) >= FEWEST_COLUMNS &&
+           mha_larger(head_dim, value_head_dim) <= MOST_COLUMNS && mha_has_plain_scores(a) &&
            a->options->mask.data == NULL && a->options->bias.data == NULL &&
            a->options->softcap == 0 && a->weights == NULL && a->lse == NULL && a->maximum == NULL &&
            a->pages.table == NULL && has_numbers_in_rows(&a->query, a->dtype) &&

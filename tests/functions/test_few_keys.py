@@ -38,6 +38,21 @@ def test_the_bits_of_the_other_kernels(head_dim, dtype, threads):
                              head_dim // 2 + 1, dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("heads", [1, 2, 3, 16])
+def test_heads_side_by_side_lie_evenly_apart_or_not(heads, dtype):
+    """Within a batch item they do. Lanes of several batch items, or empty ones, do not, but the last
+    may be where it would be then."""
+    rng = np.random.default_rng(8)
+    for batch in (1, 2, 3, 8):
+        for key_len in range(1, 16):
+            arrays = [rng.standard_normal((batch, length, heads, 7)).astype(dtype).swapaxes(1, 2)
+                      for length in (1, key_len, key_len)]
+            wanted = mha.scaled_dot_product_attention(*map(np.ascontiguousarray, arrays))
+            np.testing.assert_array_equal(mha.scaled_dot_product_attention(*arrays), wanted)
+
+
+
 @pytest.mark.parametrize("head_dim", [40, 80])
 @pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])
 def test_positions_and_lengths(query_len, head_dim):

@@ -122,6 +122,20 @@ def test_a_key_that_has_all_the_weight_gives_no_gradient(dropout):
         assert not gradients.key.any()
 
 
+@pytest.mark.parametrize("query_len", [1, 3, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_score_far_above_the_others_gives_no_gradient(query_len, dtype):
+    """The same without a bias, which few queries take another way."""
+    rng = np.random.default_rng(6)
+    query, grad_output = (rng.standard_normal((query_len, 64)).astype(dtype) for _ in range(2))
+    key, value = (rng.standard_normal((100, 64)).astype(dtype) for _ in range(2))
+    query += 1
+    key[70] = 1000
+    gradients = mha.scaled_dot_product_attention_vjp(query, key, value)[1](grad_output)
+    assert not gradients.query.any()
+    assert not gradients.key.any()
+
+
 @pytest.mark.parametrize("query_len", [3, 9])
 def test_grad_lse_where_a_key_has_all_the_weight(query_len):
     """All the gradient is that of lse, however large the values: it is not lost beside them."""

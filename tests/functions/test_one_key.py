@@ -6,7 +6,8 @@ import pytest
 import mha
 
 # (batch, heads, kv_heads, query_len, head_dim, value_head_dim)
-SHAPES = [(1, 1, 1, 1, 32, 32), (2, 4, 2, 3, 64, 40), (1, 6, 1, 70, 33, 100), (3, 2, 2, 5, 259, 65)]
+SHAPES = [(1, 1, 1, 1, 32, 32), (2, 4, 2, 3, 64, 40), (1, 6, 1, 70, 33, 100), (3, 2, 2, 5, 259, 65),
+          (1, 1, 1, 2, 65536, 40), (1, 1, 1, 2, 40, 65537), (2, 1, 1, 3, 31, 64)]
 
 
 def arrays(shape, dtype, lie="one behind the other", seed=0):

@@ -14,7 +14,7 @@ C_FILES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (
 FOLDERS = [
     {"core/base"}, {"core/heads"}, {"core/projection", "core/attention"}, {"core/layer"},
     {"python/base"}, {"python/convert"}, {"python/call"}, {"python/steps"}, {"python"},
-    {"kernels/simd"}, {"kernels/elementwise"}, {"kernels/attention", "kernels/products"},
+    {"kernels/simd"}, {"kernels/elementwise"}, {"kernels/products"}, {"kernels/attention"},
     {"kernels"},
 ]
 RANKS_OF_FOLDERS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}

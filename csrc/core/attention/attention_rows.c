@@ -59,6 +59,13 @@ bool mha_has_gaps(const mha_tensor *tensor, mha_dtype dtype) {
     return mha_stride(tensor, 2) != mha_row_bytes(tensor, dtype);
 }
 
+double mha_bytes_of_key_head(const mha_attention *a) {
+    const double key_size = (double)mha_storage_size(a->dtype, a->key.storage),
+                 value_size = (double)mha_storage_size(a->dtype, a->value.storage);
+    return (double)mha_extent(&a->key, 2) * ((double)mha_extent(&a->key, 1) * key_size +
+                                             (double)mha_extent(&a->value, 1) * value_size);
+}
+
 bool mha_rows_lie_apart(const mha_tensor *tensor, mha_dtype dtype) {
     return tensor->storage != MHA_AS_COMPUTED || mha_has_gaps(tensor, dtype);
 }

@@ -67,6 +67,9 @@ int64_t mha_key_stride(const mha_tensor *tensor, mha_dtype dtype);
 int64_t mha_row_bytes(const mha_tensor *tensor, mha_dtype dtype);
 bool mha_has_gaps(const mha_tensor *tensor, mha_dtype dtype);
 
+/* Of the keys and values of a head, as they are stored. */
+double mha_bytes_of_key_head(const mha_attention *attention);
+
 /* Whether rows are better copied where they are read often: something else lies between two, as
  * where all heads lie side by side: then the rows of one head are pages apart, and reading them
  * again and again is slow. */

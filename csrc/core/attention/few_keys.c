@@ -19,7 +19,7 @@ typedef struct few_keys_job {
     int64_t head_blocks; /* how many times LANES key heads a task takes */
     int64_t query_tasks; /* tasks that take the queries of the same key heads */
     mha_pieces scratch;  /* of each worker */
-    int threads;         /* that take the tasks in turns */
+    int threads;         /* a worker's next task is most likely so many further */
     bool from_memory;
 } few_keys_job;
 
@@ -238,7 +238,7 @@ mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution
     }
     const double operations = mha_attention_operations(a, batch_heads);
     job.threads = mha_threads_for(tasks, operations, execution->num_threads);
-    job.from_memory = bytes_of_head(a) * (double)job.key_heads > MHA_BYTES_IN_CACHES;
+    job.from_memory = mha_bytes_of_key_head(a) * (double)job.key_heads > MHA_BYTES_IN_CACHES;
     const size_t bytes = kernels->few_keys_scratch_size(
         mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
     MHA_TRY(

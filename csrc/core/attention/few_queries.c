@@ -69,12 +69,7 @@ static double operations_of(const few_job *job) {
 
 /* Of all keys and values of a job. */
 static double bytes_of(const few_job *job) {
-    const mha_attention *a = job->attention;
-    const double key_size = (double)mha_storage_size(a->dtype, a->key.storage),
-                 value_size = (double)mha_storage_size(a->dtype, a->value.storage);
-    const double bytes_of_key =
-        (double)mha_extent(&a->key, 1) * key_size + (double)mha_extent(&a->value, 1) * value_size;
-    return (double)job->row_tasks / (double)job->row_blocks * (double)job->key_len * bytes_of_key;
+    return (double)job->row_tasks / (double)job->row_blocks * mha_bytes_of_key_head(job->attention);
 }
 
 /* In how many tasks the keys of a row block are taken: enough for all threads, none of them with

@@ -37,7 +37,8 @@ bool mha_has_one_key(const mha_attention *a) {
 }
 
 /* Whether no sum of the dot product of two rows, nor that times scale, comes near the largest
- * number: by their sums of squares (Cauchy and Schwarz). False beside NaN. */
+ * number: by their sums of squares (Cauchy and Schwarz). False beside NaN. Squares below the
+ * smallest number count as 0: no scale that a call may have makes more of them. */
 static bool is_score_finite(double of_query, double of_key, double scale) {
     const double most = 1e30, product = of_query * of_key;
     return of_query < most && of_key < most && product * scale * scale < most * most;
@@ -54,8 +55,8 @@ static void attend_query(const one_key_job *job, int64_t batch, int64_t head, in
 }
 
 /* The queries first..end of a head. */
-static void copy_value(const one_key_job *job, int64_t batch, int64_t head, int64_t first,
-                       int64_t end, mha_worker *worker) {
+static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int64_t first,
+                        int64_t end, mha_worker *worker) {
     const mha_attention *a = job->attention;
     const mha_elementwise_kernels *kernels = job->kernels->elementwise;
     const int64_t head_dim = mha_extent(&a->query, 1), value_head_dim = mha_extent(&a->value, 1);
@@ -80,14 +81,14 @@ static void copy_value(const one_key_job *job, int64_t batch, int64_t head, int6
 }
 
 /* Task: some queries, numbered over batch items, heads and queries, the last one fastest. */
-static void copy_values(void *context, int64_t task, mha_worker *worker) {
+static void attend_rows(void *context, int64_t task, mha_worker *worker) {
     const one_key_job *job = context;
     const int64_t end = mha_end_row(&job->tasks, task);
     for (int64_t row = mha_first_row(&job->tasks, task), next; row < end; row = next) {
         const int64_t batch_head = row / job->query_len, before = batch_head * job->query_len;
         next = mha_smaller(before + job->query_len, end);
-        copy_value(job, batch_head / job->heads, batch_head % job->heads, row - before,
-                   next - before, worker);
+        attend_head(job, batch_head / job->heads, batch_head % job->heads, row - before,
+                    next - before, worker);
     }
 }
 
@@ -109,5 +110,5 @@ mha_status mha_one_key_forward(const mha_attention *a, mha_execution *execution)
     const size_t bytes = job.kernels->attention->scratch_size(head_dim, value_head_dim, 1);
     MHA_TRY(mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)job.tasks.threads,
                                       &job.scratch));
-    return mha_run_row_tasks(execution, &job.tasks, copy_values, &job);
+    return mha_run_row_tasks(execution, &job.tasks, attend_rows, &job);
 }

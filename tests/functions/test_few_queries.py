@@ -208,6 +208,10 @@ GRADIENT_OPTIONS = {
     "huge": {},
     "padding": {"key_lengths": np.array([300, 50])},
     "mask": {"mask": np.random.default_rng(6).random(400) < 0.7},
+    "causal": {"causal": True, "query_offset": 30},
+    "causal, mask": {"mask": np.random.default_rng(8).random(400) < 0.6, "causal": True,
+                     "query_offset": 20},
+    "window": {"window": (60, 20), "query_offset": 150},
     "causal, softcap": {"causal": True, "query_offset": 30, "softcap": 1.5},
     "window, dropout": {"window": (60, 20), "query_offset": 50, "dropout": 0.2, "rng": 3},
     "sinks": {"sinks": np.array([0.3, -1.0])},
@@ -249,6 +253,29 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
                 np.testing.assert_array_equal(gradients.key, blocks.key)
                 np.testing.assert_array_equal(gradients.value, blocks.value)
                 assert np.isfinite(gradients.query).all() or options == "huge"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["query", "grad_output"])
+def test_rows_that_are_not_finite_leave_the_keys_that_they_do_not_see(where, number, dtype):
+    rng = np.random.default_rng(9)
+    for query_len in (1, 2, 4):
+        query, key, value, grad_output = rng.standard_normal((4, 2, 24, 20)).astype(dtype)
+        {"query": query, "grad_output": grad_output}[where][:, 0, 3] = number
+        grad_output[:, query_len:] = 0
+        mask = np.ones((24, 24), bool)
+        mask[0, ::2] = mask[1, 5] = False
+        with np.errstate(invalid="ignore"):
+            _, back = mha.scaled_dot_product_attention_vjp(query, key, value, mask=mask)
+            blocks = back(grad_output)
+            _, back = mha.scaled_dot_product_attention_vjp(query[:, :query_len], key, value,
+                                                           mask=mask[:query_len])
+            gradients = back(grad_output[:, :query_len])
+        np.testing.assert_array_equal(gradients.query, blocks.query[:, :query_len])
+        np.testing.assert_array_equal(gradients.key, blocks.key)
+        np.testing.assert_array_equal(gradients.value, blocks.value)
+        assert np.isfinite(gradients.key[:, ::2]).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

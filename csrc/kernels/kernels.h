@@ -277,7 +277,7 @@ typedef struct mha_few_keys_block {
     int64_t mask_key_stride, bias_key_stride;
     bool sees_all_keys; /* every row, by key_begin and key_end */
     bool is_finite;     /* all of the output that was written */
-    /* Whether keys and values come from memory; then the first key of the next call, or NULL. */
+    /* Whether keys and values come from memory; the first key of the next call then, or NULL. */
     bool from_memory;
     const void *next_key;
     mha_few_keys_row row[MHA_MAX_QUERY_BLOCK];

@@ -133,6 +133,15 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
     block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
 }
 
+void mha_attend_query(const mha_attention *a, int64_t batch, int64_t head, int64_t query,
+                      mha_checkpoint *checkpoint, void *scratch) {
+    mha_key_ranges visible;
+    mha_attention_block block;
+    mha_fill_query_block(a, batch, head, query, 1, &visible, &block);
+    block.checkpoint = checkpoint;
+    mha_kernels_for(a->dtype)->attention->forward(&block, 1, scratch);
+}
+
 double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {
     const double widths = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1) + 16;
     return (double)batch_heads * (double)mha_extent(&a->query, 2) * (double)mha_extent(&a->key, 2) *

@@ -184,7 +184,7 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;
     block->from_memory = job->from_memory;
-    block->next_key = first_key_of(job, task + job->threads);
+    block->next_key = job->from_memory ? first_key_of(job, task + job->threads) : NULL;
     mha_fill_scores(a, 0, 0, &block->scores);
     for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
         mha_few_keys_row *row = &block->row[i];
@@ -196,19 +196,14 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     }
 }
 
-/* Rows whose result is not finite are computed again by the kernel for blocks, which has a way for
- * sums that overflow, NaN and infinity. */
+/* Rows whose result is not finite are computed again. */
 static void attend_again(const few_keys_job *job, int64_t task, const mha_few_keys_block *done,
                          mha_worker *worker) {
     for (int64_t i = 0; i < done->vectors * job->lanes; i++) {
-        mha_key_ranges visible;
-        mha_attention_block block;
         query_place place;
         if (find_row(job, task, i, &place) && !done->row[i].is_finite) {
-            mha_fill_query_block(job->attention, place.batch, place.head, place.query, 1, &visible,
-                                 &block);
-            block.checkpoint = &worker->checkpoint;
-            job->kernels->attention->forward(&block, 1, mha_piece(&job->scratch, worker->number));
+            mha_attend_query(job->attention, place.batch, place.head, place.query,
+                             &worker->checkpoint, mha_piece(&job->scratch, worker->number));
         }
     }
 }

@@ -265,15 +265,11 @@ static void average_again(const few_job *job, int64_t row_task, const mha_few_qu
                           mha_worker *worker) {
     for (int64_t row = 0; row < done->rows; row++) {
         const row_place place = place_of(job, row_task, row);
-        mha_key_ranges visible;
-        mha_attention_block block;
         if (!done->row[row].is_finite) {
-            mha_fill_query_block(job->attention, place.batch, place.head, place.query, 1, &visible,
-                                 &block);
-            block.checkpoint = &worker->checkpoint;
-            block.weights = block.lse = block.maximum = NULL;
-            job->kernels->attention->forward(&block, 1,
-                                             mha_piece(&job->block_scratch, worker->number));
+            mha_attention output_alone = *job->attention;
+            output_alone.weights = output_alone.lse = output_alone.maximum = NULL;
+            mha_attend_query(&output_alone, place.batch, place.head, place.query,
+                             &worker->checkpoint, mha_piece(&job->block_scratch, worker->number));
         }
     }
 }

@@ -44,16 +44,6 @@ static bool is_score_finite(double of_query, double of_key, double scale) {
     return of_query < most && of_key < most && product * scale * scale < most * most;
 }
 
-/* The block kernel, which has a way for scores that are not finite. */
-static void attend_query(const one_key_job *job, int64_t batch, int64_t head, int64_t query,
-                         mha_worker *worker) {
-    mha_key_ranges visible;
-    mha_attention_block block;
-    mha_fill_query_block(job->attention, batch, head, query, 1, &visible, &block);
-    block.checkpoint = &worker->checkpoint;
-    job->kernels->attention->forward(&block, 1, mha_piece(&job->scratch, worker->number));
-}
-
 /* The queries first..end of a head. */
 static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int64_t first,
                         int64_t end, mha_worker *worker) {
@@ -75,7 +65,8 @@ static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int
             memset(output, 0, (size_t)value_head_dim * mha_dtype_size(a->dtype));
             kernels->add(output, value, value_head_dim); /* no negative zero */
         } else {
-            attend_query(job, batch, head, i, worker);
+            mha_attend_query(a, batch, head, i, &worker->checkpoint,
+                             mha_piece(&job->scratch, worker->number));
         }
     }
 }

@@ -91,15 +91,6 @@ static inline bool mha_may_hide_blocks(const mha_scores *scores) {
            scores->keep_first > 0;
 }
 
-/* Whether scores are scaled dot products, which a dense mask may hide, and weights nothing but
- * their softmax. */
-static inline bool mha_are_plain_scores(const mha_scores *scores) {
-    return scores->function == MHA_DOT_PRODUCT && scores->softcap == 0 &&
-           scores->block_mask == NULL && scores->bias == NULL && scores->keep_first == 0 &&
-           scores->alibi == NULL && scores->relative_bias == NULL && scores->sink == NULL &&
-           scores->dropout.threshold == 0 && !scores->uniform_empty_rows;
-}
-
 /* Query i of a block sees keys begin[i] <= j < end[i] that mask and bias leave visible. */
 typedef struct mha_key_ranges {
     int64_t begin[MHA_MAX_QUERY_BLOCK], end[MHA_MAX_QUERY_BLOCK];

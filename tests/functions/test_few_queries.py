@@ -215,7 +215,39 @@ GRADIENT_OPTIONS = {
     "causal, softcap": {"causal": True, "query_offset": 30, "softcap": 1.5},
     "window, dropout": {"window": (60, 20), "query_offset": 50, "dropout": 0.2, "rng": 3},
     "sinks": {"sinks": np.array([0.3, -1.0])},
+    "mask, softcap": {"mask": np.random.default_rng(8).random(400) < 0.6, "softcap": 2.0},
+    "bias": {"bias": np.random.default_rng(10).standard_normal((2, 24, 400))},
+    "bias by keys, dropout": {"bias": np.random.default_rng(11).standard_normal((400, 24)).T,
+                              "dropout": 0.4, "rng": 3},
+    "bias that hides, softcap": {
+        "bias": np.where(np.random.default_rng(12).random((24, 400)) < 0.6, 0.5, -np.inf),
+        "softcap": 3.0},
+    "bias of keys": {"bias": np.random.default_rng(13).standard_normal((2, 1, 400))},
+    "bias of queries": {"bias": np.random.default_rng(14).standard_normal((24, 1))},
+    "alibi": {"alibi": np.array([0.3, 0.01]), "query_offset": 100},
+    "relative_bias": {"relative_bias": np.random.default_rng(15).standard_normal((2, 33)),
+                      "query_offset": 100, "causal": True},
+    "uniform": {"key_lengths": np.array([0, 50]), "empty_rows": "uniform", "dropout": 0.3,
+                "rng": 3},
 }
+# One number a head.
+OF_HEADS = ("sinks", "alibi", "relative_bias")
+
+
+def part_of_options(options, key_len, query_len, dtype):
+    """The first queries' part, in the type of a bias."""
+    numbers = np.float32 if dtype == np.float16 else dtype
+    part = dict(options)
+    for name in ("bias", *OF_HEADS):
+        if name in part:
+            part[name] = part[name].astype(numbers, order="K")
+    if "bias" in part:
+        part["bias"] = part["bias"][..., :query_len, :key_len]
+    if "mask" in part:
+        part["mask"] = part["mask"][:key_len]
+    if "key_lengths" in part:
+        part["key_lengths"] = np.minimum(part["key_lengths"], key_len)
+    return part
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
@@ -227,18 +259,15 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
     shapes = [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7), (100, 16, 64), (128, 40, 33),
               (8, 64, 200), (1, 1, 300), (2, 1, 70), (1, 5, 3), (300, 259, 1), (64, 130, 2)]
     for head_dim, value_head_dim, key_len in shapes:
-        chosen = dict(GRADIENT_OPTIONS[options])
+        chosen = part_of_options(GRADIENT_OPTIONS[options], key_len, 24, dtype)
         rows = rng.standard_normal((2, key_len, 2, head_dim + value_head_dim + 1)).astype(dtype)
         if "mask" in chosen:
-            chosen["mask"] = chosen["mask"][:key_len]
             rows[:, ~chosen["mask"]] = np.nan
             rows[:, ~chosen["mask"], :, ::2] = np.inf
         key, value, _ = np.split(rows.swapaxes(1, 2), [head_dim, head_dim + value_head_dim], -1)
         query = rng.standard_normal((2, 2, 24, head_dim)).astype(dtype)
         if options == "huge":
             value = value * dtype(np.finfo(dtype).max / 40)
-        if options == "padding":
-            chosen["key_lengths"] = np.minimum(chosen["key_lengths"], key_len)
         for query_len in (1, 2, 3, 4, 8):
             grad_output = rng.standard_normal((2, 2, 24, value_head_dim)).astype(dtype)
             grad_lse = rng.standard_normal((2, 2, 24)).astype(dtype)
@@ -246,12 +275,20 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
             _, back = mha.scaled_dot_product_attention_vjp(query, key, value, **chosen)
             blocks = back(grad_output, grad_lse)
             few = query[:, :, :query_len]
+            of_few = part_of_options(chosen, key_len, query_len, dtype)
             for keys in ((key, value), (key.copy(), value.copy())):
-                _, back = mha.scaled_dot_product_attention_vjp(few, *keys, **chosen)
+                _, back = mha.scaled_dot_product_attention_vjp(few, *keys, **of_few)
                 gradients = back(grad_output[:, :, :query_len], grad_lse[:, :, :query_len])
                 np.testing.assert_array_equal(gradients.query, blocks.query[:, :, :query_len])
                 np.testing.assert_array_equal(gradients.key, blocks.key)
                 np.testing.assert_array_equal(gradients.value, blocks.value)
+                for name in OF_HEADS:
+                    np.testing.assert_array_equal(getattr(gradients, name), getattr(blocks, name))
+                if "bias" in chosen:
+                    of_bias = blocks.bias
+                    if of_bias.shape[-2] > 1:
+                        of_bias = of_bias[..., :query_len, :]
+                    np.testing.assert_array_equal(gradients.bias, of_bias)
                 assert np.isfinite(gradients.query).all() or options == "huge"
 
 

@@ -18,8 +18,6 @@
  * joins its chains by plain additions. Part of the definition of a result's bits, and of its
  * accuracy: docs/kernels.md. */
 enum { MHA_KEY_BLOCK = 128, MHA_KEY_CHAIN = 64, MHA_HEAD_DIM_CHAIN = 32, MHA_DEPTH_CHAIN = 128 };
-/* From so many columns on, few keys of many heads are read as they lie. */
-enum { MHA_FEWEST_WIDE_COLUMNS = 64 };
 /* The most rows that are multiplied with a weight as it lies, before packing it repays: its columns
  * side by side, or transposed. */
 enum { MHA_ROWS_IN_PLACE = 16, MHA_ROWS_TRANSPOSED = 8 };
@@ -247,10 +245,11 @@ typedef struct mha_few_queries_block {
  * mha_attention_block; of one number each. */
 typedef struct mha_few_keys_row {
     const void *query, *key, *value; /* (head_dim,), and key 0 */
-    const uint8_t *mask;             /* of key 0, or NULL */
-    const void *bias;                /* the same */
-    int64_t key_begin, key_end;      /* it sees key_begin <= j < key_end */
-    void *output;                    /* (value_head_dim,); NULL: of a lane that is not in use */
+    const void *next_key; /* key 0 of the lane in the thread's next task, or NULL; if from_memory */
+    const uint8_t *mask;  /* of key 0, or NULL */
+    const void *bias;     /* the same */
+    int64_t key_begin, key_end; /* it sees key_begin <= j < key_end */
+    void *output;               /* (value_head_dim,); NULL: of a lane that is not in use */
     void *lse, *maximum, *denominator;
     bool is_finite; /* the output that was written, where not all of the block's are */
 } mha_few_keys_row;
@@ -268,9 +267,7 @@ typedef struct mha_few_keys_block {
     int64_t mask_key_stride, bias_key_stride;
     bool sees_all_keys; /* every row, by key_begin and key_end */
     bool is_finite;     /* all of the output that was written */
-    /* Whether keys and values come from memory; the first key of the next call then, or NULL. */
-    bool from_memory;
-    const void *next_key;
+    bool from_memory;   /* keys and values; each row has its next_key then */
     mha_few_keys_row row[MHA_MAX_QUERY_BLOCK];
 } mha_few_keys_block;
 

@@ -27,59 +27,73 @@ static bool has_plain_rows(const mha_attention *a) {
     return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
 }
 
-/* Whether few_keys_wide.inc takes keys and values and is ahead of the decode kernel up to more
- * bytes: where measured, heads share no set of the first cache, and the last cache holds all of
- * them. On AVX2 the last columns of another head_dim cost too much. */
-static bool wide_heads_are_fast(const few_keys_job *job, double bytes) {
-    enum { COLUMNS_OF_A_PIECE = 4, FEWEST_LANES = 8, MOST_LANES = 16 };
-    const mha_attention *a = job->attention;
-    const int64_t head_dim = mha_extent(&a->key, 1), item = (int64_t)sizeof(float);
-    const int from_last = job->kv_heads > 1 ? 3 : 4; /* the axis of the next lane */
-    const int64_t head_stride = job->key_heads > 1 ? mha_stride(&a->key, from_last) : 0;
-    return a->dtype == MHA_FLOAT32 && job->lanes >= FEWEST_LANES &&
-           head_dim >= MHA_FEWEST_WIDE_COLUMNS &&
-           (job->lanes == MOST_LANES || head_dim % COLUMNS_OF_A_PIECE == 0) &&
-           mha_extent(&a->value, 1) >= MHA_FEWEST_WIDE_COLUMNS &&
-           a->key.storage == MHA_AS_COMPUTED && a->value.storage == MHA_AS_COMPUTED &&
-           mha_stride(&a->key, 1) == item && mha_stride(&a->value, 1) == item &&
-           !mha_rows_share_a_set(head_stride) &&
-           bytes * (double)job->key_heads <= (double)MHA_BYTES_IN_CACHES;
-}
-
-/* How many bytes of keys and values a head may have for this kernel to be the faster one, where
- * measured (docs/journal.md). The kernel for few queries reads a key once for all heads that share
- * it, so beside it the limits are lower, but not below 12, 16 or 32 keys. They are lowest where
- * heads fill at most half of the lanes: empty lanes cost as much as others. */
-static double most_bytes_of(const few_keys_job *job, bool beside_few_queries, double bytes) {
-    if (!beside_few_queries) {
-        return 64 << 10;
-    }
-    if (2 * job->key_heads <= job->lanes) {
-        return 4 << 10;
-    }
-    if (job->queries <= 2 && wide_heads_are_fast(job, bytes)) {
-        return 32 << 10;
-    }
-    return job->query_len == 1 ? 8 << 10 : 12 << 10;
-}
-
 /* Keys and values of a head, as the arithmetic has them. */
 static double bytes_of_head(const mha_attention *a) {
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
     return (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
 }
 
+/* Whether the caches hold less than the keys and values of all heads, so that they are prefetched.
+ */
+static bool are_from_memory(const few_keys_job *job) {
+    enum { BYTES_IN_CACHES = 12 << 20 };
+    return mha_bytes_of_key_head(job->attention) * (double)job->key_heads > BYTES_IN_CACHES;
+}
+
+/* Whether the keys of more heads than a set of the first cache has lines are read from one. */
+static bool lanes_share_a_set(const few_keys_job *job) {
+    const mha_attention *a = job->attention;
+    const int from_last = job->kv_heads > 1 ? 3 : 4; /* the axis of the next lane */
+    return job->lanes > MHA_WAYS_OF_CACHE && job->key_heads > 1 &&
+           mha_rows_share_a_set(mha_stride(&a->key, from_last));
+}
+
+/* How many bytes of keys and values a head may have for this kernel to be the faster one beside
+ * that for few queries, where measured (docs/journal.md). Empty lanes cost as much as others. */
+static double most_bytes_of(const few_keys_job *job) {
+    enum { ANY = 64 << 10 };
+    const mha_attention *a = job->attention;
+    const bool by_columns =
+        mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
+    const bool are_halves =
+        a->key.storage != MHA_AS_COMPUTED || a->value.storage != MHA_AS_COMPUTED;
+    if (2 * job->key_heads <= job->lanes) {
+        return 4 << 10;
+    }
+    if (by_columns) {
+        return 8 << 10;
+    }
+    if (are_halves) {
+        return job->query_len == 1 ? 12 << 10 : 16 << 10;
+    }
+    if (lanes_share_a_set(job)) {
+        return job->query_len == 1 ? 8 << 10 : 12 << 10;
+    }
+    return are_from_memory(job) && mha_has_gaps(&a->key, a->dtype) ? 12 << 10 : ANY;
+}
+
+/* Into how many tasks the queries of small heads may be divided, each of which transposes the keys.
+ */
+static int64_t query_tasks_worth(const few_keys_job *job, double bytes) {
+    enum { MOST_OF_TWO = 8 << 10, MOST_OF_ANY = 5 << 10 };
+    if (job->key_heads < job->lanes || lanes_share_a_set(job)) {
+        return 1;
+    }
+    if (job->query_len == 1 && bytes <= MOST_OF_ANY) {
+        return job->query_tasks;
+    }
+    return (job->lanes >= 16 || job->queries <= 4) && bytes <= MOST_OF_TWO ? 2 : 1;
+}
+
 static bool few_keys_are_faster(const few_keys_job *job) {
+    enum { MOST_BYTES = 64 << 10 };
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
     const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
     const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
     const double bytes = bytes_of_head(a);
-    const double most_bytes = most_bytes_of(job, beside_few_queries, bytes);
-    /* Each of two tasks transposes the keys. */
-    const bool worth_two_tasks = !beside_few_queries && job->lanes >= 16 &&
-                                 job->key_heads >= job->lanes && bytes <= most_bytes / 8;
-    return job->query_tasks <= mha_larger(most_query_tasks, worth_two_tasks ? 2 : 1) &&
+    const double most_bytes = beside_few_queries ? most_bytes_of(job) : MOST_BYTES;
+    return job->query_tasks <= mha_larger(most_query_tasks, query_tasks_worth(job, bytes)) &&
            bytes <= most_bytes && 3 * job->key_heads >= job->lanes;
 }
 
@@ -142,11 +156,15 @@ static const void *row_of_option(const mha_tensor *option, int batch_axes, const
                                 : mha_at_row(option, batch_axes, p->batch, p->head, p->query);
 }
 
+static const void *key_of(const mha_attention *a, const query_place *p) {
+    return mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
+}
+
 static void fill_row(const few_keys_job *job, const query_place *p, bool is_there,
                      mha_few_keys_row *row) {
     const mha_attention *a = job->attention;
     row->query = mha_at_row(&a->query, a->batch_axes, p->batch, p->head, p->query);
-    row->key = mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
+    row->key = key_of(a, p);
     row->value = mha_at_row(&a->value, a->batch_axes, p->batch, p->kv_head, 0);
     row->mask = row_of_option(&a->options->mask, a->batch_axes, p);
     row->bias = row_of_option(&a->options->bias, a->batch_axes, p);
@@ -159,15 +177,6 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
         row->maximum = mha_result_at(a, a->maximum, at, 1);
         row->denominator = mha_result_at(a, a->denominator, at, 1);
     }
-}
-
-/* Of the first key head of a task, or NULL where there is no such task. */
-static const void *first_key_of(const few_keys_job *job, int64_t task) {
-    const mha_attention *a = job->attention;
-    const int64_t key_head = task / job->query_tasks * job->head_blocks * job->lanes;
-    return key_head >= job->key_heads ? NULL
-                                      : mha_at_row(&a->key, a->batch_axes, key_head / job->kv_heads,
-                                                   key_head % job->kv_heads, 0);
 }
 
 static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker,
@@ -184,13 +193,16 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;
     block->from_memory = job->from_memory;
-    block->next_key = job->from_memory ? first_key_of(job, task + job->threads) : NULL;
     mha_fill_scores(a, 0, 0, &block->scores);
     for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
         mha_few_keys_row *row = &block->row[i];
-        query_place place;
+        query_place place, next;
         const bool is_there = find_row(job, task, i, &place);
         fill_row(job, &place, is_there, row);
+        row->next_key = NULL;
+        if (job->from_memory && find_row(job, task + job->threads, i, &next)) {
+            row->next_key = key_of(a, &next);
+        }
         block->sees_all_keys &=
             mha_visible_ranges(a, place.batch, place.query, 1, &row->key_begin, &row->key_end);
     }
@@ -233,7 +245,7 @@ mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution
     }
     const double operations = mha_attention_operations(a, batch_heads);
     job.threads = mha_threads_for(tasks, operations, execution->num_threads);
-    job.from_memory = mha_bytes_of_key_head(a) * (double)job.key_heads > MHA_BYTES_IN_CACHES;
+    job.from_memory = are_from_memory(&job);
     const size_t bytes = kernels->few_keys_scratch_size(
         mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
     MHA_TRY(

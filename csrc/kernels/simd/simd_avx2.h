@@ -15,7 +15,7 @@ typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
 #define PIECE_COLUMNS 4
-#define LOADS_ROWS /* v_load_rows, v_load_chains */
+#define LOADS_CHAINS /* v_load_chains */
 typedef __m256d doubles;
 INLINE doubles d_set1(double a) { return _mm256_set1_pd(a); }
 INLINE doubles d_load(const real *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
@@ -78,7 +78,7 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
     }
     v_turn_fours(fours, columns);
 }
-INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
     vector fours[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i++) {
@@ -87,8 +87,8 @@ INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns
     }
     v_turn_fours(fours, columns);
 }
-/* As v_load_rows, of rows that begin `width` numbers apart, `chains` of them, and the next ones
- * `stride` further. */
+/* PIECE_COLUMNS columns of rows that begin `width` numbers apart, `chains` of them, and the next
+ * ones `stride` further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[PIECE_COLUMNS]) {
     const real *row[LANES];
@@ -96,7 +96,7 @@ INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, co
     for (int i = 0; i < LANES; i++) {
         row[i] = rows + i / chains * stride + i % chains * width;
     }
-    v_load_rows(row, 0, columns);
+    v_load_pieces(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
@@ -191,6 +191,16 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
         const __m128d upper = _mm_loadu_pd((const void *)(row + 2 * apart));
         pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd((const void *)row));
         pairs[i] = _mm256_insertf128_pd(pairs[i], upper, 1);
+    }
+    columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
+    columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);
+}
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector pairs[2];
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd(row[i] + at));
+        pairs[i] = _mm256_insertf128_pd(pairs[i], _mm_loadu_pd(row[i + 2] + at), 1);
     }
     columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);

@@ -17,7 +17,7 @@ typedef __m512 vector;
 #define LANES 16
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
-#define LOADS_ROWS /* v_load_rows, v_load_chains */
+#define LOADS_CHAINS /* v_load_chains */
 typedef __m512d doubles;
 INLINE doubles d_set1(double a) { return _mm512_set1_pd(a); }
 INLINE doubles d_load(const real *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
@@ -81,6 +81,17 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
     }
     v_turn_fours(fours, columns);
 }
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector fours[4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        fours[i] = _mm512_castps128_ps512(_mm_loadu_ps(row[i] + at));
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 4] + at), 1);
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 8] + at), 2);
+        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 12] + at), 3);
+    }
+    v_turn_fours(fours, columns);
+}
 /* Eight columns of two rows, a half of a line. */
 INLINE vector v_load_halves(const real *first, const real *second) {
     const vector half = _mm512_castps256_ps512(_mm256_loadu_ps(first));
@@ -115,26 +126,22 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
     }
     v_turn_line(fours, columns);
 }
-INLINE void v_load_rows(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
+/* LINE_COLUMNS columns of rows that begin `width` numbers apart, `chains` of them, and the next
+ * ones `stride` further. */
+INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
+                          vector columns[LINE_COLUMNS]) {
     vector fours[4][4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i++) {
-        const real *const of_fours[4] = {row[i] + at, row[i + 4] + at, row[i + 8] + at,
-                                         row[i + 12] + at};
+        const real *of_fours[4];
+#pragma GCC unroll 16
+        for (int four = 0; four < 4; four++) {
+            const int row = 4 * four + i;
+            of_fours[four] = rows + row / chains * stride + row % chains * width;
+        }
         v_load_fours(of_fours, fours, i);
     }
     v_turn_line(fours, columns);
-}
-/* As v_load_rows, of rows that begin `width` numbers apart, `chains` of them, and the next ones
- * `stride` further. */
-INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
-                          vector columns[LINE_COLUMNS]) {
-    const real *row[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        row[i] = rows + i / chains * stride + i % chains * width;
-    }
-    v_load_rows(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
@@ -234,6 +241,18 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
     for (int i = 0; i < 2; i++, row += apart) {
         KEEP_ADDRESS(row);
         pairs[i] = v_load_four_rows(row, apart);
+    }
+    columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
+    columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
+}
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector pairs[2];
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+        pairs[i] = _mm512_castpd128_pd512(_mm_loadu_pd(row[i] + at));
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 2] + at), 1);
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 4] + at), 2);
+        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 6] + at), 3);
     }
     columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);

@@ -9,11 +9,7 @@ NOINLINE vector v_load_partial(const real *p, int64_t count) {
     }
     return v_load(lanes);
 }
-INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        columns[i] = v_load((const void *)((const char *)rows + i * apart));
-    }
+INLINE void v_turn(vector columns[LANES]) {
     /* Each round of zipping moves one bit of an element's row number into its column number. */
 #pragma GCC unroll 16
     for (int round = 1; round < LANES; round *= 2) {
@@ -27,6 +23,20 @@ INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_C
             columns[i] = zipped[i];
         }
     }
+}
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        columns[i] = v_load((const void *)((const char *)rows + i * apart));
+    }
+    v_turn(columns);
+}
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        columns[i] = v_load(row[i] + at);
+    }
+    v_turn(columns);
 }
 INLINE vector v_from_bytes(const uint8_t *p) {
     real lanes[LANES];

@@ -8,6 +8,9 @@
 #include "core/base/run.h"
 #include "threads/partition.h"
 
+/* Of the keys and values of a head. */
+enum { MOST_BYTES = 64 << 10 };
+
 typedef struct few_keys_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
@@ -51,7 +54,7 @@ static bool lanes_share_a_set(const few_keys_job *job) {
 /* How many bytes of keys and values a head may have for this kernel to be the faster one beside
  * that for few queries, where measured (docs/journal.md). Empty lanes cost as much as others. */
 static double most_bytes_of(const few_keys_job *job) {
-    enum { ANY = 64 << 10 };
+    enum { FEWEST_COLUMNS = 64 };
     const mha_attention *a = job->attention;
     const bool by_columns =
         mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
@@ -67,34 +70,42 @@ static double most_bytes_of(const few_keys_job *job) {
         return job->query_len == 1 ? 12 << 10 : 16 << 10;
     }
     if (lanes_share_a_set(job)) {
-        return job->query_len == 1 ? 8 << 10 : 12 << 10;
+        return job->query_len == 1                        ? 16 << 10
+               : mha_extent(&a->key, 1) >= FEWEST_COLUMNS ? 32 << 10
+                                                          : 8 << 10;
     }
-    return are_from_memory(job) && mha_has_gaps(&a->key, a->dtype) ? 12 << 10 : ANY;
+    return are_from_memory(job) && mha_has_gaps(&a->key, a->dtype) ? 12 << 10 : MOST_BYTES;
 }
 
-/* Into how many tasks the queries of small heads may be divided, each of which transposes the keys.
- */
-static int64_t query_tasks_worth(const few_keys_job *job, double bytes) {
-    enum { MOST_OF_TWO = 8 << 10, MOST_OF_ANY = 5 << 10 };
-    if (job->key_heads < job->lanes || lanes_share_a_set(job)) {
+/* Into how many tasks the queries of a key head may be divided, each of which transposes the keys:
+ * where measured (docs/journal.md). */
+static int64_t query_tasks_worth(const few_keys_job *job, bool beside_few_queries, double bytes) {
+    enum { FEW_BYTES = 5 << 10, FEWEST_COLUMNS = 128, FEW_KEYS = 8 };
+    const mha_attention *a = job->attention;
+    const bool are_wide =
+        mha_extent(&a->key, 1) >= FEWEST_COLUMNS && mha_extent(&a->key, 2) <= FEW_KEYS;
+    const double most_of_two = beside_few_queries       ? 8 << 10
+                               : mha_has_few_queries(a) ? 24 << 10
+                                                        : MOST_BYTES;
+    if (job->key_heads < job->lanes || (beside_few_queries && lanes_share_a_set(job))) {
         return 1;
     }
-    if (job->query_len == 1 && bytes <= MOST_OF_ANY) {
+    if (job->query_len == 1 && bytes <= FEW_BYTES) {
         return job->query_tasks;
     }
-    return (job->lanes >= 16 || job->queries <= 4) && bytes <= MOST_OF_TWO ? 2 : 1;
+    return (job->lanes >= 16 || job->queries <= 4 || are_wide) && bytes <= most_of_two ? 2 : 1;
 }
 
 static bool few_keys_are_faster(const few_keys_job *job) {
-    enum { MOST_BYTES = 64 << 10 };
     const mha_attention *a = job->attention;
     const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
     const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
-    const int64_t most_query_tasks = beside_few_queries ? 1 : job->heads / job->kv_heads;
     const double bytes = bytes_of_head(a);
     const double most_bytes = beside_few_queries ? most_bytes_of(job) : MOST_BYTES;
-    return job->query_tasks <= mha_larger(most_query_tasks, query_tasks_worth(job, bytes)) &&
-           bytes <= most_bytes && 3 * job->key_heads >= job->lanes;
+    const int64_t of_heads = beside_few_queries ? 1 : job->heads / job->kv_heads;
+    return bytes <= most_bytes && 3 * job->key_heads >= job->lanes &&
+           (job->query_tasks <= of_heads ||
+            job->query_tasks <= query_tasks_worth(job, beside_few_queries, bytes));
 }
 
 static mha_status describe(const mha_attention *a, few_keys_job *job) {

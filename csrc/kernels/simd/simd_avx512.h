@@ -17,6 +17,7 @@ typedef __m512 vector;
 #define LANES 16
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
+#define LOADS_LINES  /* v_load_lines */
 #define LOADS_CHAINS /* v_load_chains */
 typedef __m512d doubles;
 INLINE doubles d_set1(double a) { return _mm512_set1_pd(a); }
@@ -126,22 +127,26 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
     }
     v_turn_line(fours, columns);
 }
+INLINE void v_load_lines(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
+    vector fours[4][4];
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        const real *const of_fours[4] = {row[i] + at, row[i + 4] + at, row[i + 8] + at,
+                                         row[i + 12] + at};
+        v_load_fours(of_fours, fours, i);
+    }
+    v_turn_line(fours, columns);
+}
 /* LINE_COLUMNS columns of rows that begin `width` numbers apart, `chains` of them, and the next
  * ones `stride` further. */
 INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
                           vector columns[LINE_COLUMNS]) {
-    vector fours[4][4];
+    const real *row[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *of_fours[4];
-#pragma GCC unroll 16
-        for (int four = 0; four < 4; four++) {
-            const int row = 4 * four + i;
-            of_fours[four] = rows + row / chains * stride + row % chains * width;
-        }
-        v_load_fours(of_fours, fours, i);
+    for (int i = 0; i < LANES; i++) {
+        row[i] = rows + i / chains * stride + i % chains * width;
     }
-    v_turn_line(fours, columns);
+    v_load_lines(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
@@ -257,10 +262,10 @@ INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector colum
     columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
     columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
 }
-/* Four columns of rows, a half of a line: of row and row + 2. */
-INLINE vector v_load_two_rows(const real *row, int64_t stride) {
-    const vector first = _mm512_castpd256_pd512(_mm256_loadu_pd(row));
-    return _mm512_insertf64x4(first, _mm256_loadu_pd(row + 2 * stride), 1);
+/* Four columns of two rows, a half of a line. */
+INLINE vector v_load_halves(const real *first, const real *second) {
+    const vector half = _mm512_castpd256_pd512(_mm256_loadu_pd(first));
+    return _mm512_insertf64x4(half, _mm256_loadu_pd(second), 1);
 }
 INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
     vector pairs[4][2]; /* of each piece */
@@ -271,8 +276,27 @@ INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_CO
 #pragma GCC unroll 16
         for (int piece = 0; piece < 4; piece += 2) {
             const real *half = row + piece * PIECE_COLUMNS;
-            const vector low = v_load_two_rows(half, stride);
-            const vector high = v_load_two_rows(half + 4 * stride, stride);
+            const vector low = v_load_halves(half, half + 2 * stride);
+            const vector high = v_load_halves(half + 4 * stride, half + 6 * stride);
+            pairs[piece][i] = _mm512_shuffle_f64x2(low, high, 0x88);
+            pairs[piece + 1][i] = _mm512_shuffle_f64x2(low, high, 0xdd);
+        }
+    }
+#pragma GCC unroll 16
+    for (int piece = 0; piece < 4; piece++) {
+        columns[2 * piece] = _mm512_unpacklo_pd(pairs[piece][0], pairs[piece][1]);
+        columns[2 * piece + 1] = _mm512_unpackhi_pd(pairs[piece][0], pairs[piece][1]);
+    }
+}
+INLINE void v_load_lines(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
+    vector pairs[4][2]; /* of each piece */
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 16
+        for (int piece = 0; piece < 4; piece += 2) {
+            const int64_t half = at + piece * PIECE_COLUMNS;
+            const vector low = v_load_halves(row[i] + half, row[i + 2] + half);
+            const vector high = v_load_halves(row[i + 4] + half, row[i + 6] + half);
             pairs[piece][i] = _mm512_shuffle_f64x2(low, high, 0x88);
             pairs[piece + 1][i] = _mm512_shuffle_f64x2(low, high, 0xdd);
         }

@@ -38,7 +38,28 @@ def test_the_bits_of_heads_of_their_own(group, dtype, threads):
             compare(arrays, group, causal=True, query_offset=KEY_LEN - query_len)
 
 
-@pytest.mark.parametrize("query_len", [4, 11, 20])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("query_len", [1, 2, 3])
+def test_one_and_a_few_queries(query_len, dtype, threads):
+    """A token of heads that fill vectors, half of one, or less; also as projections store them."""
+    rng = np.random.default_rng(query_len)
+    with mha.threads(threads):
+        for group in (3, 4, 7, 8, 12, 16, 32):
+            for key_len in (1, 2, 12, 48, 49, 256, 257):
+                query, key, value = (
+                    rng.standard_normal((3, length, heads, 20)).astype(dtype).swapaxes(1, 2)
+                    for heads, length in ((2 * group, query_len), (2, key_len), (2, key_len)))
+                compare((query, key, value), group)
+                compare([np.ascontiguousarray(each) for each in (query, key, value)], group,
+                        key_lengths=rng.integers(0, key_len + 1, 3))
+                out = np.empty((3, query_len, 2 * group, 20), dtype).swapaxes(1, 2)
+                mha.scaled_dot_product_attention(query, key, value, out=out)
+                np.testing.assert_array_equal(out, mha.scaled_dot_product_attention(
+                    query, key, value))
+
+
+@pytest.mark.parametrize("query_len", [1, 4, 11, 20])
 def test_each_option(query_len):
     """Those that tell heads or queries apart, too."""
     rng = np.random.default_rng(query_len)
@@ -49,7 +70,7 @@ def test_each_option(query_len):
             compare(arrays, 4, **{name: value}, **other, rng=1 if "dropout" in name else None)
 
 
-@pytest.mark.parametrize("query_len", [4, 11, 20])
+@pytest.mark.parametrize("query_len", [1, 4, 11, 20])
 def test_positions(query_len):
     """A query stands where it stood in its head."""
     rng = np.random.default_rng(query_len)

@@ -17,8 +17,10 @@ static bool takes_heads_alike(const mha_attention *a) {
            a->options->bias.data == NULL && a->result_rows == 0;
 }
 
+/* Of a single query, the next one is that of the next head. */
 static bool axes_can_join(const mha_tensor *tensor) {
-    return mha_stride(tensor, 3) == mha_extent(tensor, 2) * mha_stride(tensor, 2);
+    return mha_extent(tensor, 2) == 1 ||
+           mha_stride(tensor, 3) == mha_extent(tensor, 2) * mha_stride(tensor, 2);
 }
 
 /* Not above a block of queries, where causal blocks that nobody sees are left out; not if threads
@@ -36,6 +38,29 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
            (num_threads == 1 || batch >= mha_divide_up(num_threads, kv_heads)) &&
            ((axes_can_join(&a->query) && axes_can_join(&a->output)) ||
             mha_extent(&a->key, 2) >= FEWEST_KEYS_OF_COPIES);
+}
+
+bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {
+    enum { MOST_BYTES = 4 << 20, MOST_KEYS = 256, MOST_KEYS_OF_HALF_A_VECTOR = 48 };
+    const int64_t lanes = mha_kernels_for(a->dtype)->attention->query_lanes;
+    const int64_t group = mha_extent(&a->query, 3) / mha_larger(mha_extent(&a->key, 3), 1);
+    const int64_t rows = group * mha_extent(&a->query, 2), keys = mha_extent(&a->key, 2);
+    int64_t batch;
+    if (group <= 1 || a->pages.table != NULL || a->key.storage == MHA_Q8_0 ||
+        a->value.storage == MHA_Q8_0 || mha_lies_by_columns(&a->key, a->dtype) ||
+        mha_lies_by_columns(&a->value, a->dtype) ||
+        mha_count_elements(a->query.shape, a->batch_axes, &batch) != MHA_OK ||
+        !is_worth_it(a, batch, num_threads)) {
+        return false;
+    }
+    if (rows >= 16 && 4 * rows >= 3 * lanes) {
+        return mha_bytes_of_key_head(a) <= MOST_BYTES;
+    }
+    if (4 * rows >= 3 * lanes) {
+        return keys <= MOST_KEYS;
+    }
+    return lanes >= 16 && 2 * rows >= lanes && a->key.storage == MHA_AS_COMPUTED &&
+           keys <= MOST_KEYS_OF_HALF_A_VECTOR;
 }
 
 /* The tensor gets a piece of the workspace, where it lies without gaps. */
@@ -87,6 +112,9 @@ static mha_status run_copies(const mha_attention *a, const mha_tensor *tensor,
 
 /* (heads, len, columns) -> (heads / group, group * len, columns). */
 static void join_axes(mha_tensor *tensor, int64_t group) {
+    if (tensor->shape[tensor->axes - 2] == 1) {
+        tensor->strides[tensor->axes - 2] = tensor->strides[tensor->axes - 3];
+    }
     tensor->shape[tensor->axes - 3] /= group;
     tensor->shape[tensor->axes - 2] *= group;
     tensor->strides[tensor->axes - 3] *= group;

@@ -401,10 +401,11 @@ static mha_status run_steps(const mha_attention *attention, mha_execution *execu
     if (mha_has_one_key(attention)) {
         return mha_one_key_forward(attention, execution);
     }
-    if (mha_has_few_keys(attention)) {
+    const bool joins_heads = mha_joined_heads_are_ahead(attention, execution->num_threads);
+    if (!joins_heads && mha_has_few_keys(attention)) {
         return mha_few_keys_forward(attention, execution);
     }
-    if (mha_has_few_queries(attention)) {
+    if (!joins_heads && mha_has_few_queries(attention)) {
         return mha_few_queries_forward(attention, execution);
     }
     mha_joined_heads joined;

@@ -44,15 +44,16 @@ bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {
     enum { MOST_BYTES = 4 << 20, MOST_KEYS = 256, MOST_KEYS_OF_HALF_A_VECTOR = 48 };
     const int64_t lanes = mha_kernels_for(a->dtype)->attention->query_lanes;
     const int64_t group = mha_extent(&a->query, 3) / mha_larger(mha_extent(&a->key, 3), 1);
-    const int64_t rows = group * mha_extent(&a->query, 2), keys = mha_extent(&a->key, 2);
-    int64_t batch;
+    int64_t batch, rows;
     if (group <= 1 || a->pages.table != NULL || a->key.storage == MHA_Q8_0 ||
         a->value.storage == MHA_Q8_0 || mha_lies_by_columns(&a->key, a->dtype) ||
         mha_lies_by_columns(&a->value, a->dtype) ||
         mha_count_elements(a->query.shape, a->batch_axes, &batch) != MHA_OK ||
-        !is_worth_it(a, batch, num_threads)) {
+        !is_worth_it(a, batch, num_threads) ||
+        __builtin_mul_overflow(group, mha_extent(&a->query, 2), &rows)) {
         return false;
     }
+    const int64_t keys = mha_extent(&a->key, 2);
     if (rows >= 16 && 4 * rows >= 3 * lanes) {
         return mha_bytes_of_key_head(a) <= MOST_BYTES;
     }

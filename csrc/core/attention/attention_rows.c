@@ -40,6 +40,14 @@ bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype) {
            mha_stride(tensor, 1) != item_size(tensor, dtype);
 }
 
+bool mha_some_lie_by_columns(const mha_attention *a) {
+    return mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
+}
+
+bool mha_has_plain_rows(const mha_attention *a) {
+    return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
+}
+
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype) {
     return mha_stride(tensor, 2) / item_size(tensor, dtype);
 }

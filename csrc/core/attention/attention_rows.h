@@ -59,8 +59,12 @@ mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_ten
  * prefetching it is worth the effort. */
 bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
 
-/* Whether key or value is stored (columns, rows), as caches of some libraries are. */
+/* Whether it is stored (columns, rows), as key and value in caches of some libraries are. */
 bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype);
+
+/* Whether key or value of a call is; and whether both are neither paged nor in blocks. */
+bool mha_some_lie_by_columns(const mha_attention *attention);
+bool mha_has_plain_rows(const mha_attention *attention);
 
 /* Elements between two rows. */
 int64_t mha_row_stride(const mha_tensor *tensor, mha_dtype dtype);

@@ -26,10 +26,6 @@ typedef struct few_keys_job {
     bool from_memory;
 } few_keys_job;
 
-static bool has_plain_rows(const mha_attention *a) {
-    return a->pages.table == NULL && a->key.storage != MHA_Q8_0 && a->value.storage != MHA_Q8_0;
-}
-
 /* Keys and values of a head, as the arithmetic has them. */
 static double bytes_of_head(const mha_attention *a) {
     const double columns = (double)mha_extent(&a->key, 1) + (double)mha_extent(&a->value, 1);
@@ -56,14 +52,12 @@ static bool lanes_share_a_set(const few_keys_job *job) {
 static double most_bytes_of(const few_keys_job *job) {
     enum { FEWEST_COLUMNS = 64 };
     const mha_attention *a = job->attention;
-    const bool by_columns =
-        mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
     const bool are_halves =
         a->key.storage != MHA_AS_COMPUTED || a->value.storage != MHA_AS_COMPUTED;
     if (2 * job->key_heads <= job->lanes) {
         return 4 << 10;
     }
-    if (by_columns) {
+    if (mha_some_lie_by_columns(a)) {
         return 8 << 10;
     }
     if (are_halves) {
@@ -84,16 +78,19 @@ static int64_t query_tasks_worth(const few_keys_job *job, bool beside_few_querie
     const mha_attention *a = job->attention;
     const bool are_wide =
         mha_extent(&a->key, 1) >= FEWEST_COLUMNS && mha_extent(&a->key, 2) <= FEW_KEYS;
-    const double most_of_two = beside_few_queries       ? 8 << 10
-                               : mha_has_few_queries(a) ? 24 << 10
-                                                        : MOST_BYTES;
     if (job->key_heads < job->lanes || (beside_few_queries && lanes_share_a_set(job))) {
         return 1;
     }
     if (job->query_len == 1 && bytes <= FEW_BYTES) {
         return job->query_tasks;
     }
-    return (job->lanes >= 16 || job->queries <= 4 || are_wide) && bytes <= most_of_two ? 2 : 1;
+    if (job->lanes < 16 && job->queries > 4 && !are_wide) {
+        return 1;
+    }
+    const double most_of_two = beside_few_queries       ? 8 << 10
+                               : mha_has_few_queries(a) ? 24 << 10
+                                                        : MOST_BYTES;
+    return bytes <= most_of_two ? 2 : 1;
 }
 
 static bool few_keys_are_faster(const few_keys_job *job) {
@@ -132,7 +129,7 @@ bool mha_has_few_keys(const mha_attention *a) {
     const int64_t key_len = mha_extent(&a->key, 2);
     few_keys_job job;
     return key_len > 0 && key_len <= MHA_KEY_CHAIN && mha_has_plain_scores(a) &&
-           a->weights == NULL && a->options->softcap == 0 && has_plain_rows(a) &&
+           a->weights == NULL && a->options->softcap == 0 && mha_has_plain_rows(a) &&
            mha_extent(&a->query, 1) > 0 && mha_extent(&a->value, 1) > 0 &&
            describe(a, &job) == MHA_OK && job.queries > 0 && few_keys_are_faster(&job);
 }

@@ -145,7 +145,7 @@ static bool prefetches_tasks(const few_job *job) {
     const bool side_by_side = mha_has_gaps(&a->key, a->dtype) && mha_has_gaps(&a->value, a->dtype);
     const double bytes = bytes_of(job) / (double)mha_larger(job->row_tasks / job->row_blocks, 1);
     return job->from_memory && job->row_blocks == 1 && a->pages.table == NULL &&
-           !mha_lies_by_columns(&a->key, a->dtype) && !mha_lies_by_columns(&a->value, a->dtype) &&
+           !mha_some_lie_by_columns(a) &&
            bytes <= (side_by_side ? MOST_OF_HEADS_SIDE_BY_SIDE : MOST_OF_HEADS_IN_A_ROW);
 }
 

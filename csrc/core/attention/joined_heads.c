@@ -17,10 +17,19 @@ static bool takes_heads_alike(const mha_attention *a) {
            a->options->bias.data == NULL && a->result_rows == 0;
 }
 
-/* Of a single query, the next one is that of the next head. */
+/* From a query to the next one: of a single query to that of the next head. */
+static int64_t query_stride(const mha_tensor *tensor) {
+    return mha_stride(tensor, mha_extent(tensor, 2) == 1 ? 3 : 2);
+}
+
 static bool axes_can_join(const mha_tensor *tensor) {
-    return mha_extent(tensor, 2) == 1 ||
-           mha_stride(tensor, 3) == mha_extent(tensor, 2) * mha_stride(tensor, 2);
+    return mha_stride(tensor, 3) == mha_extent(tensor, 2) * query_stride(tensor);
+}
+
+/* Heads that share a key head. */
+static int64_t group_of(const mha_attention *a) {
+    const int64_t kv_heads = mha_extent(&a->key, 3);
+    return kv_heads == 0 ? 0 : mha_extent(&a->query, 3) / kv_heads;
 }
 
 /* Not above a block of queries, where causal blocks that nobody sees are left out; not if threads
@@ -29,7 +38,7 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
     enum { FEWEST_KEYS_OF_COPIES = 32 };
     const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
     const int64_t kv_heads = mha_extent(&a->key, 3), query_len = mha_extent(&a->query, 2);
-    const int64_t group = kv_heads == 0 ? 0 : mha_extent(&a->query, 3) / kv_heads;
+    const int64_t group = group_of(a);
     int64_t queries;
     return group > 1 && query_len < kernels->query_block && takes_heads_alike(a) &&
            !__builtin_mul_overflow(group, query_len, &queries) &&
@@ -42,18 +51,15 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
 
 bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {
     enum { MOST_BYTES = 4 << 20, MOST_KEYS = 256, MOST_KEYS_OF_HALF_A_VECTOR = 48 };
-    const int64_t lanes = mha_kernels_for(a->dtype)->attention->query_lanes;
-    const int64_t group = mha_extent(&a->query, 3) / mha_larger(mha_extent(&a->key, 3), 1);
-    int64_t batch, rows;
-    if (group <= 1 || a->pages.table != NULL || a->key.storage == MHA_Q8_0 ||
-        a->value.storage == MHA_Q8_0 || mha_lies_by_columns(&a->key, a->dtype) ||
-        mha_lies_by_columns(&a->value, a->dtype) ||
+    const int64_t lanes = mha_kernels_for(a->dtype)->attention->query_lanes, group = group_of(a);
+    int64_t batch;
+    if (group <= 1 || !mha_has_plain_rows(a) || mha_some_lie_by_columns(a) ||
         mha_count_elements(a->query.shape, a->batch_axes, &batch) != MHA_OK ||
-        !is_worth_it(a, batch, num_threads) ||
-        __builtin_mul_overflow(group, mha_extent(&a->query, 2), &rows)) {
+        !is_worth_it(a, batch, num_threads)) {
         return false;
     }
-    const int64_t keys = mha_extent(&a->key, 2);
+    /* is_worth_it has seen that the product is a number. */
+    const int64_t rows = group * mha_extent(&a->query, 2), keys = mha_extent(&a->key, 2);
     if (rows >= 16 && 4 * rows >= 3 * lanes) {
         return mha_bytes_of_key_head(a) <= MOST_BYTES;
     }
@@ -113,9 +119,7 @@ static mha_status run_copies(const mha_attention *a, const mha_tensor *tensor,
 
 /* (heads, len, columns) -> (heads / group, group * len, columns). */
 static void join_axes(mha_tensor *tensor, int64_t group) {
-    if (tensor->shape[tensor->axes - 2] == 1) {
-        tensor->strides[tensor->axes - 2] = tensor->strides[tensor->axes - 3];
-    }
+    tensor->strides[tensor->axes - 2] = query_stride(tensor);
     tensor->shape[tensor->axes - 3] /= group;
     tensor->shape[tensor->axes - 2] *= group;
     tensor->strides[tensor->axes - 3] *= group;
@@ -130,7 +134,7 @@ mha_status mha_join_heads(const mha_attention *attention, mha_execution *executi
         return MHA_OK;
     }
     mha_attention *a = &joined->attention;
-    const int64_t group = mha_extent(&a->query, 3) / mha_extent(&a->key, 3);
+    const int64_t group = group_of(a);
     if (!axes_can_join(&a->query)) {
         MHA_TRY(move_to_workspace(a->dtype, &execution->workspace, &a->query));
         MHA_TRY(run_copies(attention, &attention->query, gather_queries, joined, execution));

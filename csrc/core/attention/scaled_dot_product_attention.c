@@ -251,8 +251,7 @@ static int joint_blocks_of(const mha_attention_job *job, int num_threads) {
  * would be transposed for each query tile. */
 static void plan_scratch(mha_attention_job *job) {
     const mha_attention *a = job->attention;
-    const bool by_columns =
-        mha_lies_by_columns(&a->key, a->dtype) || mha_lies_by_columns(&a->value, a->dtype);
+    const bool by_columns = mha_some_lie_by_columns(a);
     const int64_t of_a_tile = job->joint_blocks * job->kernels->attention->query_block;
     const double most = by_columns ? 16 << 20 : 2 << 20;
     const int64_t fewest_queries = by_columns ? of_a_tile + 1 : 512;

@@ -15,7 +15,7 @@ typedef __m256 vector;
 #define DTYPE float32
 #define LANES 8
 #define PIECE_COLUMNS 4
-#define LOADS_CHAINS /* v_load_chains */
+#define LOADS_CHAINS
 typedef __m256d doubles;
 INLINE doubles d_set1(double a) { return _mm256_set1_pd(a); }
 INLINE doubles d_load(const real *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
@@ -50,13 +50,17 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
 }
-/* Four columns of eight rows, where `fours` has rows i and i + 4 side by side. */
-INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
+/* Pieces of 16 bytes of two rows, side by side. */
+INLINE vector v_join_rows(const void *a, const void *b) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a)), _mm_loadu_ps(b), 1);
+}
+/* The columns of LANES rows, where `joined` has rows i and i + 4 side by side. */
+INLINE void v_turn_rows(const vector joined[4], vector columns[PIECE_COLUMNS]) {
     vector pairs[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i += 2) {
-        pairs[i] = _mm256_unpacklo_ps(fours[i], fours[i + 1]);
-        pairs[i + 1] = _mm256_unpackhi_ps(fours[i], fours[i + 1]);
+        pairs[i] = _mm256_unpacklo_ps(joined[i], joined[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(joined[i], joined[i + 1]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < 2; i++) {
@@ -64,39 +68,6 @@ INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
         columns[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
         columns[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
     }
-}
-/* Each address is made from the one before: there are no registers to keep them all. */
-INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
-    const char *row = rows;
-    vector fours[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++, row += apart) {
-        KEEP_ADDRESS(row);
-        const __m128 upper = _mm_loadu_ps((const void *)(row + 4 * apart));
-        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps((const void *)row));
-        fours[i] = _mm256_insertf128_ps(fours[i], upper, 1);
-    }
-    v_turn_fours(fours, columns);
-}
-INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
-    vector fours[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        fours[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[i] + at));
-        fours[i] = _mm256_insertf128_ps(fours[i], _mm_loadu_ps(row[i + 4] + at), 1);
-    }
-    v_turn_fours(fours, columns);
-}
-/* PIECE_COLUMNS columns of rows that begin `width` numbers apart, `chains` of them, and the next
- * ones `stride` further. */
-INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
-                          vector columns[PIECE_COLUMNS]) {
-    const real *row[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        row[i] = rows + i / chains * stride + i % chains * width;
-    }
-    v_load_pieces(row, 0, columns);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
@@ -182,28 +153,12 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(a), 52));
 }
-INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
-    const char *row = rows;
-    vector pairs[2];
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++, row += apart) { /* rows i and i + 2 side by side */
-        KEEP_ADDRESS(row);
-        const __m128d upper = _mm_loadu_pd((const void *)(row + 2 * apart));
-        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd((const void *)row));
-        pairs[i] = _mm256_insertf128_pd(pairs[i], upper, 1);
-    }
-    columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
-    columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);
+INLINE vector v_join_rows(const void *a, const void *b) {
+    return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a)), _mm_loadu_pd(b), 1);
 }
-INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
-    vector pairs[2];
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) {
-        pairs[i] = _mm256_castpd128_pd256(_mm_loadu_pd(row[i] + at));
-        pairs[i] = _mm256_insertf128_pd(pairs[i], _mm_loadu_pd(row[i + 2] + at), 1);
-    }
-    columns[0] = _mm256_unpacklo_pd(pairs[0], pairs[1]);
-    columns[1] = _mm256_unpackhi_pd(pairs[0], pairs[1]);
+INLINE void v_turn_rows(const vector joined[2], vector columns[PIECE_COLUMNS]) {
+    columns[0] = _mm256_unpacklo_pd(joined[0], joined[1]);
+    columns[1] = _mm256_unpackhi_pd(joined[0], joined[1]);
 }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     static const int64_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1};
@@ -215,6 +170,28 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+/* Vectors that hold a piece of each of LANES rows: two rows each, these so many rows apart. */
+enum { JOINED = LANES / 2 };
+/* Each address is made from the one before: there are no registers to keep them all. */
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
+    vector joined[JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++, row += apart) {
+        KEEP_ADDRESS(row);
+        joined[i] = v_join_rows(row, row + JOINED * apart);
+    }
+    v_turn_rows(joined, columns);
+}
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector joined[JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++) {
+        joined[i] = v_join_rows(row[i] + at, row[i + JOINED] + at);
+    }
+    v_turn_rows(joined, columns);
+}
 
 INLINE vector v_load_once(const real *p) {
     vector a = v_load(p);

@@ -17,8 +17,7 @@ typedef __m512 vector;
 #define LANES 16
 #define PIECE_COLUMNS 4
 #define LINE_COLUMNS 16
-#define LOADS_LINES  /* v_load_lines */
-#define LOADS_CHAINS /* v_load_chains */
+#define LOADS_CHAINS
 typedef __m512d doubles;
 INLINE doubles d_set1(double a) { return _mm512_set1_pd(a); }
 INLINE doubles d_load(const real *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
@@ -50,13 +49,20 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
 }
-/* Four columns of 16 rows, where `fours` has rows i, i + 4, i + 8, i + 12 side by side. */
-INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
+/* Pieces of 16 bytes of rows, side by side. */
+INLINE vector v_join_rows(const void *a, const void *b, const void *c, const void *d) {
+    vector joined = _mm512_castps128_ps512(_mm_loadu_ps(a));
+    joined = _mm512_insertf32x4(joined, _mm_loadu_ps(b), 1);
+    joined = _mm512_insertf32x4(joined, _mm_loadu_ps(c), 2);
+    return _mm512_insertf32x4(joined, _mm_loadu_ps(d), 3);
+}
+/* The columns of LANES rows, where `joined` has rows i, i + 4, i + 8, i + 12 side by side. */
+INLINE void v_turn_rows(const vector joined[4], vector columns[PIECE_COLUMNS]) {
     vector pairs[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i += 2) {
-        pairs[i] = _mm512_unpacklo_ps(fours[i], fours[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_ps(fours[i], fours[i + 1]);
+        pairs[i] = _mm512_unpacklo_ps(joined[i], joined[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(joined[i], joined[i + 1]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < 2; i++) {
@@ -65,89 +71,13 @@ INLINE void v_turn_fours(const vector fours[4], vector columns[PIECE_COLUMNS]) {
         columns[2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
     }
 }
-INLINE vector v_load_four_rows(const char *row, int64_t apart) { /* row, + 4, + 8, + 12 */
-    vector fours = _mm512_castps128_ps512(_mm_loadu_ps((const void *)row));
-    fours = _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 4 * apart)), 1);
-    fours = _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 8 * apart)), 2);
-    return _mm512_insertf32x4(fours, _mm_loadu_ps((const void *)(row + 12 * apart)), 3);
-}
-/* Each address is made from the one before: there are no registers to keep them all. */
-INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
-    const char *row = rows;
-    vector fours[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++, row += apart) {
-        KEEP_ADDRESS(row);
-        fours[i] = v_load_four_rows(row, apart);
-    }
-    v_turn_fours(fours, columns);
-}
-INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
-    vector fours[4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        fours[i] = _mm512_castps128_ps512(_mm_loadu_ps(row[i] + at));
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 4] + at), 1);
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 8] + at), 2);
-        fours[i] = _mm512_insertf32x4(fours[i], _mm_loadu_ps(row[i + 12] + at), 3);
-    }
-    v_turn_fours(fours, columns);
-}
-/* Eight columns of two rows, a half of a line. */
+/* Half a line of two rows; the first pieces of two such pairs, and the second ones. */
 INLINE vector v_load_halves(const real *first, const real *second) {
     const vector half = _mm512_castps256_ps512(_mm256_loadu_ps(first));
     return _mm512_insertf32x8(half, _mm256_loadu_ps(second), 1);
 }
-/* A line of row i and of those 4, 8 and 12 further, in fours[piece][i]. */
-INLINE void v_load_fours(const real *const rows[4], vector fours[4][4], const int i) {
-#pragma GCC unroll 16
-    for (int piece = 0; piece < 4; piece += 2) {
-        const int at = piece * PIECE_COLUMNS;
-        const vector low = v_load_halves(rows[0] + at, rows[1] + at);
-        const vector high = v_load_halves(rows[2] + at, rows[3] + at);
-        fours[piece][i] = _mm512_shuffle_f32x4(low, high, 0x88);
-        fours[piece + 1][i] = _mm512_shuffle_f32x4(low, high, 0xdd);
-    }
-}
-INLINE void v_turn_line(vector fours[4][4], vector columns[LINE_COLUMNS]) {
-#pragma GCC unroll 16
-    for (int piece = 0; piece < 4; piece++) {
-        v_turn_fours(fours[piece], columns + piece * PIECE_COLUMNS);
-    }
-}
-INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
-    vector fours[4][4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *row = rows + i * stride;
-        KEEP_ADDRESS(row);
-        const real *const of_fours[4] = {row, row + 4 * stride, row + 8 * stride,
-                                         row + 12 * stride};
-        v_load_fours(of_fours, fours, i);
-    }
-    v_turn_line(fours, columns);
-}
-INLINE void v_load_lines(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
-    vector fours[4][4];
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        const real *const of_fours[4] = {row[i] + at, row[i + 4] + at, row[i + 8] + at,
-                                         row[i + 12] + at};
-        v_load_fours(of_fours, fours, i);
-    }
-    v_turn_line(fours, columns);
-}
-/* LINE_COLUMNS columns of rows that begin `width` numbers apart, `chains` of them, and the next
- * ones `stride` further. */
-INLINE void v_load_chains(const real *rows, int64_t stride, const int chains, const int width,
-                          vector columns[LINE_COLUMNS]) {
-    const real *row[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        row[i] = rows + i / chains * stride + i % chains * width;
-    }
-    v_load_lines(row, 0, columns);
-}
+INLINE vector v_first_pieces(vector a, vector b) { return _mm512_shuffle_f32x4(a, b, 0x88); }
+INLINE vector v_second_pieces(vector a, vector b) { return _mm512_shuffle_f32x4(a, b, 0xdd); }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
 }
@@ -233,80 +163,22 @@ INLINE vector v_copy_sign(vector magnitude, vector sign) {
 INLINE vector v_exponent_from_low_bits(vector a) {
     return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(a), 52));
 }
-INLINE vector v_load_four_rows(const char *row, int64_t apart) { /* row, + 2, + 4, + 6 */
-    vector fours = _mm512_castpd128_pd512(_mm_loadu_pd((const void *)row));
-    fours = _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 2 * apart)), 1);
-    fours = _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 4 * apart)), 2);
-    return _mm512_insertf64x2(fours, _mm_loadu_pd((const void *)(row + 6 * apart)), 3);
+INLINE vector v_join_rows(const void *a, const void *b, const void *c, const void *d) {
+    vector joined = _mm512_castpd128_pd512(_mm_loadu_pd(a));
+    joined = _mm512_insertf64x2(joined, _mm_loadu_pd(b), 1);
+    joined = _mm512_insertf64x2(joined, _mm_loadu_pd(c), 2);
+    return _mm512_insertf64x2(joined, _mm_loadu_pd(d), 3);
 }
-INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
-    const char *row = rows;
-    vector pairs[2];
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++, row += apart) {
-        KEEP_ADDRESS(row);
-        pairs[i] = v_load_four_rows(row, apart);
-    }
-    columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
-    columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
+INLINE void v_turn_rows(const vector joined[2], vector columns[PIECE_COLUMNS]) {
+    columns[0] = _mm512_unpacklo_pd(joined[0], joined[1]);
+    columns[1] = _mm512_unpackhi_pd(joined[0], joined[1]);
 }
-INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
-    vector pairs[2];
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) {
-        pairs[i] = _mm512_castpd128_pd512(_mm_loadu_pd(row[i] + at));
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 2] + at), 1);
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 4] + at), 2);
-        pairs[i] = _mm512_insertf64x2(pairs[i], _mm_loadu_pd(row[i + 6] + at), 3);
-    }
-    columns[0] = _mm512_unpacklo_pd(pairs[0], pairs[1]);
-    columns[1] = _mm512_unpackhi_pd(pairs[0], pairs[1]);
-}
-/* Four columns of two rows, a half of a line. */
 INLINE vector v_load_halves(const real *first, const real *second) {
     const vector half = _mm512_castpd256_pd512(_mm256_loadu_pd(first));
     return _mm512_insertf64x4(half, _mm256_loadu_pd(second), 1);
 }
-INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
-    vector pairs[4][2]; /* of each piece */
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) {
-        const real *row = rows + i * stride;
-        KEEP_ADDRESS(row);
-#pragma GCC unroll 16
-        for (int piece = 0; piece < 4; piece += 2) {
-            const real *half = row + piece * PIECE_COLUMNS;
-            const vector low = v_load_halves(half, half + 2 * stride);
-            const vector high = v_load_halves(half + 4 * stride, half + 6 * stride);
-            pairs[piece][i] = _mm512_shuffle_f64x2(low, high, 0x88);
-            pairs[piece + 1][i] = _mm512_shuffle_f64x2(low, high, 0xdd);
-        }
-    }
-#pragma GCC unroll 16
-    for (int piece = 0; piece < 4; piece++) {
-        columns[2 * piece] = _mm512_unpacklo_pd(pairs[piece][0], pairs[piece][1]);
-        columns[2 * piece + 1] = _mm512_unpackhi_pd(pairs[piece][0], pairs[piece][1]);
-    }
-}
-INLINE void v_load_lines(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
-    vector pairs[4][2]; /* of each piece */
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) {
-#pragma GCC unroll 16
-        for (int piece = 0; piece < 4; piece += 2) {
-            const int64_t half = at + piece * PIECE_COLUMNS;
-            const vector low = v_load_halves(row[i] + half, row[i + 2] + half);
-            const vector high = v_load_halves(row[i + 4] + half, row[i + 6] + half);
-            pairs[piece][i] = _mm512_shuffle_f64x2(low, high, 0x88);
-            pairs[piece + 1][i] = _mm512_shuffle_f64x2(low, high, 0xdd);
-        }
-    }
-#pragma GCC unroll 16
-    for (int piece = 0; piece < 4; piece++) {
-        columns[2 * piece] = _mm512_unpacklo_pd(pairs[piece][0], pairs[piece][1]);
-        columns[2 * piece + 1] = _mm512_unpackhi_pd(pairs[piece][0], pairs[piece][1]);
-    }
-}
+INLINE vector v_first_pieces(vector a, vector b) { return _mm512_shuffle_f64x2(a, b, 0x88); }
+INLINE vector v_second_pieces(vector a, vector b) { return _mm512_shuffle_f64x2(a, b, 0xdd); }
 INLINE vector v_load_partial(const real *p, int64_t count) {
     return _mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p);
 }
@@ -315,6 +187,71 @@ INLINE vector v_from_bytes(const uint8_t *p) {
 }
 INLINE real r_fma(real a, real b, real c) { return __builtin_fma(a, b, c); }
 #endif
+
+/* Vectors that hold a piece of each of LANES rows: four rows each, these so many rows apart. */
+enum { JOINED = LANES / 4 };
+/* Each address is made from the one before: there are no registers to keep them all. */
+INLINE void v_load_apart(const void *rows, int64_t apart, vector columns[PIECE_COLUMNS]) {
+    const char *row = rows;
+    vector joined[JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++, row += apart) {
+        KEEP_ADDRESS(row);
+        joined[i] = v_join_rows(row, row + JOINED * apart, row + 2 * JOINED * apart,
+                                row + 3 * JOINED * apart);
+    }
+    v_turn_rows(joined, columns);
+}
+INLINE void v_load_pieces(const real *const row[LANES], int64_t at, vector columns[PIECE_COLUMNS]) {
+    vector joined[JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++) {
+        joined[i] = v_join_rows(row[i] + at, row[i + JOINED] + at, row[i + 2 * JOINED] + at,
+                                row[i + 3 * JOINED] + at);
+    }
+    v_turn_rows(joined, columns);
+}
+/* Half a line of four rows, in joined[piece][i] of its two pieces. */
+INLINE void v_join_halves(const real *a, const real *b, const real *c, const real *d,
+                          vector joined[2][JOINED], const int i) {
+    const vector low = v_load_halves(a, b), high = v_load_halves(c, d);
+    joined[0][i] = v_first_pieces(low, high);
+    joined[1][i] = v_second_pieces(low, high);
+}
+INLINE void v_turn_lines(vector joined[4][JOINED], vector columns[LINE_COLUMNS]) {
+#pragma GCC unroll 16
+    for (int piece = 0; piece < 4; piece++) {
+        v_turn_rows(joined[piece], columns + piece * PIECE_COLUMNS);
+    }
+}
+INLINE void v_load_line(const real *rows, int64_t stride, vector columns[LINE_COLUMNS]) {
+    vector joined[4][JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++) {
+        const real *row = rows + i * stride;
+        KEEP_ADDRESS(row);
+#pragma GCC unroll 16
+        for (int piece = 0; piece < 4; piece += 2) {
+            const real *half = row + piece * PIECE_COLUMNS;
+            v_join_halves(half, half + JOINED * stride, half + 2 * JOINED * stride,
+                          half + 3 * JOINED * stride, joined + piece, i);
+        }
+    }
+    v_turn_lines(joined, columns);
+}
+INLINE void v_load_lines(const real *const row[LANES], int64_t at, vector columns[LINE_COLUMNS]) {
+    vector joined[4][JOINED];
+#pragma GCC unroll 16
+    for (int i = 0; i < JOINED; i++) {
+#pragma GCC unroll 16
+        for (int piece = 0; piece < 4; piece += 2) {
+            const int64_t half = at + piece * PIECE_COLUMNS;
+            v_join_halves(row[i] + half, row[i + JOINED] + half, row[i + 2 * JOINED] + half,
+                          row[i + 3 * JOINED] + half, joined + piece, i);
+        }
+    }
+    v_turn_lines(joined, columns);
+}
 
 INLINE vector v_load_once(const real *p) { return v_load(p); }
 

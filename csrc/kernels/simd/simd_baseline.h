@@ -25,7 +25,7 @@
  *   v_load_pieces(r, at, c)    of the rows r[0] to r[LANES - 1], from number `at` on:
  *                              PIECE_COLUMNS columns, a vector each
  *   v_load_lines(r, at, c)     the same of LINE_COLUMNS
- *   v_load_chains              optional, LOADS_CHAINS: few_chains.inc
+ *   LOADS_CHAINS               optional: few_chains.inc is faster with this set
  *   load_float16_columns       optional, LOADS_FLOAT16_COLUMNS: simd_float16_columns.h
  *   v_load_partial(p, count)   the first count lanes (0 to LANES) from memory, zeros behind
  *   v_from_bytes(p)            LANES bytes as numbers

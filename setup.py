@@ -110,10 +110,14 @@ def compiler_of_windows():
 
 
 @cache  # asked for each file
-def is_gcc(command):
-    said = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True,
+def version_of(command):
+    """What a compiler says of itself."""
+    return subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True,
                           check=True).stdout
-    return "Free Software Foundation" in said
+
+
+def is_gcc(command):
+    return "Free Software Foundation" in version_of(command)
 
 
 class BuildExtensionFirst(build):
@@ -140,6 +144,9 @@ class BuildWithInstructionSets(build_ext):
         layer = Path(source).parts[1]  # of csrc
         if layer == "python":  # no loops that have to be fast
             return [*flags, "-Os"]
+        if layer == "kernels" and "clang" in version_of(shlex.join(self.compiler.compiler_so)):
+            # What has to be inlined says so. 56 KB of the wheel and no time: docs/journal.md.
+            flags = [*flags, "-mllvm", "-inline-threshold=50"]
         return flags if layer == "kernels" else [*flags, "-O2"]
 
     def check_compiler(self):

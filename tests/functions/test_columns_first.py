@@ -56,15 +56,36 @@ def test_sizes_around_those_of_tiles(key_len, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("key_len", [1, 3, 4, 5, 7, 8, 9, 11, 12, 17, 33, 64, 65])
+@pytest.mark.parametrize("key_len", [1, 3, 4, 5, 7, 8, 9, 11, 12, 17, 26, 33, 50, 63, 64, 65])
 def test_few_keys_of_many_heads(key_len, dtype):
     rng = np.random.default_rng(key_len)
     for query_len in (1, 2, 3):
-        for head_dim, value_dim in ((8, 8), (21, 3), (32, 1), (64, 64), (80, 96)):
+        for head_dim, value_dim in ((8, 8), (21, 3), (32, 1), (64, 64), (80, 96), (101, 70)):
             arrays = draw(rng, (5, 8, query_len, head_dim), (5, 4, key_len, head_dim), value_dim,
                           dtype)
             compare(*arrays)
             compare(*arrays, mask=rng.random((query_len, key_len)) < 0.6)
+
+
+def test_few_keys_from_memory():
+    """More than caches hold: the next ones are prefetched."""
+    rng = np.random.default_rng(8)
+    for query_len in (1, 2):
+        compare(*draw(rng, (60, 16, query_len, 128), (60, 16, 15, 128), 128, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value_dim", [1, 2, 3, 5, 7, 15, 16, 17])
+@pytest.mark.parametrize("key_len", [30, 66, 200, 530])
+def test_narrow_values(key_len, value_dim, dtype):
+    """Fewer columns than a vector, also where some sums are not finite."""
+    rng = np.random.default_rng(key_len + value_dim)
+    for query_len in (1, 2, 4):
+        query, key, value = draw(rng, (2, query_len, 24), (2, key_len, 24), value_dim, dtype)
+        compare(query, key, value)
+        value[1, 7], mask = np.inf, np.ones((query_len, key_len), bool)
+        mask[:, 7] = False
+        compare(query, key, value, mask=mask)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -58,7 +58,7 @@ static double most_bytes_of(const few_keys_job *job) {
         return 4 << 10;
     }
     if (mha_some_lie_by_columns(a)) {
-        return 8 << 10;
+        return lanes_share_a_set(job) ? 8 << 10 : are_from_memory(job) ? 24 << 10 : 40 << 10;
     }
     if (are_halves) {
         return job->query_len == 1 ? 12 << 10 : 16 << 10;

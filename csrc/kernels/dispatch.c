@@ -9,12 +9,8 @@
 
 #define DECLARE_KERNELS(isa)                                                                       \
     extern const mha_kernels mha_kernels_float32_##isa, mha_kernels_float64_##isa
-#define KERNEL_SET(isa)                                                                            \
-    {                                                                                              \
-        #isa, {                                                                                    \
-            [MHA_FLOAT32] = &mha_kernels_float32_##isa, [MHA_FLOAT64] = &mha_kernels_float64_##isa \
-        }                                                                                          \
-    }
+#define KERNELS(isa)                                                                               \
+    {[MHA_FLOAT32] = &mha_kernels_float32_##isa, [MHA_FLOAT64] = &mha_kernels_float64_##isa}
 
 DECLARE_KERNELS(baseline);
 #if defined(__x86_64__)
@@ -29,16 +25,17 @@ DECLARE_KERNELS(neon);
 
 /* Slowest first. */
 static const mha_kernel_set kernel_sets[] = {
-    KERNEL_SET(baseline),
+    {"baseline", KERNELS(baseline), {NULL}},
 #if defined(__x86_64__)
-    KERNEL_SET(avx2),
-    KERNEL_SET(avx512),
+    {"avx2", KERNELS(avx2), {NULL}},
+    {"avx512", KERNELS(avx512), KERNELS(avx2)},
 #ifdef MHA_HAS_AMX
     {"amx",
-     {[MHA_FLOAT32] = &mha_kernels_float32_amx, [MHA_FLOAT64] = &mha_kernels_float64_avx512}},
+     {[MHA_FLOAT32] = &mha_kernels_float32_amx, [MHA_FLOAT64] = &mha_kernels_float64_avx512},
+     {NULL}},
 #endif
 #elif defined(__aarch64__)
-    KERNEL_SET(neon),
+    {"neon", KERNELS(neon), {NULL}},
 #endif
 };
 enum { NUM_KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
@@ -101,3 +98,9 @@ static const mha_kernel_set *current(void) {
 const char *mha_instruction_set(void) { return current()->name; }
 
 const mha_kernels *mha_kernels_for(mha_dtype dtype) { return current()->of[dtype]; }
+
+const mha_kernels *mha_kernels_for_lanes(mha_dtype dtype, int64_t rows) {
+    const mha_kernel_set *set = current();
+    const mha_kernels *half = set->of_half_the_lanes[dtype];
+    return half != NULL && rows <= half->attention->query_lanes ? half : set->of[dtype];
+}

@@ -469,6 +469,8 @@ typedef struct mha_kernels {
 typedef struct mha_kernel_set {
     const char *name;
     const mha_kernels *of[MHA_NUM_DTYPES];
+    /* Those of another set with half the lanes and the same bits, or NULL. */
+    const mha_kernels *of_half_the_lanes[MHA_NUM_DTYPES];
 } mha_kernel_set;
 
 /* Every call from now on uses this set: mha_choose_kernels has asked whether it can run. */
@@ -476,5 +478,9 @@ void mha_use_kernel_set(const mha_kernel_set *set);
 
 /* The kernels in use, chosen at the first call. */
 const mha_kernels *mha_kernels_for(mha_dtype dtype);
+
+/* Those for attention with so many rows in the lanes: where they fill no more than half of them,
+ * vectors of half the size take less time. */
+const mha_kernels *mha_kernels_for_lanes(mha_dtype dtype, int64_t rows);
 
 #endif

@@ -60,7 +60,7 @@ bool mha_processor_runs(const char *kernel_set) {
         return has_registers(REGISTERS_OF_AVX) && has_instructions(bit_FMA | bit_F16C, bit_AVX2);
     }
     if (strcmp(kernel_set, "avx512") == 0) {
-        return has_registers(REGISTERS_OF_AVX512) &&
+        return mha_processor_runs("avx2") && has_registers(REGISTERS_OF_AVX512) &&
                has_instructions(bit_FMA, bit_AVX512F | bit_AVX512DQ);
     }
 #ifdef MHA_HAS_AMX

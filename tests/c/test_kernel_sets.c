@@ -66,9 +66,20 @@ int main(void) {
     };
     mha_kernels own = *usual;
     own.matmul = &own_matmul;
-    const mha_kernel_set further = {"further", {[MHA_FLOAT32] = &own}};
+    const mha_kernel_set further = {"further", {[MHA_FLOAT32] = &own}, {NULL}};
     mha_use_kernel_set(&further);
     CHECK(strcmp(mha_instruction_set(), "further") == 0);
+    CHECK(mha_kernels_for_lanes(MHA_FLOAT32, 1) == &own);
+
+    /* Rows that fill no more than half of the lanes take the set of half the size, if there is one.
+     */
+    const mha_kernels half = *usual;
+    const mha_kernel_set halved = {"halved", {[MHA_FLOAT32] = &own}, {[MHA_FLOAT32] = &half}};
+    const int64_t lanes = half.attention->query_lanes;
+    mha_use_kernel_set(&halved);
+    CHECK(mha_kernels_for_lanes(MHA_FLOAT32, lanes) == &half);
+    CHECK(mha_kernels_for_lanes(MHA_FLOAT32, lanes + 1) == &own);
+    mha_use_kernel_set(&further);
 
     /* What another set has packed is refused; what this one packs, and plain weights, are taken. */
     CHECK(!mha_weight_fits(&of_usual, MHA_FLOAT32));

@@ -51,6 +51,19 @@ def test_heads_side_by_side(heads, dtype):
             np.testing.assert_array_equal(mha.scaled_dot_product_attention(*arrays), wanted)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (2, 2), (6, 3)])
+@pytest.mark.parametrize("batch", [(30,), (5, 7), (2, 3, 4), (1, 20, 1)])
+def test_lanes_of_several_batch_axes(batch, heads, kv_heads):
+    """Masks and biases of some axes alone, and lengths that tell batch items apart."""
+    rng = np.random.default_rng(12)
+    query, key, value = (rng.standard_normal((*batch, count, length, 9)).astype(np.float32)
+                         for count, length in ((heads, 2), (kv_heads, 5), (kv_heads, 5)))
+    for shape in ((2, 5), (heads, 1, 5), (*batch, 1, 1, 5), (*batch[:-1], 1, heads, 2, 5)):
+        compare((query, key, value), mask=rng.random(shape) < 0.7)
+        compare((query, key, value), bias=rng.standard_normal(shape).astype(np.float32))
+    compare((query, key, value), key_lengths=rng.integers(0, 6, batch))
+    compare((query[..., ::-1, :, :], key[..., ::-1, :, :], value))
+
 
 @pytest.mark.parametrize("head_dim", [40, 80])
 @pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])

@@ -141,13 +141,13 @@ void mha_fill_query_block(const mha_attention *a, int64_t batch, int64_t head, i
     block->sees_all_keys = mha_visible_ranges(a, batch, first, count, visible->begin, visible->end);
 }
 
-void mha_attend_query(const mha_attention *a, int64_t batch, int64_t head, int64_t query,
-                      mha_checkpoint *checkpoint, void *scratch) {
+void mha_attend_query(const mha_kernels *kernels, const mha_attention *a, int64_t batch,
+                      int64_t head, int64_t query, mha_checkpoint *checkpoint, void *scratch) {
     mha_key_ranges visible;
     mha_attention_block block;
     mha_fill_query_block(a, batch, head, query, 1, &visible, &block);
     block.checkpoint = checkpoint;
-    mha_kernels_for(a->dtype)->attention->forward(&block, 1, scratch);
+    kernels->attention->forward(&block, 1, scratch);
 }
 
 double mha_attention_operations(const mha_attention *a, int64_t batch_heads) {

@@ -31,9 +31,9 @@ void mha_fill_query_block(const mha_attention *attention, int64_t batch, int64_t
                           mha_attention_block *block);
 
 /* One query by the block kernel, which has a way for sums that overflow, NaN and infinity.
- * `scratch` is for one block. */
-void mha_attend_query(const mha_attention *attention, int64_t batch, int64_t head, int64_t query,
-                      mha_checkpoint *checkpoint, void *scratch);
+ * `scratch` is for one block of these kernels. */
+void mha_attend_query(const mha_kernels *kernels, const mha_attention *attention, int64_t batch,
+                      int64_t head, int64_t query, mha_checkpoint *checkpoint, void *scratch);
 
 /* Fills what the blocks of all kernels have by the same names; a macro, since their structs have no
  * part in common. */

@@ -15,9 +15,9 @@ typedef struct few_keys_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
     int64_t lanes;
-    int64_t heads, kv_heads, query_len;
-    int64_t key_heads;   /* those of all batch items; a lane is one */
-    int64_t queries;     /* of a key head: those of all heads that share it */
+    int64_t heads, kv_heads, query_len, group; /* group: heads on one key head */
+    int64_t key_heads;                         /* those of all batch items; a lane is one */
+    int64_t queries;                           /* of a key head: those of all heads that share it */
     int64_t shared;      /* vectors of queries that a task takes of the same LANES key heads */
     int64_t head_blocks; /* how many times LANES key heads a task takes */
     int64_t query_tasks; /* tasks that take the queries of the same key heads */
@@ -54,11 +54,15 @@ static double most_bytes_of(const few_keys_job *job) {
     const mha_attention *a = job->attention;
     const bool are_halves =
         a->key.storage != MHA_AS_COMPUTED || a->value.storage != MHA_AS_COMPUTED;
+    const bool takes_half_the_lanes = job->kernels != mha_kernels_for(a->dtype);
+    const bool from_memory = are_from_memory(job);
     if (2 * job->key_heads <= job->lanes) {
         return 4 << 10;
     }
     if (mha_some_lie_by_columns(a)) {
-        return lanes_share_a_set(job) ? 8 << 10 : are_from_memory(job) ? 24 << 10 : 40 << 10;
+        return lanes_share_a_set(job)                ? 8 << 10
+               : takes_half_the_lanes || from_memory ? 20 << 10
+                                                     : 40 << 10;
     }
     if (are_halves) {
         return job->query_len == 1 ? 12 << 10 : 16 << 10;
@@ -68,7 +72,11 @@ static double most_bytes_of(const few_keys_job *job) {
                : mha_extent(&a->key, 1) >= FEWEST_COLUMNS ? 32 << 10
                                                           : 8 << 10;
     }
-    return are_from_memory(job) && mha_has_gaps(&a->key, a->dtype) ? 12 << 10 : MOST_BYTES;
+    const bool has_gaps = mha_has_gaps(&a->key, a->dtype);
+    if (takes_half_the_lanes && (has_gaps || job->key_heads < job->lanes)) {
+        return 20 << 10;
+    }
+    return from_memory && has_gaps ? 24 << 10 : MOST_BYTES;
 }
 
 /* Into how many tasks the queries of a key head may be divided, each of which transposes the keys:
@@ -99,7 +107,7 @@ static bool few_keys_are_faster(const few_keys_job *job) {
     const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
     const double bytes = bytes_of_head(a);
     const double most_bytes = beside_few_queries ? most_bytes_of(job) : MOST_BYTES;
-    const int64_t of_heads = beside_few_queries ? 1 : job->heads / job->kv_heads;
+    const int64_t of_heads = beside_few_queries ? 1 : job->group;
     return bytes <= most_bytes && 3 * job->key_heads >= job->lanes &&
            (job->query_tasks <= of_heads ||
             job->query_tasks <= query_tasks_worth(job, beside_few_queries, bytes));
@@ -109,16 +117,17 @@ static mha_status describe(const mha_attention *a, few_keys_job *job) {
     const int64_t vectors = MHA_QUERY_VECTORS;
     int64_t batch;
     job->attention = a;
-    job->kernels = mha_kernels_for(a->dtype);
-    job->lanes = job->kernels->attention->query_lanes;
     job->heads = mha_extent(&a->query, 3);
     job->kv_heads = mha_extent(&a->key, 3);
     job->query_len = mha_extent(&a->query, 2);
-    job->queries = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads * job->query_len;
+    job->group = job->kv_heads == 0 ? 0 : job->heads / job->kv_heads;
+    job->queries = job->group * job->query_len;
     MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, job->kv_heads, &job->key_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
+    job->kernels = mha_kernels_for_lanes(a->dtype, job->key_heads);
+    job->lanes = job->kernels->attention->query_lanes;
     job->query_tasks = mha_divide_up(job->queries, vectors);
     job->shared = job->queries == 0 ? 1 : mha_divide_up(job->queries, job->query_tasks);
     job->head_blocks = vectors / job->shared;
@@ -141,7 +150,7 @@ typedef struct query_place {
 
 static query_place place_of(const few_keys_job *job, int64_t key_head, int64_t number) {
     query_place place = {.batch = key_head / job->kv_heads, .kv_head = key_head % job->kv_heads};
-    place.head = place.kv_head * (job->heads / job->kv_heads) + number / job->query_len;
+    place.head = place.kv_head * job->group + number / job->query_len;
     place.query = number % job->query_len;
     return place;
 }
@@ -164,19 +173,30 @@ static const void *row_of_option(const mha_tensor *option, int batch_axes, const
                                 : mha_at_row(option, batch_axes, p->batch, p->head, p->query);
 }
 
+/* The same query of the next key head, maybe of the next batch item's first one. */
+static void move_place(const few_keys_job *job, query_place *place) {
+    place->kv_head++;
+    place->head += job->group;
+    if (place->kv_head == job->kv_heads) {
+        place->batch++;
+        place->kv_head = 0;
+        place->head -= job->heads;
+    }
+}
+
 static const void *key_of(const mha_attention *a, const query_place *p) {
     return mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
 }
 
 static void fill_row(const few_keys_job *job, const query_place *p, bool is_there,
-                     mha_few_keys_row *row) {
+                     mha_few_keys_block *block, mha_few_keys_row *row) {
     const mha_attention *a = job->attention;
     row->query = mha_at_row(&a->query, a->batch_axes, p->batch, p->head, p->query);
     row->key = key_of(a, p);
     row->value = mha_at_row(&a->value, a->batch_axes, p->batch, p->kv_head, 0);
     row->mask = row_of_option(&a->options->mask, a->batch_axes, p);
     row->bias = row_of_option(&a->options->bias, a->batch_axes, p);
-    row->output = row->lse = row->maximum = row->denominator = NULL;
+    row->next_key = row->output = row->lse = row->maximum = row->denominator = NULL;
     row->is_finite = true;
     if (is_there) {
         const int64_t at = mha_result_row(a, p->batch, p->head, p->query);
@@ -184,6 +204,75 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
         row->lse = mha_result_at(a, a->lse, at, 1);
         row->maximum = mha_result_at(a, a->maximum, at, 1);
         row->denominator = mha_result_at(a, a->denominator, at, 1);
+    }
+    block->sees_all_keys &=
+        mha_visible_ranges(a, p->batch, p->query, 1, &row->key_begin, &row->key_end);
+}
+
+/* A pointer moved to the next key head, or NULL: by so many heads, or to the next batch item where
+ * each has one. */
+static void *move_lane(const few_keys_job *job, const void *from, const mha_tensor *tensor,
+                       int64_t heads) {
+    const int64_t bytes = job->kv_heads > 1 ? heads * mha_stride(tensor, 3) : mha_stride(tensor, 4);
+    return from == NULL ? NULL : (char *)from + bytes;
+}
+
+/* From the lane before: without statistics, everything is a stride away. */
+static void fill_from_row_before(const few_keys_job *job, const query_place *p,
+                                 mha_few_keys_block *block, mha_few_keys_row *row) {
+    const mha_attention *a = job->attention;
+    *row = row[-1];
+    row->query = move_lane(job, row->query, &a->query, job->group);
+    row->key = move_lane(job, row->key, &a->key, 1);
+    row->value = move_lane(job, row->value, &a->value, 1);
+    row->mask = move_lane(job, row->mask, &a->options->mask, job->group);
+    row->bias = move_lane(job, row->bias, &a->options->bias, job->group);
+    row->output = move_lane(job, row->output, &a->output, job->group);
+    if (job->kv_heads == 1) {
+        block->sees_all_keys &=
+            mha_visible_ranges(a, p->batch, p->query, 1, &row->key_begin, &row->key_end);
+    }
+}
+
+/* A vector of a task: lanes behind the last key head are like the last one, without results. */
+static void fill_vector(const few_keys_job *job, int64_t task, int64_t vector,
+                        mha_few_keys_block *block) {
+    const mha_attention *a = job->attention;
+    const bool is_far = job->kv_heads == 1 && a->batch_axes > 1;
+    const bool fills_each = is_far || a->lse != NULL || a->maximum != NULL;
+    mha_few_keys_row *row = &block->row[vector * job->lanes];
+    query_place place;
+    const bool is_there = find_row(job, task, vector * job->lanes, &place);
+    const int64_t left = job->key_heads - place.batch * job->kv_heads - place.kv_head;
+    fill_row(job, &place, is_there, block, row);
+    for (int64_t lane = 1; lane < job->lanes; lane++) {
+        row++;
+        if (lane >= left) {
+            *row = row[-1];
+            row->output = row->lse = row->maximum = row->denominator = NULL;
+            continue;
+        }
+        move_place(job, &place);
+        if (fills_each || (place.kv_head == 0 && job->kv_heads > 1)) {
+            fill_row(job, &place, is_there, block, row);
+        } else {
+            fill_from_row_before(job, &place, block, row);
+        }
+    }
+}
+
+/* The keys of the thread's next task, which are prefetched. */
+static void fill_next_keys(const few_keys_job *job, int64_t task, int64_t vector,
+                           mha_few_keys_block *block) {
+    mha_few_keys_row *row = &block->row[vector * job->lanes];
+    query_place place;
+    if (!find_row(job, task, vector * job->lanes, &place)) {
+        return;
+    }
+    const int64_t left = job->key_heads - place.batch * job->kv_heads - place.kv_head;
+    for (int64_t lane = 0; lane < mha_smaller(left, job->lanes); lane++) {
+        row[lane].next_key = key_of(job->attention, &place);
+        move_place(job, &place);
     }
 }
 
@@ -202,17 +291,11 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->sees_all_keys = true;
     block->from_memory = job->from_memory;
     mha_fill_scores(a, 0, 0, &block->scores);
-    for (int64_t i = 0; i < block->vectors * job->lanes; i++) {
-        mha_few_keys_row *row = &block->row[i];
-        query_place place, next;
-        const bool is_there = find_row(job, task, i, &place);
-        fill_row(job, &place, is_there, row);
-        row->next_key = NULL;
-        if (job->from_memory && find_row(job, task + job->threads, i, &next)) {
-            row->next_key = key_of(a, &next);
+    for (int64_t vector = 0; vector < block->vectors; vector++) {
+        fill_vector(job, task, vector, block);
+        if (job->from_memory) {
+            fill_next_keys(job, task + job->threads, vector, block);
         }
-        block->sees_all_keys &=
-            mha_visible_ranges(a, place.batch, place.query, 1, &row->key_begin, &row->key_end);
     }
 }
 
@@ -222,7 +305,7 @@ static void attend_again(const few_keys_job *job, int64_t task, const mha_few_ke
     for (int64_t i = 0; i < done->vectors * job->lanes; i++) {
         query_place place;
         if (find_row(job, task, i, &place) && !done->row[i].is_finite) {
-            mha_attend_query(job->attention, place.batch, place.head, place.query,
+            mha_attend_query(job->kernels, job->attention, place.batch, place.head, place.query,
                              &worker->checkpoint, mha_piece(&job->scratch, worker->number));
         }
     }
@@ -240,21 +323,20 @@ static void attend_lanes(void *context, int64_t task, mha_worker *worker) {
 }
 
 mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution) {
-    const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
     few_keys_job job;
     int64_t batch_heads, tasks;
     MHA_TRY(mha_check_columns(a));
     MHA_TRY(describe(a, &job));
     const int64_t head_tasks =
         mha_divide_up(mha_divide_up(job.key_heads, job.lanes), job.head_blocks);
-    if (__builtin_mul_overflow(job.key_heads, job.heads / job.kv_heads, &batch_heads) ||
+    if (__builtin_mul_overflow(job.key_heads, job.group, &batch_heads) ||
         __builtin_mul_overflow(head_tasks, job.query_tasks, &tasks)) {
         return MHA_SIZE_OVERFLOW;
     }
     const double operations = mha_attention_operations(a, batch_heads);
     job.threads = mha_threads_for(tasks, operations, execution->num_threads);
     job.from_memory = are_from_memory(&job);
-    const size_t bytes = kernels->few_keys_scratch_size(
+    const size_t bytes = job.kernels->attention->few_keys_scratch_size(
         mha_extent(&a->key, 2), mha_extent(&a->query, 1), mha_extent(&a->value, 1));
     MHA_TRY(
         mha_workspace_take_pieces(&execution->workspace, bytes, (size_t)job.threads, &job.scratch));

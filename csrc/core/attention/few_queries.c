@@ -268,7 +268,7 @@ static void average_again(const few_job *job, int64_t row_task, const mha_few_qu
         if (!done->row[row].is_finite) {
             mha_attention output_alone = *job->attention;
             output_alone.weights = output_alone.lse = output_alone.maximum = NULL;
-            mha_attend_query(&output_alone, place.batch, place.head, place.query,
+            mha_attend_query(job->kernels, &output_alone, place.batch, place.head, place.query,
                              &worker->checkpoint, mha_piece(&job->block_scratch, worker->number));
         }
     }

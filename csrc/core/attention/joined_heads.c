@@ -36,12 +36,14 @@ static int64_t group_of(const mha_attention *a) {
  * would want tasks; and no copies for few keys. */
 static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) {
     enum { FEWEST_KEYS_OF_COPIES = 32 };
-    const mha_attention_kernels *kernels = mha_kernels_for(a->dtype)->attention;
     const int64_t kv_heads = mha_extent(&a->key, 3), query_len = mha_extent(&a->query, 2);
     const int64_t group = group_of(a);
     int64_t queries;
-    return group > 1 && query_len < kernels->query_block && takes_heads_alike(a) &&
-           !__builtin_mul_overflow(group, query_len, &queries) &&
+    if (group <= 1 || __builtin_mul_overflow(group, query_len, &queries)) {
+        return false;
+    }
+    const mha_attention_kernels *kernels = mha_kernels_for_lanes(a->dtype, queries)->attention;
+    return query_len < kernels->query_block && takes_heads_alike(a) &&
            mha_divide_up(queries, kernels->query_lanes) <
                group * mha_divide_up(query_len, kernels->query_lanes) &&
            (num_threads == 1 || batch >= mha_divide_up(num_threads, kv_heads)) &&
@@ -50,8 +52,14 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
 }
 
 bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {
-    enum { MOST_BYTES = 4 << 20, MOST_KEYS = 256, MOST_KEYS_OF_HALF_A_VECTOR = 48 };
-    const int64_t lanes = mha_kernels_for(a->dtype)->attention->query_lanes, group = group_of(a);
+    enum {
+        MOST_BYTES = 4 << 20,
+        MOST_KEYS = 256,
+        FEWEST_KEYS_OF_SIX = 8,
+        MOST_KEYS_OF_SIX = 200,
+        MOST_KEYS_OF_HALF_A_VECTOR = 48
+    };
+    const int64_t group = group_of(a);
     int64_t batch;
     if (group <= 1 || !mha_has_plain_rows(a) || mha_some_lie_by_columns(a) ||
         mha_count_elements(a->query.shape, a->batch_axes, &batch) != MHA_OK ||
@@ -60,11 +68,13 @@ bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {
     }
     /* is_worth_it has seen that the product is a number. */
     const int64_t rows = group * mha_extent(&a->query, 2), keys = mha_extent(&a->key, 2);
+    const int64_t lanes = mha_kernels_for_lanes(a->dtype, rows)->attention->query_lanes;
     if (rows >= 16 && 4 * rows >= 3 * lanes) {
         return mha_bytes_of_key_head(a) <= MOST_BYTES;
     }
     if (4 * rows >= 3 * lanes) {
-        return keys <= MOST_KEYS;
+        return rows != 6 ? keys <= MOST_KEYS
+                         : keys >= FEWEST_KEYS_OF_SIX && keys <= MOST_KEYS_OF_SIX;
     }
     return lanes >= 16 && 2 * rows >= lanes && a->key.storage == MHA_AS_COMPUTED &&
            keys <= MOST_KEYS_OF_HALF_A_VECTOR;

@@ -65,7 +65,7 @@ static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int
             memset(output, 0, (size_t)value_head_dim * mha_dtype_size(a->dtype));
             kernels->add(output, value, value_head_dim); /* no negative zero */
         } else {
-            mha_attend_query(a, batch, head, i, &worker->checkpoint,
+            mha_attend_query(job->kernels, a, batch, head, i, &worker->checkpoint,
                              mha_piece(&job->scratch, worker->number));
         }
     }

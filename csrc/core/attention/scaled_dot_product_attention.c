@@ -322,8 +322,9 @@ static void plan_tasks(mha_attention_job *job, int threads, int64_t *num_tasks) 
 mha_status mha_plan_attention(const mha_attention *attention, int num_threads,
                               mha_attention_job *job, int64_t *num_tasks, int *threads) {
     int64_t batch;
-    *job =
-        (mha_attention_job){.attention = attention, .kernels = mha_kernels_for(attention->dtype)};
+    *job = (mha_attention_job){
+        .attention = attention,
+        .kernels = mha_kernels_for_lanes(attention->dtype, mha_extent(&attention->query, 2))};
     MHA_TRY(mha_check_columns(attention));
     MHA_TRY(mha_count_elements(attention->query.shape, attention->batch_axes, &batch));
     if (__builtin_mul_overflow(batch, mha_extent(&attention->query, 3), &job->batch_heads)) {

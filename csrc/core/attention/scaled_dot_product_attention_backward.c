@@ -323,7 +323,7 @@ mha_status mha_plan_gradients(mha_gradient_job *job) {
     const mha_attention_gradients *gradients = job->gradients;
     const mha_attention *a = gradients->attention;
     job->attention = a;
-    job->kernels = mha_kernels_for(a->dtype);
+    job->kernels = mha_kernels_for_lanes(a->dtype, mha_extent(&a->query, 2));
     MHA_TRY(mha_check_columns(a));
     MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes, &job->batch));
     job->heads = mha_extent(&a->query, 3);

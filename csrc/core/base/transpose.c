@@ -18,12 +18,63 @@ static inline void move_numbers(const char *from, int64_t from_stride, int64_t r
     }
 }
 
+enum { SIDE = 8 };
+typedef uint16_t halves __attribute__((vector_size(SIDE * sizeof(uint16_t))));
+#ifdef __clang__
+#define CHOOSE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CHOOSE(a, b, ...) __builtin_shuffle(a, b, (halves){__VA_ARGS__})
+#endif
+
+/* SIDE rows and columns of numbers of 2 bytes. Each round moves one bit of a number's row into its
+ * column. */
+static void move_square(const char *from, int64_t from_stride, char *to, int64_t to_stride) {
+    halves rows[SIDE], zipped[SIDE];
+#pragma GCC unroll 8
+    for (int i = 0; i < SIDE; i++) {
+        memcpy(&rows[i], from + i * from_stride, sizeof rows[i]);
+    }
+#pragma GCC unroll 8
+    for (int round = 0; round < 3; round++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < SIDE / 2; i++) {
+            const halves a = rows[i], b = rows[i + SIDE / 2];
+            zipped[2 * i] = CHOOSE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            zipped[2 * i + 1] = CHOOSE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < SIDE; i++) {
+            rows[i] = zipped[i];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < SIDE; i++) {
+        memcpy(to + i * to_stride, &rows[i], sizeof rows[i]);
+    }
+}
+
+/* Numbers of 2 bytes, at least SIDE rows and columns: the last square begins earlier. */
+static void move_squares(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
+                         char *to, int64_t to_stride) {
+    enum { ITEM = sizeof(uint16_t) };
+    for (int64_t column = 0; column < columns; column += SIDE) {
+        const int64_t x = mha_smaller(column, columns - SIDE);
+        for (int64_t row = 0; row < rows; row += SIDE) {
+            const int64_t y = mha_smaller(row, rows - SIDE);
+            move_square(from + y * from_stride + x * ITEM, from_stride,
+                        to + x * to_stride + y * ITEM, to_stride);
+        }
+    }
+}
+
 /* Numbers of 4 and 8 bytes by the kernel. */
 static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
                       size_t item, char *to, int64_t to_stride) {
     const int64_t size = (int64_t)item;
     if (item == 1) {
         move_numbers(from, from_stride, rows, columns, 1, to, to_stride);
+    } else if (item == 2 && rows >= SIDE && columns >= SIDE) {
+        move_squares(from, from_stride, rows, columns, to, to_stride);
     } else if (item == 2) {
         move_numbers(from, from_stride, rows, columns, 2, to, to_stride);
     } else {

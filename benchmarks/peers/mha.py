@@ -40,9 +40,10 @@ def prepare(work, arrays, threads):
     if work.mask_mod:
         options["mask"] = mha.BlockMask.from_dense(arrays["mask"])
     if work.gradients:
+        # No peer is asked for the gradient of a bias.
         return {"": lambda: step(mha.scaled_dot_product_attention_vjp, query, key, value,
                                  grad_output=arrays["grad_output"], dropout=work.dropout, rng=1,
-                                 **options)}
+                                 wrt=["query", "key", "value"], **options)}
     if work.weights:
         options["return_weights"] = True
     return {"": lambda: mha.scaled_dot_product_attention(query, key, value, **options)}

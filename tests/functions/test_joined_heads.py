@@ -40,7 +40,7 @@ def test_the_bits_of_heads_of_their_own(group, dtype, threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("query_len", [1, 2, 3])
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4, 7])
 def test_one_and_a_few_queries(query_len, dtype, threads):
     """A token of heads that fill vectors, half of one, or less; also as projections store them."""
     rng = np.random.default_rng(query_len)

@@ -113,6 +113,22 @@ static bool few_keys_are_faster(const few_keys_job *job) {
             job->query_tasks <= query_tasks_worth(job, beside_few_queries, bytes));
 }
 
+static void take_kernels(few_keys_job *job, int64_t heads) {
+    job->kernels = mha_kernels_for_lanes(job->attention->dtype, heads);
+    job->lanes = job->kernels->attention->query_lanes;
+}
+
+/* Whether more heads than a set of the first cache holds share it, where that costs more than what
+ * vectors of half the size do (docs/journal.md). */
+static bool half_the_lanes_miss_less(const few_keys_job *job) {
+    enum { MOST_QUERIES_OF_ROWS = 2, FEWEST_BYTES_OF_ROWS = 8 << 10 };
+    const mha_attention *a = job->attention;
+    return lanes_share_a_set(job) &&
+           (mha_some_lie_by_columns(a) ||
+            (are_from_memory(job) && job->query_len <= MOST_QUERIES_OF_ROWS &&
+             bytes_of_head(a) > FEWEST_BYTES_OF_ROWS));
+}
+
 static mha_status describe(const mha_attention *a, few_keys_job *job) {
     const int64_t vectors = MHA_QUERY_VECTORS;
     int64_t batch;
@@ -126,8 +142,10 @@ static mha_status describe(const mha_attention *a, few_keys_job *job) {
     if (__builtin_mul_overflow(batch, job->kv_heads, &job->key_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
-    job->kernels = mha_kernels_for_lanes(a->dtype, job->key_heads);
-    job->lanes = job->kernels->attention->query_lanes;
+    take_kernels(job, job->key_heads);
+    if (half_the_lanes_miss_less(job)) {
+        take_kernels(job, 1);
+    }
     job->query_tasks = mha_divide_up(job->queries, vectors);
     job->shared = job->queries == 0 ? 1 : mha_divide_up(job->queries, job->query_tasks);
     job->head_blocks = vectors / job->shared;

@@ -32,10 +32,15 @@ static int64_t group_of(const mha_attention *a) {
     return kv_heads == 0 ? 0 : mha_extent(&a->query, 3) / kv_heads;
 }
 
+/* From how many keys on copies of so many queries are worth it: few queries have a kernel for few
+ * keys. */
+static int64_t fewest_keys_of_copies(int64_t queries, int64_t query_len) {
+    return queries < 8 ? 32 : queries < 16 && query_len == 2 ? 8 : 1;
+}
+
 /* Not above a block of queries, where causal blocks that nobody sees are left out; not if threads
- * would want tasks; and no copies for few keys. */
+ * would want tasks. */
 static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) {
-    enum { FEWEST_KEYS_OF_COPIES = 32 };
     const int64_t kv_heads = mha_extent(&a->key, 3), query_len = mha_extent(&a->query, 2);
     const int64_t group = group_of(a);
     int64_t queries;
@@ -48,7 +53,7 @@ static bool is_worth_it(const mha_attention *a, int64_t batch, int num_threads) 
                group * mha_divide_up(query_len, kernels->query_lanes) &&
            (num_threads == 1 || batch >= mha_divide_up(num_threads, kv_heads)) &&
            ((axes_can_join(&a->query) && axes_can_join(&a->output)) ||
-            mha_extent(&a->key, 2) >= FEWEST_KEYS_OF_COPIES);
+            mha_extent(&a->key, 2) >= fewest_keys_of_copies(queries, query_len));
 }
 
 bool mha_joined_heads_are_ahead(const mha_attention *a, int num_threads) {

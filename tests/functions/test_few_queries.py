@@ -184,7 +184,7 @@ def test_heads_that_share_wide_values_have_the_bits_of_each_alone(dtype, poison)
 
 
 @pytest.mark.parametrize(("head_dim", "stride"),
-                         [(64, 1024), (128, 192), (128, 1024), (256, 300)])
+                         [(64, 1024), (128, 192), (128, 1024), (256, 300), (512, 1024)])
 @pytest.mark.parametrize("poison", [None, np.inf, np.nan])
 def test_keys_that_lie_apart_have_the_bits_of_those_that_do_not(head_dim, stride, poison):
     """With AVX-512 all chains of some keys are in the lanes, whatever the number of keys."""

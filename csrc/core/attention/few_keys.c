@@ -231,8 +231,11 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
  * each has one. */
 static void *move_lane(const few_keys_job *job, const void *from, const mha_tensor *tensor,
                        int64_t heads) {
+    if (from == NULL) { /* the tensor may have no axes */
+        return NULL;
+    }
     const int64_t bytes = job->kv_heads > 1 ? heads * mha_stride(tensor, 3) : mha_stride(tensor, 4);
-    return from == NULL ? NULL : (char *)from + bytes;
+    return (char *)from + bytes;
 }
 
 /* From the lane before: without statistics, everything is a stride away. */
@@ -294,6 +297,10 @@ static void fill_next_keys(const few_keys_job *job, int64_t task, int64_t vector
     }
 }
 
+static int64_t key_stride_of_option(const mha_tensor *option) {
+    return option->data == NULL ? 0 : mha_stride(option, 1);
+}
+
 static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker,
                        mha_few_keys_block *block) {
     const mha_attention *a = job->attention;
@@ -304,8 +311,9 @@ static void fill_block(const few_keys_job *job, int64_t task, mha_worker *worker
     block->shared = (int)job->shared;
     block->key_len = mha_extent(&a->key, 2);
     MHA_FILL_ROWS(a, block);
-    block->mask_key_stride = mha_stride(&a->options->mask, 1);
-    block->bias_key_stride = mha_stride(&a->options->bias, 1) / (int64_t)mha_dtype_size(a->dtype);
+    block->mask_key_stride = key_stride_of_option(&a->options->mask);
+    block->bias_key_stride =
+        key_stride_of_option(&a->options->bias) / (int64_t)mha_dtype_size(a->dtype);
     block->sees_all_keys = true;
     block->from_memory = job->from_memory;
     mha_fill_scores(a, 0, 0, &block->scores);

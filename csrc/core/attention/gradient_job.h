@@ -34,7 +34,7 @@ typedef struct mha_gradient_job {
 /* One job, or one for each sequence of a ragged batch, for a pass over all of them. */
 typedef struct mha_gradient_jobs {
     int64_t count;
-    const mha_kernels *kernels;
+    const mha_elementwise_kernels *kernels;
     double sums_of_a_head; /* that all jobs leave: per_head_backward.c */
     const mha_gradient_job *(*at)(const void *context, int64_t number, mha_worker *worker);
     const void *context;

@@ -155,7 +155,7 @@ static void write_table(const per_head_pass *pass, int64_t first, int64_t end, h
                         mha_worker *worker) {
     const int64_t farthest = pass->farthest, row = first * (2 * farthest + 1);
     const mha_head_numbers *table = &pass->gradients->grad_relative_bias;
-    const mha_elementwise_kernels *kernels = pass->jobs->kernels->elementwise;
+    const mha_elementwise_kernels *kernels = pass->jobs->kernels;
     const double before = mha_value_of(sums.before), behind = mha_value_of(sums.behind);
     mha_compensated_sum *distances = mha_piece(&pass->distances, first);
     const int64_t count = 2 * farthest - 1;
@@ -181,7 +181,7 @@ static void write_table(const per_head_pass *pass, int64_t first, int64_t end, h
 static void write_to(const per_head_pass *pass, const mha_head_numbers *gradient, int64_t head,
                      double number) {
     if (gradient->data != NULL) {
-        pass->jobs->kernels->elementwise->write(gradient->data, head, number);
+        pass->jobs->kernels->write(gradient->data, head, number);
     }
 }
 

@@ -402,7 +402,8 @@ static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execu
     if (mha_wants_more_than_bias(job)) {
         MHA_TRY(mha_run_tasks(execution, tasks, job->threads, mha_differentiate_chunk, job));
     }
-    const mha_gradient_jobs jobs = {1, job->kernels, mha_sums_of_a_head(job), the_only_job, job};
+    const mha_gradient_jobs jobs = {1, job->kernels->elementwise, mha_sums_of_a_head(job),
+                                    the_only_job, job};
     MHA_TRY(mha_per_head_backward(&jobs, job->gradients, execution));
     return job->bias_has_own_pass ? mha_bias_backward(job, execution) : MHA_OK;
 }

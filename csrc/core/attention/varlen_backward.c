@@ -137,7 +137,8 @@ static mha_status run_steps(const mha_varlen_gradients *gradients, mha_execution
         MHA_TRY(
             mha_run_tasks(execution, ragged.num_tasks, threads, differentiate_sequence, &ragged));
     }
-    const mha_gradient_jobs jobs = {varlen->sequences, mha_kernels_for(varlen->all.dtype),
+    const mha_gradient_jobs jobs = {varlen->sequences,
+                                    mha_kernels_for(varlen->all.dtype)->elementwise,
                                     ragged.sums_of_a_head, job_of_sequence, &ragged};
     return mha_per_head_backward(&jobs, &gradients->all, execution);
 }

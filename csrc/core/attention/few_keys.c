@@ -32,11 +32,15 @@ static double bytes_of_head(const mha_attention *a) {
     return (double)mha_extent(&a->key, 2) * columns * (double)mha_dtype_size(a->dtype);
 }
 
-/* Whether the caches hold less than the keys and values of all heads, so that they are prefetched.
- */
+/* Keys and values of all heads, as they are stored. */
+static double all_bytes(const few_keys_job *job) {
+    return mha_bytes_of_key_head(job->attention) * (double)job->key_heads;
+}
+
+/* Whether the caches hold less than those, so that they are prefetched. */
 static bool are_from_memory(const few_keys_job *job) {
     enum { BYTES_IN_CACHES = 12 << 20 };
-    return mha_bytes_of_key_head(job->attention) * (double)job->key_heads > BYTES_IN_CACHES;
+    return all_bytes(job) > BYTES_IN_CACHES;
 }
 
 /* Whether the keys of more heads than a set of the first cache has lines are read from one. */
@@ -50,7 +54,7 @@ static bool lanes_share_a_set(const few_keys_job *job) {
 /* How many bytes of keys and values a head may have for this kernel to be the faster one beside
  * that for few queries, where measured (docs/journal.md). Empty lanes cost as much as others. */
 static double most_bytes_of(const few_keys_job *job) {
-    enum { FEWEST_COLUMNS = 64 };
+    enum { FEWEST_COLUMNS = 64, MANY_BYTES = 20 << 20 };
     const mha_attention *a = job->attention;
     const bool are_halves =
         a->key.storage != MHA_AS_COMPUTED || a->value.storage != MHA_AS_COMPUTED;
@@ -76,7 +80,10 @@ static double most_bytes_of(const few_keys_job *job) {
     if (takes_half_the_lanes && (has_gaps || job->key_heads < job->lanes)) {
         return 20 << 10;
     }
-    return from_memory && has_gaps ? 24 << 10 : MOST_BYTES;
+    if (from_memory && has_gaps) {
+        return all_bytes(job) > MANY_BYTES ? 24 << 10 : 36 << 10;
+    }
+    return MOST_BYTES;
 }
 
 /* Into how many tasks the queries of a key head may be divided, each of which transposes the keys:

@@ -198,6 +198,11 @@ static const void *row_of_option(const mha_tensor *option, int batch_axes, const
                                 : mha_at_row(option, batch_axes, p->batch, p->head, p->query);
 }
 
+/* How many key heads there are from a place on. */
+static int64_t key_heads_from(const few_keys_job *job, const query_place *place) {
+    return job->key_heads - place->batch * job->kv_heads - place->kv_head;
+}
+
 /* The same query of the next key head, maybe of the next batch item's first one. */
 static void move_place(const few_keys_job *job, query_place *place) {
     place->kv_head++;
@@ -211,6 +216,12 @@ static void move_place(const few_keys_job *job, query_place *place) {
 
 static const void *key_of(const mha_attention *a, const query_place *p) {
     return mha_at_row(&a->key, a->batch_axes, p->batch, p->kv_head, 0);
+}
+
+static void find_visible_keys(const mha_attention *a, const query_place *p,
+                              mha_few_keys_block *block, mha_few_keys_row *row) {
+    block->sees_all_keys &=
+        mha_visible_ranges(a, p->batch, p->query, 1, &row->key_begin, &row->key_end);
 }
 
 static void fill_row(const few_keys_job *job, const query_place *p, bool is_there,
@@ -230,8 +241,7 @@ static void fill_row(const few_keys_job *job, const query_place *p, bool is_ther
         row->maximum = mha_result_at(a, a->maximum, at, 1);
         row->denominator = mha_result_at(a, a->denominator, at, 1);
     }
-    block->sees_all_keys &=
-        mha_visible_ranges(a, p->batch, p->query, 1, &row->key_begin, &row->key_end);
+    find_visible_keys(a, p, block, row);
 }
 
 /* A pointer moved to the next key head, or NULL: by so many heads, or to the next batch item where
@@ -257,8 +267,7 @@ static void fill_from_row_before(const few_keys_job *job, const query_place *p,
     row->bias = move_lane(job, row->bias, &a->options->bias, job->group);
     row->output = move_lane(job, row->output, &a->output, job->group);
     if (job->kv_heads == 1) {
-        block->sees_all_keys &=
-            mha_visible_ranges(a, p->batch, p->query, 1, &row->key_begin, &row->key_end);
+        find_visible_keys(a, p, block, row);
     }
 }
 
@@ -271,7 +280,7 @@ static void fill_vector(const few_keys_job *job, int64_t task, int64_t vector,
     mha_few_keys_row *row = &block->row[vector * job->lanes];
     query_place place;
     const bool is_there = find_row(job, task, vector * job->lanes, &place);
-    const int64_t left = job->key_heads - place.batch * job->kv_heads - place.kv_head;
+    const int64_t left = key_heads_from(job, &place);
     fill_row(job, &place, is_there, block, row);
     for (int64_t lane = 1; lane < job->lanes; lane++) {
         row++;
@@ -297,7 +306,7 @@ static void fill_next_keys(const few_keys_job *job, int64_t task, int64_t vector
     if (!find_row(job, task, vector * job->lanes, &place)) {
         return;
     }
-    const int64_t left = job->key_heads - place.batch * job->kv_heads - place.kv_head;
+    const int64_t left = key_heads_from(job, &place);
     for (int64_t lane = 0; lane < mha_smaller(left, job->lanes); lane++) {
         row[lane].next_key = key_of(job->attention, &place);
         move_place(job, &place);

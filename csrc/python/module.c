@@ -2,7 +2,7 @@
 #define MHA_IMPORTS_NUMPY
 #include "python/base/binding.h"
 #include "python/base/results.h"
-#include "python/call/call.h"
+#include "python/base/call.h"
 #include "python/call/options.h"
 
 #define FLAGS_KEYWORDS METH_FASTCALL | METH_KEYWORDS

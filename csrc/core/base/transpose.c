@@ -1,6 +1,9 @@
 /* Rows that become columns, outside of a step: copies of arrays that lie the other way around. */
+#include "mha/transpose.h"
+
 #include <string.h>
 
+#include "core/base/run.h"
 #include "kernels/kernels.h"
 
 /* Rows a multiple of 512 bytes apart share few sets of the first cache, which cannot keep their
@@ -84,25 +87,83 @@ static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64
     }
 }
 
-void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, int64_t columns,
-                           size_t item, void *to, int64_t to_stride) {
-    const int64_t size = (int64_t)item;
+/* TILE columns of a matrix or fewer, which become rows. */
+static void move_columns(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
+                         size_t item, char *to, int64_t to_stride) {
+    const int64_t size = (int64_t)item, stride = columns * size;
     _Alignas(64) char tile[TILE * TILE * sizeof(double)];
-    for (int64_t column = 0; column < columns; column += TILE) {
-        const int64_t width = mha_smaller(columns - column, TILE), stride = width * size;
-        for (int64_t row = 0; row < rows; row += TILE) {
-            const int64_t height = mha_smaller(rows - row, TILE);
-            const char *source = (const char *)from + row * from_stride + column * size;
-            char *target = (char *)to + column * to_stride + row * size;
-            int64_t source_stride = from_stride;
-            if (from_stride % BYTES_OF_SETS == 0) {
-                for (int64_t i = 0; i < height; i++) {
-                    memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
-                }
-                source = tile;
-                source_stride = stride;
+    for (int64_t row = 0; row < rows; row += TILE) {
+        const int64_t height = mha_smaller(rows - row, TILE);
+        const char *source = from + row * from_stride;
+        int64_t source_stride = from_stride;
+        if (from_stride % BYTES_OF_SETS == 0) {
+            for (int64_t i = 0; i < height; i++) {
+                memcpy(tile + i * stride, source + i * from_stride, (size_t)stride);
             }
-            move_tile(source, source_stride, height, width, item, target, to_stride);
+            source = tile;
+            source_stride = stride;
+        }
+        move_tile(source, source_stride, height, columns, item, to + row * size, to_stride);
+    }
+}
+
+/* The two axes of the matrices, and the others, over all matrices. */
+typedef struct copy_job {
+    mha_tensor to, from;            /* of the others alone */
+    int64_t rows, row_stride;       /* of a matrix of `from` */
+    int64_t columns, column_stride; /* its numbers, and where they go */
+    int64_t tiles;                  /* of a matrix */
+    size_t item;
+    mha_row_tasks tasks; /* of tiles */
+} copy_job;
+
+static mha_tensor without_matrices(const mha_tensor *tensor, int column_axis) {
+    mha_tensor others = {.data = tensor->data};
+    for (int axis = 0; axis < tensor->axes - 1; axis++) {
+        if (axis != column_axis) {
+            others.shape[others.axes] = tensor->shape[axis];
+            others.strides[others.axes++] = tensor->strides[axis];
         }
     }
+    return others;
+}
+
+static void copy_tiles(void *context, int64_t task, mha_worker *worker) {
+    const copy_job *job = context;
+    const int64_t end = mha_end_row(&job->tasks, task);
+    for (int64_t i = mha_first_row(&job->tasks, task); i < end; i++) {
+        const int64_t matrix = i / job->tiles, column = i % job->tiles * TILE;
+        const int64_t columns = mha_smaller(job->columns - column, TILE);
+        const char *from = (const char *)job->from.data +
+                           mha_leading_offset(&job->from, job->from.axes, matrix) +
+                           column * (int64_t)job->item;
+        char *to = (char *)job->to.data + mha_leading_offset(&job->to, job->to.axes, matrix) +
+                   column * job->column_stride;
+        if (mha_stop_after(&worker->checkpoint, job->rows * columns * MHA_WORK_OF_MOVING)) {
+            return;
+        }
+        move_columns(from, job->row_stride, job->rows, columns, job->item, to, job->column_stride);
+    }
+}
+
+mha_status mha_copy_transposing(const mha_transposing_copy *copy, mha_execution *execution) {
+    const mha_tensor *to = &copy->to, *from = &copy->from;
+    copy_job job = {
+        .to = without_matrices(to, copy->column_axis),
+        .from = without_matrices(from, copy->column_axis),
+        .rows = mha_extent(from, 1),
+        .row_stride = mha_stride(from, 1),
+        .columns = from->shape[copy->column_axis],
+        .column_stride = to->strides[copy->column_axis],
+        .item = copy->item,
+    };
+    int64_t matrices, tiles;
+    job.tiles = mha_divide_up(job.columns, TILE);
+    MHA_TRY(mha_count_elements(job.from.shape, job.from.axes, &matrices));
+    if (__builtin_mul_overflow(matrices, job.tiles, &tiles)) {
+        return MHA_SIZE_OVERFLOW;
+    }
+    job.tasks = mha_divide_rows(tiles, job.rows * mha_smaller(job.columns, TILE),
+                                MHA_WORK_OF_MOVING, execution->num_threads);
+    return mha_run_row_tasks(execution, &job.tasks, copy_tiles, &job);
 }

@@ -10,5 +10,6 @@
 #include "mha/runtime.h"
 #include "mha/status.h"
 #include "mha/tensor.h"
+#include "mha/transpose.h"
 
 #endif

@@ -66,11 +66,6 @@ static inline size_t mha_storage_size(mha_dtype dtype, mha_storage storage) {
 void mha_round_numbers(const float *from, void *to, mha_storage storage, int64_t count);
 void mha_widen_numbers(const void *from, mha_storage storage, float *to, int64_t count);
 
-/* to[column][row] = from[row][column], of numbers of 1, 2, 4 or 8 bytes, aligned as these. Strides
- * are bytes between rows, multiples of `item`. */
-void mha_transpose_numbers(const void *from, int64_t from_stride, int64_t rows, int64_t columns,
-                           size_t item, void *to, int64_t to_stride);
-
 /* Checked arithmetic: MHA_SIZE_OVERFLOW instead of a wrapped size. */
 MHA_MUST_CHECK static inline mha_status mha_multiply_sizes(size_t a, size_t b, size_t *product) {
     return __builtin_mul_overflow(a, b, product) ? MHA_SIZE_OVERFLOW : MHA_OK;

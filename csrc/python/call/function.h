@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "python/call/call.h"
+#include "python/base/call.h"
 #include "python/call/options.h"
 
 enum { MHA_MOST_ARGUMENTS = 64, NO_OPTIONS = -1 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "python/base/system.h"
-#include "python/call/call.h"
+#include "python/base/call.h"
 
 /* What a capsule holds; freed with it. */
 typedef struct packed_weight {

@@ -1,5 +1,6 @@
 #include "python/convert/pieces.h"
 
+#include "python/base/call.h"
 #include "python/convert/convert.h"
 
 /* What the slowest cast does in a few milliseconds. */
@@ -45,10 +46,10 @@ static int axis_to_transpose(PyArrayObject *to, PyArrayObject *from) {
     enum { FEWEST = 4 };
     const int last = PyArray_NDIM(to) - 1;
     const npy_intp item = PyArray_ITEMSIZE(from);
-    if (last < 1 || item > (npy_intp)sizeof(double) || (item & (item - 1)) != 0 ||
-        PyArray_TYPE(to) != PyArray_TYPE(from) || PyArray_ITEMSIZE(to) != item ||
-        PyDataType_REFCHK(PyArray_DESCR(from)) || !PyArray_ISNOTSWAPPED(from) ||
-        !PyArray_ISALIGNED(from) || PyArray_DIM(to, last) < FEWEST ||
+    if (last < 1 || last >= MHA_MAX_AXES || item > (npy_intp)sizeof(double) ||
+        (item & (item - 1)) != 0 || PyArray_TYPE(to) != PyArray_TYPE(from) ||
+        PyArray_ITEMSIZE(to) != item || PyDataType_REFCHK(PyArray_DESCR(from)) ||
+        !PyArray_ISNOTSWAPPED(from) || !PyArray_ISALIGNED(from) || PyArray_DIM(to, last) < FEWEST ||
         PyArray_STRIDE(to, last) != item || PyArray_STRIDE(from, last) % item != 0) {
         return -1;
     }
@@ -61,35 +62,29 @@ static int axis_to_transpose(PyArrayObject *to, PyArrayObject *from) {
     return -1;
 }
 
-/* The numbers of two axes, and those of all others, one matrix after the other. */
-static void transpose_axes(PyArrayObject *to, PyArrayObject *from, int axis) {
-    const int last = PyArray_NDIM(to) - 1;
-    npy_intp matrices = 1, index[NPY_MAXDIMS] = {0};
-    for (int other = 0; other < last; other++) {
-        matrices *= other == axis ? 1 : PyArray_DIM(to, other);
+MHA_CORE_RUN(copy_transposing)
+
+/* Small pieces with the GIL: to get it again may take longer than the copy. */
+static int transpose_piece(PyArrayObject *to, PyArrayObject *from, int axis) {
+    enum { FEWEST_BYTES_WITHOUT_GIL = 1 << 18 };
+    const mha_transposing_copy copy = {
+        .to = mha_tensor_of(to),
+        .from = mha_tensor_of(from),
+        .column_axis = axis,
+        .item = (size_t)PyArray_ITEMSIZE(from),
+    };
+    if (PyArray_NBYTES(from) < FEWEST_BYTES_WITHOUT_GIL) {
+        mha_execution alone = {.num_threads = 1};
+        return mha_copy_transposing(&copy, &alone) == MHA_OK ? 0 : -1;
     }
-    for (npy_intp i = 0; i < matrices; i++) {
-        mha_transpose_numbers(PyArray_GetPtr(from, index), PyArray_STRIDE(from, last),
-                              PyArray_DIM(from, last), PyArray_DIM(from, axis),
-                              (size_t)PyArray_ITEMSIZE(from), PyArray_GetPtr(to, index),
-                              PyArray_STRIDE(to, axis));
-        for (int other = last - 1; other >= 0; other--) {
-            if (other != axis && ++index[other] < PyArray_DIM(to, other)) {
-                break;
-            }
-            index[other] = 0;
-        }
-    }
+    const int num_threads = mha_call_threads();
+    return num_threads == 0 ? -1 : mha_call_run(NULL, core_copy_transposing, &copy, num_threads);
 }
 
 /* A few milliseconds of it at most. */
 static int copy_piece(PyArrayObject *to, PyArrayObject *from) {
     const int axis = axis_to_transpose(to, from);
-    if (axis < 0) {
-        return PyArray_CopyInto(to, from);
-    }
-    transpose_axes(to, from, axis);
-    return 0;
+    return axis < 0 ? PyArray_CopyInto(to, from) : transpose_piece(to, from, axis);
 }
 
 int mha_copy_numbers(PyArrayObject *to, PyArrayObject *from) {

@@ -1,5 +1,5 @@
 /* dropout_mask: which weights dropout keeps. */
-#include "python/call/call.h"
+#include "python/base/call.h"
 #include "python/call/options.h"
 #include "python/convert/convert.h"
 

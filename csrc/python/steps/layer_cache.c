@@ -1,6 +1,6 @@
 #include "python/steps/layer_cache.h"
 
-#include "python/call/call.h"
+#include "python/base/call.h"
 #include "python/convert/convert.h"
 #include "python/steps/heads.h"
 

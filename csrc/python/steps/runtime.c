@@ -1,7 +1,7 @@
 /* Threads and the instruction set. */
 #include <stdlib.h>
 
-#include "python/call/call.h"
+#include "python/base/call.h"
 #include "python/convert/convert.h"
 
 /* The context variable of `mha.threads`; written once, when the module starts. */

@@ -1,9 +1,8 @@
-#include "python/call/call.h"
+#include "python/base/call.h"
 
 #include <stdlib.h>
 
 #include "python/base/system.h"
-#include "python/convert/convert.h"
 
 /* A workspace up to this size stays with its thread between calls. */
 enum { MOST_CACHED_BYTES = 64 << 20 };
@@ -92,7 +91,8 @@ static int call_begin(mha_execution *execution, size_t bytes, int num_threads,
         base = allocate_aligned(needed);
     }
     if (base == NULL) {
-        return mha_raise(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
+        PyErr_Format(PyExc_MemoryError, "could not allocate a workspace of %zu bytes", needed);
+        return -1;
     }
     mha_workspace_begin(&execution->workspace, base, needed);
     execution->num_threads = num_threads;
@@ -121,7 +121,8 @@ static int call_check(mha_status status) {
         return -1;
     case MHA_OUT_OF_MEMORY:
     case MHA_SIZE_OVERFLOW:
-        return mha_raise(PyExc_MemoryError, "the arrays asked for: %s", mha_status_message(status));
+        PyErr_Format(PyExc_MemoryError, "the arrays asked for: %s", mha_status_message(status));
+        return -1;
     case MHA_INVALID_ARGUMENT:
         PyErr_SetString(PyExc_ValueError, mha_status_message(status));
         return -1;

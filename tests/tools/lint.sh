@@ -35,8 +35,8 @@ MHA_WERROR=1 $bin/python setup.py --quiet build_ext --build-temp "$objects" --bu
 core=$(find "$objects" -name '_core*.so')
 # Beside it, the wheel has 520 kB of Python. Growth by accident is to be seen.
 packed=$(gzip --stdout "$core" | wc -c)
-if [ "$packed" -gt 940000 ]; then
-    echo "lint: the extension takes $packed bytes of the wheel, wanted less than 940,000"
+if [ "$packed" -gt 945000 ]; then
+    echo "lint: the extension takes $packed bytes of the wheel, wanted less than 945,000"
     exit 1
 fi
 # No hot loop may keep its sums on the stack; the benchmark of the kernels has to build, too.

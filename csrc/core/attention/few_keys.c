@@ -83,6 +83,9 @@ static double most_bytes_of(const few_keys_job *job) {
     if (from_memory && has_gaps) {
         return all_bytes(job) > MANY_BYTES ? 24 << 10 : 36 << 10;
     }
+    if (takes_half_the_lanes && job->key_heads > job->lanes && !from_memory) {
+        return 32 << 10;
+    }
     return MOST_BYTES;
 }
 
@@ -128,12 +131,20 @@ static void take_kernels(few_keys_job *job, int64_t heads) {
 /* Whether more heads than a set of the first cache holds share it, where that costs more than what
  * vectors of half the size do (docs/journal.md). */
 static bool half_the_lanes_miss_less(const few_keys_job *job) {
-    enum { MOST_QUERIES_OF_ROWS = 2, FEWEST_BYTES_OF_ROWS = 8 << 10 };
+    enum { MOST_QUERIES_FROM_MEMORY = 2, FEW_BYTES = 8 << 10, MANY_BYTES = 16 << 10 };
+    enum { FEW_COLUMNS = 63 };
     const mha_attention *a = job->attention;
-    return lanes_share_a_set(job) &&
-           (mha_some_lie_by_columns(a) ||
-            (are_from_memory(job) && job->query_len <= MOST_QUERIES_OF_ROWS &&
-             bytes_of_head(a) > FEWEST_BYTES_OF_ROWS));
+    const double bytes = bytes_of_head(a);
+    if (!lanes_share_a_set(job)) {
+        return false;
+    }
+    if (mha_some_lie_by_columns(a)) {
+        return true;
+    }
+    if (are_from_memory(job)) {
+        return job->query_len <= MOST_QUERIES_FROM_MEMORY && bytes > FEW_BYTES;
+    }
+    return job->query_len == 1 && (bytes > MANY_BYTES || mha_extent(&a->key, 1) <= FEW_COLUMNS);
 }
 
 static mha_status describe(const mha_attention *a, few_keys_job *job) {

@@ -38,16 +38,24 @@ static bool few_is_faster(const mha_attention *attention) {
     const int64_t query_len = mha_extent(&attention->query, 2);
     const int64_t key_len = mha_extent(&attention->key, 2);
     const int64_t head_dim = mha_extent(&attention->query, 1);
+    const bool are_rows_of_numbers = attention->key.storage == MHA_AS_COMPUTED &&
+                                     attention->value.storage == MHA_AS_COMPUTED &&
+                                     !mha_some_lie_by_columns(attention);
     static const struct {
         int most_queries, least_keys, least_head_dim, least_lanes;
-    } calls[] = {{1, 1, 0, 0},     {2, 8, 128, 0},  {2, 8, 64, 16},  {2, 16, 0, 0},
-                 {3, 16, 32, 8},   {3, 32, 0, 8},   {4, 16, 256, 0}, {4, 16, 128, 8},
-                 {4, 32, 32, 0},   {4, 64, 0, 8},   {4, 128, 8, 0},  {8, 64, 64, 16},
-                 {8, 128, 32, 16}, {8, 256, 0, 16}, {8, 256, 64, 8}, {8, 1024, 32, 0}};
+        bool of_others; /* columns, or halves */
+    } calls[] = {{1, 1, 0, 0, false},     {2, 8, 128, 0, false},   {2, 8, 64, 16, false},
+                 {2, 16, 0, 0, false},    {3, 16, 32, 8, false},   {3, 32, 0, 8, false},
+                 {4, 16, 256, 0, false},  {4, 16, 128, 8, false},  {4, 32, 32, 0, false},
+                 {4, 64, 0, 8, false},    {4, 128, 8, 0, false},   {5, 80, 64, 16, false},
+                 {6, 80, 128, 16, false}, {6, 256, 0, 16, false},  {8, 112, 256, 16, false},
+                 {8, 256, 64, 8, false},  {8, 1024, 32, 0, false}, {8, 64, 64, 16, true},
+                 {8, 128, 32, 16, true},  {8, 256, 0, 16, true}};
     const int64_t lanes = mha_kernels_for(attention->dtype)->attention->query_lanes;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         if (query_len <= calls[i].most_queries && key_len >= calls[i].least_keys &&
-            head_dim >= calls[i].least_head_dim && lanes >= calls[i].least_lanes) {
+            head_dim >= calls[i].least_head_dim && lanes >= calls[i].least_lanes &&
+            (!are_rows_of_numbers || !calls[i].of_others)) {
             return true;
         }
     }

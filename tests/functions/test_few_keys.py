@@ -51,6 +51,25 @@ def test_heads_side_by_side(heads, dtype):
             np.testing.assert_array_equal(mha.scaled_dot_product_attention(*arrays), wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(("key_len", "columns"), [(2, 4096), (7, 1200), (12, 1024), (14, 595),
+                                                  (15, 513), (20, 600), (33, 301)])
+def test_wide_keys(key_len, columns, query_len, dtype):
+    """More than 64 KB a head, as rows, heads side by side and columns."""
+    rng = np.random.default_rng(key_len)
+    for batch, heads, value_dim in ((2, 8, columns), (3, 4, 9)):
+        query, key, value = draw(rng, batch, heads, heads, query_len, key_len, columns, value_dim,
+                                 dtype)
+        compare((query, key, value))
+        compare((query, key, value), causal=True, query_offset=key_len - 2)
+        wanted = mha.scaled_dot_product_attention(query, key, value)
+        for axes in ((1, 2), (2, 3)):
+            turned = [np.ascontiguousarray(array.swapaxes(*axes)).swapaxes(*axes)
+                      for array in (key, value)]
+            np.testing.assert_array_equal(mha.scaled_dot_product_attention(query, *turned), wanted)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (2, 2), (6, 3)])
 @pytest.mark.parametrize("batch", [(30,), (5, 7), (2, 3, 4), (1, 20, 1)])
 def test_lanes_of_several_batch_axes(batch, heads, kv_heads):

@@ -7,7 +7,8 @@ import mha
 
 # (batch, heads, kv_heads, query_len, head_dim, value_head_dim)
 SHAPES = [(1, 1, 1, 1, 32, 32), (2, 4, 2, 3, 64, 40), (1, 6, 1, 70, 33, 100), (3, 2, 2, 5, 259, 65),
-          (1, 1, 1, 2, 65536, 40), (1, 1, 1, 2, 40, 65537), (2, 1, 1, 3, 31, 64)]
+          (1, 1, 1, 2, 65536, 40), (1, 1, 1, 2, 40, 65537), (2, 1, 1, 3, 31, 64),
+          (60, 16, 16, 1, 1, 1), (40, 8, 2, 7, 1, 2), (3, 5, 1, 2, 8, 31), (2, 2, 2, 9000, 3, 5)]
 
 
 def arrays(shape, dtype, lie="one behind the other", seed=0):
@@ -46,19 +47,27 @@ def test_the_output_is_the_value(shape, lie, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1.0])
 @pytest.mark.parametrize("where", ["query", "key", "value", "query and key"])
-def test_numbers_that_are_not_finite(where, number, dtype):
+@pytest.mark.parametrize("columns", [(48, 35), (1, 1), (5, 7)])
+def test_numbers_that_are_not_finite(columns, where, number, dtype):
     """Scores of NaN or infinity, and sums that pass the largest number, are computed."""
-    query, key, value = arrays((2, 4, 2, 6, 48, 35), dtype)
+    query, key, value = arrays((2, 4, 2, 6, *columns), dtype)
     number = np.finfo(dtype).max / 2 if number == 1 else number
     if "query" in where:
-        query[0, 1, 2, 47] = query[1, 3, :, 0] = number
+        query[0, 1, 2, -1] = query[1, 3, :, 0] = number
     if "key" in where:
-        key[0, 0, 0, 3] = key[1, 1, 0, 0] = -number
+        key[0, 0, 0, columns[0] // 12] = key[1, 1, 0, 0] = -number
     if where == "value":
-        value[0, 1, 0, 34] = value[1, 0, 0, 5] = number
+        value[0, 1, 0, -1] = value[1, 0, 0, columns[1] // 6] = number
     assert_as_with_scores(query, key, value)
     assert_as_with_scores(query, key, value, scale=1e-30)
     assert_as_with_scores(query, key, value, scale=-3.0)
+
+
+@pytest.mark.parametrize("head", [0, 1, 2])
+def test_tasks_that_end_within_a_head(head):
+    query, key, value = arrays((1, 3, 3, 9000, 3, 5), np.float32)
+    key[0, head, 0, 1] = np.inf
+    assert not (assert_as_with_scores(query, key, value)[0, head] == value[0, head]).any()
 
 
 @pytest.mark.parametrize(("scale", "dtype"), [
@@ -68,8 +77,9 @@ def test_scales(scale, dtype):
     assert_as_with_scores(*arrays((2, 2, 2, 3, 64, 64), dtype), scale=scale)
 
 
-def test_negative_zeros():
-    query, key, value = arrays((1, 2, 2, 3, 32, 32), np.float32)
+@pytest.mark.parametrize("columns", [32, 1])
+def test_negative_zeros(columns):
+    query, key, value = arrays((1, 2, 2, 3, columns, columns), np.float32)
     value[..., ::2] = -0.0
     assert not np.signbit(assert_as_with_scores(query, key, value)[..., ::2]).any()
 
@@ -87,12 +97,9 @@ def test_options_hide_the_key_or_take_its_weight(options):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads(threads):
-    before = mha.get_num_threads()
-    try:
-        mha.set_num_threads(threads)
-        query, key, value = arrays((40, 8, 4, 30, 64, 64), np.float32)
-        query[3, 2, 7, 5] = np.inf
+@pytest.mark.parametrize("columns", [64, 2])
+def test_threads(columns, threads):
+    query, key, value = arrays((40, 8, 4, 1920 // columns, columns, columns), np.float32)
+    query[3, 2, 7, -1] = np.inf
+    with mha.threads(threads):
         assert_as_with_scores(query, key, value)
-    finally:
-        mha.set_num_threads(before)

@@ -8,8 +8,8 @@
 #include "core/base/run.h"
 #include "threads/partition.h"
 
-/* Of the keys and values of a head. */
-enum { MOST_BYTES = 64 << 10 };
+/* Of the keys and values of a head, and of keys so few that they fill no tile of other kernels. */
+enum { MOST_BYTES = 64 << 10, MOST_BYTES_OF_FEWEST = 512 << 10 };
 
 typedef struct few_keys_job {
     const mha_attention *attention;
@@ -56,15 +56,23 @@ static bool lanes_share_a_set(const few_keys_job *job) {
            mha_rows_share_a_set(mha_stride(&a->key, from_last));
 }
 
-/* How many bytes of keys and values a head may have for this kernel to be the faster one beside
- * that for few queries, where measured (docs/journal.md). Empty lanes cost as much as others. */
+/* How many bytes of keys and values a head may have for this kernel to be the faster one, where
+ * measured (docs/journal.md). */
 static double most_bytes_of(const few_keys_job *job) {
+    const int64_t vectors = job->query_len <= 2 ? 3 : 1;
+    const bool are_fewest = mha_extent(&job->attention->key, 2) <= vectors * job->lanes;
+    return are_fewest && !are_from_memory(job) ? MOST_BYTES_OF_FEWEST : MOST_BYTES;
+}
+
+/* Beside the kernel for few queries, which copies keys that fill no vector. Empty lanes cost as
+ * much as others. */
+static double most_bytes_beside_few_queries(const few_keys_job *job) {
     enum { FEWEST_COLUMNS = 64, MANY_BYTES = 20 << 20 };
     const mha_attention *a = job->attention;
     const bool are_halves =
         a->key.storage != MHA_AS_COMPUTED || a->value.storage != MHA_AS_COMPUTED;
     const bool takes_half_the_lanes = job->kernels != mha_kernels_for(a->dtype);
-    const bool from_memory = are_from_memory(job);
+    const bool from_memory = are_from_memory(job), has_gaps = mha_has_gaps(&a->key, a->dtype);
     if (2 * job->key_heads <= job->lanes) {
         return 4 << 10;
     }
@@ -81,17 +89,19 @@ static double most_bytes_of(const few_keys_job *job) {
                : mha_extent(&a->key, 1) >= FEWEST_COLUMNS ? 32 << 10
                                                           : 8 << 10;
     }
-    const bool has_gaps = mha_has_gaps(&a->key, a->dtype);
+    if (takes_half_the_lanes && !from_memory && mha_extent(&a->key, 2) < 2 * job->lanes) {
+        return MOST_BYTES_OF_FEWEST;
+    }
     if (takes_half_the_lanes && (has_gaps || job->key_heads < job->lanes)) {
         return 20 << 10;
     }
     if (from_memory && has_gaps) {
         return all_bytes(job) > MANY_BYTES ? 24 << 10 : 36 << 10;
     }
-    if (takes_half_the_lanes && job->key_heads > job->lanes && !from_memory) {
+    if (takes_half_the_lanes && !from_memory && job->key_heads > job->lanes) {
         return 32 << 10;
     }
-    return MOST_BYTES;
+    return most_bytes_of(job);
 }
 
 /* Into how many tasks the queries of a key head may be divided, each of which transposes the keys:
@@ -112,7 +122,7 @@ static int64_t query_tasks_worth(const few_keys_job *job, bool beside_few_querie
     }
     const double most_of_two = beside_few_queries       ? 8 << 10
                                : mha_has_few_queries(a) ? 24 << 10
-                                                        : MOST_BYTES;
+                                                        : most_bytes_of(job);
     return bytes <= most_of_two ? 2 : 1;
 }
 
@@ -121,7 +131,8 @@ static bool few_keys_are_faster(const few_keys_job *job) {
     const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
     const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
     const double bytes = bytes_of_head(a);
-    const double most_bytes = beside_few_queries ? most_bytes_of(job) : MOST_BYTES;
+    const double most_bytes =
+        beside_few_queries ? most_bytes_beside_few_queries(job) : most_bytes_of(job);
     const int64_t of_heads = beside_few_queries ? 1 : job->group;
     return bytes <= most_bytes && 3 * job->key_heads >= job->lanes &&
            (job->query_tasks <= of_heads ||

@@ -12,6 +12,7 @@ typedef struct one_key_job {
     const mha_attention *attention;
     const mha_kernels *kernels;
     int64_t heads, query_len, group; /* group: heads on one key head */
+    bool in_order;                   /* arrays have no gaps */
     mha_row_tasks tasks;             /* a row is a query */
     mha_pieces scratch;              /* of each worker, for the block kernel */
 } one_key_job;
@@ -20,20 +21,37 @@ static bool has_numbers_in_rows(const mha_tensor *tensor, mha_dtype dtype) {
     return tensor->storage == MHA_AS_COMPUTED && !mha_lies_by_columns(tensor, dtype);
 }
 
+/* Whether all numbers lie one behind the other. */
+static bool is_in_order(const mha_tensor *tensor, mha_dtype dtype) {
+    mha_tensor contiguous = *tensor;
+    bool in_order = true;
+    mha_set_contiguous_strides(&contiguous, dtype);
+    for (int axis = 0; axis < tensor->axes; axis++) {
+        in_order &= tensor->shape[axis] == 1 || tensor->strides[axis] == contiguous.strides[axis];
+    }
+    return in_order;
+}
+
+static bool are_in_order(const mha_attention *a) {
+    return is_in_order(&a->query, a->dtype) && is_in_order(&a->key, a->dtype) &&
+           is_in_order(&a->value, a->dtype) && is_in_order(&a->output, a->dtype);
+}
+
 bool mha_has_one_key(const mha_attention *a) {
-    /* The fewest where measured: docs/journal.md. Of more than the most, a row would keep Ctrl-C
-     * waiting. */
+    /* The fewest where arrays have gaps, as measured: docs/journal.md. Of more than the most, a row
+     * would keep Ctrl-C waiting. */
     enum { FEWEST_COLUMNS = 32, MOST_COLUMNS = 1 << 16 };
     const int64_t head_dim = mha_extent(&a->query, 1), value_head_dim = mha_extent(&a->value, 1);
     int64_t begin, end;
     return mha_extent(&a->key, 2) == 1 && mha_extent(&a->query, 2) > 0 &&
-           mha_smaller(head_dim, value_head_dim) >= FEWEST_COLUMNS &&
+           mha_smaller(head_dim, value_head_dim) > 0 &&
            mha_larger(head_dim, value_head_dim) <= MOST_COLUMNS && mha_has_plain_scores(a) &&
            a->options->mask.data == NULL && a->options->bias.data == NULL &&
            a->options->softcap == 0 && a->weights == NULL && a->lse == NULL && a->maximum == NULL &&
            a->pages.table == NULL && has_numbers_in_rows(&a->query, a->dtype) &&
            has_numbers_in_rows(&a->key, a->dtype) && has_numbers_in_rows(&a->value, a->dtype) &&
-           a->output.storage == MHA_AS_COMPUTED && mha_visible_ranges(a, 0, 0, 1, &begin, &end);
+           a->output.storage == MHA_AS_COMPUTED && mha_visible_ranges(a, 0, 0, 1, &begin, &end) &&
+           (mha_smaller(head_dim, value_head_dim) >= FEWEST_COLUMNS || are_in_order(a));
 }
 
 /* Whether no sum of the dot product of two rows, nor that times scale, comes near the largest
@@ -71,11 +89,41 @@ static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int
     }
 }
 
+/* The queries first..end of arrays in order, where no score of theirs may overflow: together, since
+ * a call for each narrow row would take longer than the row. */
+static bool attend_rows_in_order(const one_key_job *job, int64_t first, int64_t end) {
+    const mha_attention *a = job->attention;
+    const mha_elementwise_kernels *kernels = job->kernels->elementwise;
+    const int64_t head_dim = mha_extent(&a->query, 1), value_head_dim = mha_extent(&a->value, 1);
+    const int64_t item = (int64_t)mha_dtype_size(a->dtype),
+                  rows_of_key = job->group * job->query_len;
+    const int64_t first_key = first / rows_of_key, end_key = mha_divide_up(end, rows_of_key);
+    const char *query = (const char *)a->query.data + first * head_dim * item;
+    const char *key = (const char *)a->key.data + first_key * head_dim * item;
+    const char *values = a->value.data;
+    char *output = (char *)a->output.data + first * value_head_dim * item;
+    if (!is_score_finite(kernels->rough_squares(query, (end - first) * head_dim),
+                         kernels->rough_squares(key, (end_key - first_key) * head_dim),
+                         a->options->scale)) {
+        return false;
+    }
+    memset(output, 0, (size_t)((end - first) * value_head_dim * item));
+    const int64_t at_once = rows_of_key == 1 ? end - first : 1;
+    for (int64_t row = first; row < end; row += at_once) {
+        kernels->add(output + (row - first) * value_head_dim * item,
+                     values + row / rows_of_key * value_head_dim * item, at_once * value_head_dim);
+    }
+    return true;
+}
+
 /* Task: some queries, numbered over batch items, heads and queries, the last one fastest. */
 static void attend_rows(void *context, int64_t task, mha_worker *worker) {
     const one_key_job *job = context;
-    const int64_t end = mha_end_row(&job->tasks, task);
-    for (int64_t row = mha_first_row(&job->tasks, task), next; row < end; row = next) {
+    const int64_t first = mha_first_row(&job->tasks, task), end = mha_end_row(&job->tasks, task);
+    if (job->in_order && attend_rows_in_order(job, first, end)) {
+        return;
+    }
+    for (int64_t row = first, next; row < end; row = next) {
         const int64_t batch_head = row / job->query_len, before = batch_head * job->query_len;
         next = mha_smaller(before + job->query_len, end);
         attend_head(job, batch_head / job->heads, batch_head % job->heads, row - before,
@@ -89,6 +137,7 @@ mha_status mha_one_key_forward(const mha_attention *a, mha_execution *execution)
         .kernels = mha_kernels_for(a->dtype),
         .heads = mha_extent(&a->query, 3),
         .query_len = mha_extent(&a->query, 2),
+        .in_order = are_in_order(a),
     };
     const int64_t head_dim = mha_extent(&a->query, 1), value_head_dim = mha_extent(&a->value, 1);
     int64_t batch, rows;

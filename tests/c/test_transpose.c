@@ -64,7 +64,8 @@ static void test_copy(const int64_t shape[AXES], int column_axis, int64_t item, 
 }
 
 static void test_copies(void) {
-    static const int64_t large[][AXES] = {{1, 2, 500, 130}, {3, 1, 64, 512}, {40, 8, 9, 16}};
+    static const int64_t large[][AXES] = {
+        {1, 2, 500, 130}, {3, 1, 64, 512}, {40, 8, 9, 16}, {1, 70, 1, 2500}};
     for (int64_t item = 1; item <= 8; item *= 2) {
         for (int i = 0; i < 12; i++) {
             const int64_t shape[AXES] = {draw(1, 4), draw(1, 4), draw(1, 70), draw(1, 70)};

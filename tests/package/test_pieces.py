@@ -54,8 +54,6 @@ CONVERSIONS = {
     "x of int8": lambda: mha.linear(X, np.ones((4000, 1))),
     "x swapped": lambda: mha.linear(SWAPPED, np.ones((4000, 1), np.float32)),
     "a weight of int8": lambda: mha.linear(np.ones((1, 4000)), X),
-    "columns of a query": lambda: mha.scaled_dot_product_attention(
-        FLOATS.T, ONES, ONES[:, :1]),
     "a bias of int16": lambda: mha.scaled_dot_product_attention(
         np.ones((4000, 1)), np.ones((4000, 1)), np.ones((4000, 1)), bias=X),
     "heads of float16": lambda: mha.merge_heads(SMALL),
@@ -89,6 +87,51 @@ def test_a_handler_may_raise_between_the_pieces():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+# Arrays by columns, of numbers that are not cast: the core copies them, and asks for signals.
+
+def attend_by_columns(queries=FLOATS.T, threads=1):
+    with mha.threads(threads):
+        return mha.scaled_dot_product_attention(queries, ONES, ONES[:, :1])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no setitimer")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_may_raise_in_the_middle_of_a_copy_by_columns(threads):
+    class OfHandlerError(Exception):
+        pass
+
+    def handler(number, frame):
+        raise OfHandlerError
+
+    wanted = attend_by_columns(np.ascontiguousarray(FLOATS.T))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3e-3)
+        with pytest.raises(OfHandlerError):
+            attend_by_columns(threads=threads)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert np.array_equal(attend_by_columns(threads=threads), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64, "datetime64[s]",
+                                   "S4", "V8"])
+@pytest.mark.parametrize("axes", [(0, 1, 3, 2), (3, 1, 0, 2), (1, 3, 2, 0)])
+def test_merging_heads_by_columns_of_any_type(axes, dtype):
+    """Large ones and small ones, and addresses that are no multiple of a number's size."""
+    for shape in ((2, 3, 5, 6), (2, 4, 70, 300)):
+        numbers = np.arange(np.prod(shape)).reshape(shape) % 999
+        heads = np.ascontiguousarray(numbers.astype("S4" if dtype == "V8" else dtype).astype(dtype)
+                                     .transpose(axes)).transpose(np.argsort(axes))
+        raw = np.zeros(heads.nbytes + 4, np.int8)[4:]
+        raw[:] = np.ascontiguousarray(heads.transpose(axes)).view(np.int8).ravel()
+        odd = raw.view(heads.dtype).reshape(heads.transpose(axes).shape)
+        wanted = np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(shape[0], shape[2], -1)
+        for given in (heads, odd.transpose(np.argsort(axes))):
+            assert mha.merge_heads(given).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("order", ["C", "F", "K", "A"])

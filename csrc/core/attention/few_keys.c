@@ -8,8 +8,8 @@
 #include "core/base/run.h"
 #include "threads/partition.h"
 
-/* Of the keys and values of a head, and of keys so few that they fill no tile of other kernels. */
-enum { MOST_BYTES = 64 << 10, MOST_BYTES_OF_FEWEST = 512 << 10 };
+/* Of the keys and values of a head, and of keys so few that they fill few vectors. */
+enum { MOST_BYTES = 64 << 10, MOST_BYTES_OF_FEW_VECTORS = 512 << 10 };
 
 typedef struct few_keys_job {
     const mha_attention *attention;
@@ -60,8 +60,8 @@ static bool lanes_share_a_set(const few_keys_job *job) {
  * measured (docs/journal.md). */
 static double most_bytes_of(const few_keys_job *job) {
     const int64_t vectors = job->query_len <= 2 ? 3 : 1;
-    const bool are_fewest = mha_extent(&job->attention->key, 2) <= vectors * job->lanes;
-    return are_fewest && !are_from_memory(job) ? MOST_BYTES_OF_FEWEST : MOST_BYTES;
+    const bool fill_few_vectors = mha_extent(&job->attention->key, 2) <= vectors * job->lanes;
+    return fill_few_vectors && !are_from_memory(job) ? MOST_BYTES_OF_FEW_VECTORS : MOST_BYTES;
 }
 
 /* Beside the kernel for few queries, which copies keys that fill no vector. Empty lanes cost as
@@ -90,7 +90,7 @@ static double most_bytes_beside_few_queries(const few_keys_job *job) {
                                                           : 8 << 10;
     }
     if (takes_half_the_lanes && !from_memory && mha_extent(&a->key, 2) < 2 * job->lanes) {
-        return MOST_BYTES_OF_FEWEST;
+        return MOST_BYTES_OF_FEW_VECTORS;
     }
     if (takes_half_the_lanes && (has_gaps || job->key_heads < job->lanes)) {
         return 20 << 10;
@@ -391,18 +391,32 @@ static void attend_lanes(void *context, int64_t task, mha_worker *worker) {
     }
 }
 
+/* As many tasks as threads, if that is possible: by fewer heads a task, and vectors of half the
+ * size. */
+static void divide_heads(few_keys_job *job, int threads) {
+    const int64_t wanted = mha_divide_up(threads, job->query_tasks);
+    if (mha_divide_up(job->key_heads, job->lanes) < wanted) {
+        take_kernels(job, 1);
+    }
+    const int64_t most = mha_divide_up(mha_divide_up(job->key_heads, job->lanes), wanted);
+    job->head_blocks = mha_smaller(job->head_blocks, most);
+}
+
 mha_status mha_few_keys_forward(const mha_attention *a, mha_execution *execution) {
     few_keys_job job;
     int64_t batch_heads, tasks;
     MHA_TRY(mha_check_columns(a));
     MHA_TRY(describe(a, &job));
-    const int64_t head_tasks =
-        mha_divide_up(mha_divide_up(job.key_heads, job.lanes), job.head_blocks);
-    if (__builtin_mul_overflow(job.key_heads, job.group, &batch_heads) ||
-        __builtin_mul_overflow(head_tasks, job.query_tasks, &tasks)) {
+    if (__builtin_mul_overflow(job.key_heads, job.group, &batch_heads)) {
         return MHA_SIZE_OVERFLOW;
     }
     const double operations = mha_attention_operations(a, batch_heads);
+    divide_heads(&job, mha_threads_for(INT64_MAX, operations, execution->num_threads));
+    const int64_t head_tasks =
+        mha_divide_up(mha_divide_up(job.key_heads, job.lanes), job.head_blocks);
+    if (__builtin_mul_overflow(head_tasks, job.query_tasks, &tasks)) {
+        return MHA_SIZE_OVERFLOW;
+    }
     job.threads = mha_threads_for(tasks, operations, execution->num_threads);
     job.from_memory = are_from_memory(&job);
     const size_t bytes = job.kernels->attention->few_keys_scratch_size(

@@ -43,7 +43,7 @@ static bool few_is_faster(const mha_attention *attention) {
                                      !mha_some_lie_by_columns(attention);
     static const struct {
         int most_queries, least_keys, least_head_dim, least_lanes;
-        bool of_others; /* columns, or halves */
+        bool not_of_rows; /* of columns, or halves, alone */
     } calls[] = {{1, 1, 0, 0, false},     {2, 8, 128, 0, false},   {2, 8, 64, 16, false},
                  {2, 16, 0, 0, false},    {3, 16, 32, 8, false},   {3, 32, 0, 8, false},
                  {4, 16, 256, 0, false},  {4, 16, 128, 8, false},  {4, 32, 32, 0, false},
@@ -55,7 +55,7 @@ static bool few_is_faster(const mha_attention *attention) {
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         if (query_len <= calls[i].most_queries && key_len >= calls[i].least_keys &&
             head_dim >= calls[i].least_head_dim && lanes >= calls[i].least_lanes &&
-            (!are_rows_of_numbers || !calls[i].of_others)) {
+            (!are_rows_of_numbers || !calls[i].not_of_rows)) {
             return true;
         }
     }

@@ -89,8 +89,9 @@ static void attend_head(const one_key_job *job, int64_t batch, int64_t head, int
     }
 }
 
-/* The queries first..end of arrays in order, where no score of theirs may overflow: together, since
- * a call for each narrow row would take longer than the row. */
+/* The queries first..end of a task, of arrays in order, if no score of theirs may overflow:
+ * together, since a call for each narrow row would take longer than the row. A task has so few
+ * numbers that none is asked whether to stop. */
 static bool attend_rows_in_order(const one_key_job *job, int64_t first, int64_t end) {
     const mha_attention *a = job->attention;
     const mha_elementwise_kernels *kernels = job->kernels->elementwise;

@@ -87,7 +87,7 @@ static void move_tile(const char *from, int64_t from_stride, int64_t rows, int64
     }
 }
 
-/* TILE columns of a matrix or fewer, which become rows. */
+/* Some rows of TILE columns or fewer. */
 static void move_columns(const char *from, int64_t from_stride, int64_t rows, int64_t columns,
                          size_t item, char *to, int64_t to_stride) {
     const int64_t size = (int64_t)item, stride = columns * size;
@@ -107,14 +107,16 @@ static void move_columns(const char *from, int64_t from_stride, int64_t rows, in
     }
 }
 
-/* The two axes of the matrices, and the others, over all matrices. */
+/* A piece is ROWS_OF_PIECE rows by TILE columns of a matrix of `from`, or fewer. */
+enum { ROWS_OF_PIECE = 16 * TILE };
+
 typedef struct copy_job {
-    mha_tensor to, from;            /* of the others alone */
+    mha_tensor to, from;            /* without the two axes of the matrices */
     int64_t rows, row_stride;       /* of a matrix of `from` */
     int64_t columns, column_stride; /* its numbers, and where they go */
-    int64_t tiles;                  /* of a matrix */
+    int64_t across, down;           /* pieces of a matrix */
     size_t item;
-    mha_row_tasks tasks; /* of tiles */
+    mha_row_tasks tasks; /* of pieces */
 } copy_job;
 
 static mha_tensor without_matrices(const mha_tensor *tensor, int column_axis) {
@@ -128,21 +130,28 @@ static mha_tensor without_matrices(const mha_tensor *tensor, int column_axis) {
     return others;
 }
 
-static void copy_tiles(void *context, int64_t task, mha_worker *worker) {
+static void copy_piece(const copy_job *job, int64_t piece) {
+    const int64_t matrix = piece / job->across / job->down;
+    const int64_t row = piece / job->across % job->down * ROWS_OF_PIECE;
+    const int64_t column = piece % job->across * TILE, item = (int64_t)job->item;
+    const char *from = (const char *)job->from.data +
+                       mha_leading_offset(&job->from, job->from.axes, matrix) +
+                       row * job->row_stride + column * item;
+    char *to = (char *)job->to.data + mha_leading_offset(&job->to, job->to.axes, matrix) +
+               column * job->column_stride + row * item;
+    move_columns(from, job->row_stride, mha_smaller(job->rows - row, ROWS_OF_PIECE),
+                 mha_smaller(job->columns - column, TILE), job->item, to, job->column_stride);
+}
+
+static void copy_pieces(void *context, int64_t task, mha_worker *worker) {
     const copy_job *job = context;
     const int64_t end = mha_end_row(&job->tasks, task);
-    for (int64_t i = mha_first_row(&job->tasks, task); i < end; i++) {
-        const int64_t matrix = i / job->tiles, column = i % job->tiles * TILE;
-        const int64_t columns = mha_smaller(job->columns - column, TILE);
-        const char *from = (const char *)job->from.data +
-                           mha_leading_offset(&job->from, job->from.axes, matrix) +
-                           column * (int64_t)job->item;
-        char *to = (char *)job->to.data + mha_leading_offset(&job->to, job->to.axes, matrix) +
-                   column * job->column_stride;
-        if (mha_stop_after(&worker->checkpoint, job->rows * columns * MHA_WORK_OF_MOVING)) {
+    for (int64_t piece = mha_first_row(&job->tasks, task); piece < end; piece++) {
+        const int64_t most = mha_smaller(job->rows, ROWS_OF_PIECE) * TILE;
+        if (mha_stop_after(&worker->checkpoint, MHA_WORK_OF_MOVING * most)) {
             return;
         }
-        move_columns(from, job->row_stride, job->rows, columns, job->item, to, job->column_stride);
+        copy_piece(job, piece);
     }
 }
 
@@ -157,13 +166,14 @@ mha_status mha_copy_transposing(const mha_transposing_copy *copy, mha_execution 
         .column_stride = to->strides[copy->column_axis],
         .item = copy->item,
     };
-    int64_t matrices, tiles;
-    job.tiles = mha_divide_up(job.columns, TILE);
+    int64_t matrices, pieces;
+    job.across = mha_divide_up(job.columns, TILE);
+    job.down = mha_divide_up(job.rows, ROWS_OF_PIECE);
     MHA_TRY(mha_count_elements(job.from.shape, job.from.axes, &matrices));
-    if (__builtin_mul_overflow(matrices, job.tiles, &tiles)) {
-        return MHA_SIZE_OVERFLOW;
-    }
-    job.tasks = mha_divide_rows(tiles, job.rows * mha_smaller(job.columns, TILE),
-                                MHA_WORK_OF_MOVING, execution->num_threads);
-    return mha_run_row_tasks(execution, &job.tasks, copy_tiles, &job);
+    const int64_t counts[] = {matrices, job.down, job.across};
+    MHA_TRY(mha_count_elements(counts, 3, &pieces));
+    job.tasks = mha_divide_rows(
+        pieces, mha_smaller(job.rows, ROWS_OF_PIECE) * mha_smaller(job.columns, TILE),
+        MHA_WORK_OF_MOVING, execution->num_threads);
+    return mha_run_row_tasks(execution, &job.tasks, copy_pieces, &job);
 }

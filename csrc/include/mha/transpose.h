@@ -7,9 +7,9 @@
 
 MHA_API_BEGIN
 
-/* to[...] = from[...], of one shape, of numbers of 1, 2, 4 or 8 bytes, aligned as these. Numbers of
- * `to` lie side by side along its last axis, those of `from` along axis `column_axis`. All strides
- * are multiples of `item`. The tensors' storage is not looked at. */
+/* to[...] = from[...], of one shape, of numbers of 1, 2, 4 or 8 bytes: `item`, of which addresses
+ * and strides are multiples. Numbers of `to` lie side by side along its last axis, those of `from`
+ * along axis `column_axis`. The tensors' storage is not looked at. */
 typedef struct mha_transposing_copy {
     mha_tensor to, from;
     int column_axis; /* not the last */

@@ -40,22 +40,32 @@ static int copy_part(PyArrayObject *to, PyArrayObject *from, int axis, npy_intp 
     return failed;
 }
 
+/* Whether the address and all strides are multiples of a number's size, which is a power of two. */
+static bool lies_in_steps_of_numbers(PyArrayObject *array) {
+    const npy_intp item = PyArray_ITEMSIZE(array);
+    uintptr_t all = (uintptr_t)PyArray_DATA(array);
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        all |= (uintptr_t)PyArray_STRIDE(array, axis);
+    }
+    return item > 0 && (item & (item - 1)) == 0 && all % (uintptr_t)item == 0;
+}
+
 /* The axis along which numbers of `from` lie side by side, and not those of `to`, whose last axis
- * they are; -1 where NumPy's own copy is as fast. */
+ * they are; -1 where NumPy's own copy is as fast, or arrays hold what the core does not move. */
 static int axis_to_transpose(PyArrayObject *to, PyArrayObject *from) {
     enum { FEWEST = 4 };
     const int last = PyArray_NDIM(to) - 1;
     const npy_intp item = PyArray_ITEMSIZE(from);
-    if (last < 1 || last >= MHA_MAX_AXES || item > (npy_intp)sizeof(double) ||
-        (item & (item - 1)) != 0 || PyArray_TYPE(to) != PyArray_TYPE(from) ||
-        PyArray_ITEMSIZE(to) != item || PyDataType_REFCHK(PyArray_DESCR(from)) ||
-        !PyArray_ISNOTSWAPPED(from) || !PyArray_ISALIGNED(from) || PyArray_DIM(to, last) < FEWEST ||
-        PyArray_STRIDE(to, last) != item || PyArray_STRIDE(from, last) % item != 0) {
+    if (last < 1 || last >= MHA_MAX_AXES || !PyArray_SAMESHAPE(to, from) ||
+        PyArray_TYPE(to) != PyArray_TYPE(from) || PyArray_ITEMSIZE(to) != item ||
+        item > (npy_intp)sizeof(double) || PyDataType_REFCHK(PyArray_DESCR(from)) ||
+        !PyArray_ISNOTSWAPPED(from) || !lies_in_steps_of_numbers(from) ||
+        !lies_in_steps_of_numbers(to) || PyArray_DIM(to, last) < FEWEST ||
+        PyArray_STRIDE(to, last) != item) {
         return -1;
     }
     for (int axis = 0; axis < last; axis++) {
-        if (PyArray_STRIDE(from, axis) == item && PyArray_DIM(from, axis) >= FEWEST &&
-            PyArray_STRIDE(to, axis) % item == 0) {
+        if (PyArray_STRIDE(from, axis) == item && PyArray_DIM(from, axis) >= FEWEST) {
             return axis;
         }
     }
@@ -64,8 +74,9 @@ static int axis_to_transpose(PyArrayObject *to, PyArrayObject *from) {
 
 MHA_CORE_RUN(copy_transposing)
 
-/* Small pieces with the GIL: to get it again may take longer than the copy. */
-static int transpose_piece(PyArrayObject *to, PyArrayObject *from, int axis) {
+/* Not in pieces: the core asks for signals. Without the GIL if that is worth it, once, since
+ * getting it again beside a busy thread takes milliseconds. */
+static int transpose_numbers(PyArrayObject *to, PyArrayObject *from, int axis) {
     enum { FEWEST_BYTES_WITHOUT_GIL = 1 << 18 };
     const mha_transposing_copy copy = {
         .to = mha_tensor_of(to),
@@ -73,25 +84,28 @@ static int transpose_piece(PyArrayObject *to, PyArrayObject *from, int axis) {
         .column_axis = axis,
         .item = (size_t)PyArray_ITEMSIZE(from),
     };
-    if (PyArray_NBYTES(from) < FEWEST_BYTES_WITHOUT_GIL) {
-        mha_execution alone = {.num_threads = 1};
-        return mha_copy_transposing(&copy, &alone) == MHA_OK ? 0 : -1;
+    if (PyArray_NBYTES(from) >= FEWEST_BYTES_WITHOUT_GIL) {
+        const int num_threads = mha_call_threads();
+        return num_threads == 0 ? -1
+                                : mha_call_run(NULL, core_copy_transposing, &copy, num_threads);
     }
-    const int num_threads = mha_call_threads();
-    return num_threads == 0 ? -1 : mha_call_run(NULL, core_copy_transposing, &copy, num_threads);
-}
-
-/* A few milliseconds of it at most. */
-static int copy_piece(PyArrayObject *to, PyArrayObject *from) {
-    const int axis = axis_to_transpose(to, from);
-    return axis < 0 ? PyArray_CopyInto(to, from) : transpose_piece(to, from, axis);
+    mha_execution alone = {.num_threads = 1};
+    if (mha_copy_transposing(&copy, &alone) != MHA_OK) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
 }
 
 int mha_copy_numbers(PyArrayObject *to, PyArrayObject *from) {
+    const int column_axis = axis_to_transpose(to, from);
+    if (column_axis >= 0) {
+        return transpose_numbers(to, from, column_axis);
+    }
     const npy_intp bytes = PyArray_SIZE(to) * Py_MAX(PyArray_ITEMSIZE(to), PyArray_ITEMSIZE(from));
     const int axis = bytes <= PIECE_BYTES ? -1 : outermost_axis(to);
     if (axis < 0) {
-        return copy_piece(to, from);
+        return PyArray_CopyInto(to, from);
     }
     const npy_intp length = PyArray_DIM(to, axis), row = bytes / length;
     const npy_intp step = row < PIECE_BYTES ? PIECE_BYTES / row : 1;

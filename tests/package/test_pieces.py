@@ -117,8 +117,8 @@ def test_a_handler_may_raise_in_the_middle_of_a_copy_by_columns(threads):
     assert np.array_equal(attend_by_columns(threads=threads), wanted)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64, "datetime64[s]",
-                                   "S4", "V8"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64,
+                                   "datetime64[s]", "S4", "V8"])
 @pytest.mark.parametrize("axes", [(0, 1, 3, 2), (3, 1, 0, 2), (1, 3, 2, 0)])
 def test_merging_heads_by_columns_of_any_type(axes, dtype):
     """Large ones and small ones, and addresses that are no multiple of a number's size."""

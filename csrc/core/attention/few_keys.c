@@ -37,15 +37,15 @@ static double all_bytes(const few_keys_job *job) {
     return mha_bytes_of_key_head(job->attention) * (double)job->key_heads;
 }
 
-/* Whether the caches hold less than those, maybe beside queries and outputs, so that they are
- * prefetched. */
+/* Whether the caches hold less than those beside queries and outputs, so that they are prefetched.
+ */
 static bool are_from_memory(const few_keys_job *job) {
-    enum { BYTES_IN_CACHES = 12 << 20, BYTES_WITH_QUERIES = 16 << 20 };
+    enum { BYTES_IN_CACHES = 16 << 20 };
     const mha_attention *a = job->attention;
     const double columns = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1);
     const double of_queries =
         (double)job->key_heads * (double)job->queries * columns * (double)mha_dtype_size(a->dtype);
-    return all_bytes(job) > BYTES_IN_CACHES || all_bytes(job) + of_queries > BYTES_WITH_QUERIES;
+    return all_bytes(job) + of_queries > BYTES_IN_CACHES;
 }
 
 /* Whether the keys of more heads than a set of the first cache has lines are read from one. */

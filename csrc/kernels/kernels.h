@@ -182,12 +182,12 @@ typedef struct mha_row_sums {
 /* The gradients of one head and up to MHA_QUERY_CHAIN consecutive queries, a chain from query 0 on.
  * `attention` has the output, maximum and denominator of the forward pass; its gate is 1. Gradients
  * that are NULL are not wanted. Only the keys first_key..end_key take part; first_key is a multiple
- * of MHA_KEY_CHAIN. grad_query and grad_w_v are written, or added to where
- * adds_to_query; the others are added to. */
+ * of MHA_KEY_CHAIN. grad_query and grad_w_v are written, or added to where adds_to_query; grad_key
+ * and grad_value are added to, or written where writes_keys; the others are added to. */
 typedef struct mha_attention_backward_block {
     mha_attention_block attention;
     int64_t first_key, end_key;
-    bool adds_to_query;
+    bool adds_to_query, writes_keys;
     const void *grad_output; /* (query_len, value_head_dim) */
     int64_t grad_output_stride;
     const void *grad_lse; /* (query_len,) or NULL */
@@ -358,6 +358,8 @@ typedef struct mha_attention_kernels {
     void (*forward)(const mha_attention_block *blocks, int count, void *scratch);
     size_t (*few_keys_scratch_size)(int64_t key_len, int64_t head_dim, int64_t value_head_dim);
     void (*few_keys)(mha_few_keys_block *block, void *scratch); /* also enough for one block */
+    /* Whether writes_keys may be set: all that the kernel does not look at is set already. */
+    bool (*backward_may_write_keys)(const mha_attention_backward_block *block);
     size_t (*backward_scratch_size)(int64_t head_dim, int64_t value_head_dim);
     void (*backward)(const mha_attention_backward_block *block, void *scratch);
     mha_transpose *transpose;

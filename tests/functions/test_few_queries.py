@@ -257,7 +257,8 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
     close and apart. What a mask hides is not finite."""
     rng = np.random.default_rng(5)
     shapes = [(16, 16, 40), (17, 30, 65), (64, 64, 130), (33, 20, 7), (100, 16, 64), (128, 40, 33),
-              (8, 64, 200), (1, 1, 300), (2, 1, 70), (1, 5, 3), (300, 259, 1), (64, 130, 2)]
+              (8, 64, 200), (1, 1, 300), (2, 1, 70), (3, 2, 140), (1, 5, 3), (300, 259, 1),
+              (64, 130, 2)]
     for head_dim, value_head_dim, key_len in shapes:
         chosen = part_of_options(GRADIENT_OPTIONS[options], key_len, 24, dtype)
         rows = rng.standard_normal((2, key_len, 2, head_dim + value_head_dim + 1)).astype(dtype)
@@ -290,6 +291,38 @@ def test_gradients_have_the_bits_of_blocks(options, dtype):
                         of_bias = of_bias[..., :query_len, :]
                     np.testing.assert_array_equal(gradients.bias, of_bias)
                 assert np.isfinite(gradients.query).all() or options == "huge"
+
+
+@pytest.mark.parametrize("heads_lie", ["side by side", "one behind the other"])
+@pytest.mark.parametrize(("key_len", "head_dim"), [(30, 1), (200, 5), (700, 64)])
+@pytest.mark.parametrize("query_len", [0, 1, 3, 5, 50])
+def test_gradients_of_keys_are_those_of_each_head_alone(query_len, key_len, head_dim, heads_lie):
+    """21 key heads, which no number of threads divides, each of one or two heads. Those of 64
+    columns are more than 6 MB."""
+    rng = np.random.default_rng(4)
+    batch, heads = 3, 7
+    key, value = rng.standard_normal((2, batch, heads, key_len, head_dim)).astype(np.float32)
+    if heads_lie == "side by side":
+        key, value = (np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2)
+                      for array in (key, value))
+    for group in (1, 2):
+        query, grad_output = rng.standard_normal(
+            (2, batch, heads * group, query_len, head_dim)).astype(np.float32)
+        for window in (None, (3, 0)):
+            wanted = np.zeros((2, *key.shape), np.float32)
+            for item, head in np.ndindex(batch, heads):
+                of_head = np.s_[item:item + 1, head * group:(head + 1) * group]
+                alone = np.s_[item:item + 1, head:head + 1]
+                _, back = mha.scaled_dot_product_attention_vjp(
+                    query[of_head], key[alone].copy(), value[alone].copy(), window=window)
+                _, wanted[0][alone], wanted[1][alone], *_ = back(grad_output[of_head])
+            for threads in (1, 2, 4):
+                with mha.threads(threads):
+                    _, back = mha.scaled_dot_product_attention_vjp(query, key, value,
+                                                                   window=window)
+                    gradients = back(grad_output)
+                np.testing.assert_array_equal(gradients.key, wanted[0])
+                np.testing.assert_array_equal(gradients.value, wanted[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

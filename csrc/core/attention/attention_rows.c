@@ -88,11 +88,10 @@ mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_ten
     };
 }
 
-bool mha_comes_from_afar(const mha_attention *a, int64_t batch_heads) {
-    enum { NEAR_BYTES = 2 << 20 };
+double mha_bytes_of_heads(const mha_attention *a, int64_t batch_heads) {
     const double rows = (double)mha_extent(&a->query, 2) + (double)mha_extent(&a->key, 2);
     const double columns = (double)mha_extent(&a->query, 1) + (double)mha_extent(&a->value, 1);
-    return (double)batch_heads * rows * columns * (double)mha_dtype_size(a->dtype) > NEAR_BYTES;
+    return (double)batch_heads * rows * columns * (double)mha_dtype_size(a->dtype);
 }
 
 void mha_gather_rows(const mha_attention *attention, const mha_tensor *tensor, int64_t batch,

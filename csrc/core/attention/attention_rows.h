@@ -55,9 +55,10 @@ void mha_attend_query(const mha_kernels *kernels, const mha_attention *attention
 mha_prefetch_rows mha_rows_to_come(const mha_attention *attention, const mha_tensor *tensor,
                                    int64_t batch, int64_t head, int64_t first, int64_t end);
 
-/* Whether what so many heads read and write is more than a processor's own caches hold, so that
- * prefetching it is worth the effort. */
-bool mha_comes_from_afar(const mha_attention *attention, int64_t batch_heads);
+/* Bytes that so many heads read and write. Above MHA_NEAR_BYTES they are more than a processor's
+ * own caches hold, so that prefetching is worth the effort. */
+enum { MHA_NEAR_BYTES = 2 << 20 };
+double mha_bytes_of_heads(const mha_attention *attention, int64_t batch_heads);
 
 /* Whether it is stored (columns, rows), as key and value in caches of some libraries are. */
 bool mha_lies_by_columns(const mha_tensor *tensor, mha_dtype dtype);

@@ -21,10 +21,11 @@ typedef struct mha_gradient_job {
     mha_row_sums *row_sums; /* (batch, heads, query_len), or NULL: per_head_backward.c */
     mha_pieces diagonals;   /* (batch, heads, chunks) of `most_diagonals`, or first NULL */
     int64_t most_diagonals;
-    int threads;      /* that take the tasks in turns */
-    bool prefetches;  /* prefetches what comes next */
-    bool copies_keys; /* and values, side by side */
-    bool joins_sums;  /* over so many queries that they are chains of chains */
+    int threads;            /* that take the tasks in turns */
+    bool prefetches;        /* prefetches what comes next */
+    bool comes_from_memory; /* caches do not hold what the call reads and writes */
+    bool copies_keys;       /* and values, side by side */
+    bool joins_sums;        /* over so many queries that they are chains of chains */
     mha_known_visibility known;
     mha_pieces scratch; /* scratch_size bytes for each worker: the kernel's */
     mha_pieces keys, values, grad_keys, grad_values; /* one for each worker: copies, own sums */

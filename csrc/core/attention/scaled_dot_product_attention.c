@@ -316,7 +316,7 @@ static void plan_tasks(mha_attention_job *job, int threads, int64_t *num_tasks) 
     *num_tasks = whole ? job->batch_heads : *num_tasks;
     job->threads = threads;
     job->prefetches = job->attention->pages.table == NULL &&
-                      mha_comes_from_afar(job->attention, job->batch_heads);
+                      mha_bytes_of_heads(job->attention, job->batch_heads) > MHA_NEAR_BYTES;
 }
 
 mha_status mha_plan_attention(const mha_attention *attention, int num_threads,

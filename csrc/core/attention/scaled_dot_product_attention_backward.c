@@ -66,13 +66,14 @@ static bool has_sums_of_own(const mha_gradient_job *job) {
     return job->copies_keys || job->joins_sums;
 }
 
-static void clear_rows(char *rows, int64_t count, int64_t bytes, int64_t bytes_apart,
+static void clear_rows(void *begin, int64_t count, int64_t bytes, int64_t bytes_apart,
                        mha_worker *worker) {
+    char *rows = begin;
     if (bytes == bytes_apart) {
         bytes *= count;
         count = 1;
     }
-    for (int64_t row = 0; bytes > 0 && row < count; row++, rows += bytes_apart) {
+    for (int64_t row = 0; rows != NULL && bytes > 0 && row < count; row++, rows += bytes_apart) {
         if (mha_stop_after(&worker->checkpoint, bytes)) {
             return;
         }
@@ -80,34 +81,38 @@ static void clear_rows(char *rows, int64_t count, int64_t bytes, int64_t bytes_a
     }
 }
 
-/* Where a gradient of the chunk is added up, at 0: in the array, or side by side in `own`. */
+static void clear_sums(const mha_gradient_job *job, const key_chunk *c, mha_worker *worker) {
+    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
+    const int64_t keys = c->end_key - c->first_key;
+    clear_rows(c->grad_key, keys, mha_extent(&job->attention->key, 1) * item,
+               c->grad_key_stride * item, worker);
+    clear_rows(c->grad_value, keys, mha_extent(&job->attention->value, 1) * item,
+               c->grad_value_stride * item, worker);
+}
+
+/* Where a gradient of the chunk is added up: in the array, or side by side in `own`. */
 static void *sums_of_chunk(const mha_gradient_job *job, const key_chunk *c,
-                           const mha_tensor *gradient, void *own, int64_t *stride,
-                           mha_worker *worker) {
+                           const mha_tensor *gradient, void *own, int64_t *stride) {
     if (gradient->data == NULL) {
         return NULL;
     }
-    const int64_t columns = mha_extent(gradient, 1);
-    const int64_t item = (int64_t)mha_dtype_size(job->attention->dtype);
-    char *rows = mha_gradient_rows(job, gradient, c->batch, c->kv_head, c->first_key, stride);
     if (has_sums_of_own(job)) {
-        rows = own;
-        *stride = columns;
+        *stride = mha_extent(gradient, 1);
+        return own;
     }
-    clear_rows(rows, c->end_key - c->first_key, columns * item, *stride * item, worker);
-    return rows;
+    return mha_gradient_rows(job, gradient, c->batch, c->kv_head, c->first_key, stride);
 }
 
-static void use_rows(const mha_gradient_job *job, mha_worker *worker, key_chunk *c) {
+static void use_rows(const mha_gradient_job *job, const mha_worker *worker, key_chunk *c) {
     const mha_attention *a = job->attention;
     const mha_attention_gradients *g = job->gradients;
     const int n = worker->number;
     c->key = rows_of_chunk(job, c, &a->key, mha_piece(&job->keys, n), &c->key_stride);
     c->value = rows_of_chunk(job, c, &a->value, mha_piece(&job->values, n), &c->value_stride);
-    c->grad_key = sums_of_chunk(job, c, &g->grad_key, mha_piece(&job->grad_keys, n),
-                                &c->grad_key_stride, worker);
+    c->grad_key =
+        sums_of_chunk(job, c, &g->grad_key, mha_piece(&job->grad_keys, n), &c->grad_key_stride);
     c->grad_value = sums_of_chunk(job, c, &g->grad_value, mha_piece(&job->grad_values, n),
-                                  &c->grad_value_stride, worker);
+                                  &c->grad_value_stride);
 }
 
 /* The worker's sums go to the array, or are added to what it has; they begin again from 0 unless
@@ -148,12 +153,20 @@ static void join_sums(const mha_gradient_job *job, const key_chunk *c, int64_t b
     }
 }
 
+/* Tasks in turns are the threads', so each thread has neighbouring heads: the rows of one position
+ * may share a cache line, which only one thread writes at a time. */
+static int64_t head_of_task(const mha_gradient_job *job, int64_t task, int64_t heads) {
+    const int64_t thread = task % job->threads, turn = task / job->threads;
+    return thread * (heads / job->threads) + mha_smaller(thread, heads % job->threads) + turn;
+}
+
 static key_chunk chunk_of_task(const mha_gradient_job *job, int64_t task) {
     const int64_t key_heads = job->batch * job->kv_heads;
+    const int64_t head = head_of_task(job, task % key_heads, key_heads);
     key_chunk c = {
         .number = (int)(task / key_heads), /* other heads lie between two of one head */
-        .batch = task % key_heads / job->kv_heads,
-        .kv_head = task % key_heads % job->kv_heads,
+        .batch = head / job->kv_heads,
+        .kv_head = head % job->kv_heads,
         .task = task,
     };
     c.first_key = c.number * job->chunk_keys;
@@ -176,6 +189,25 @@ static passing_block block_that_passes(const mha_gradient_job *job, const key_ch
     block.first = block.number * MHA_QUERY_CHAIN;
     block.end = mha_smaller(block.first + MHA_QUERY_CHAIN, mha_extent(&job->attention->query, 2));
     return block;
+}
+
+static bool is_dense(const void *rows, int64_t stride, const mha_tensor *gradient) {
+    return rows == NULL || stride == mha_extent(gradient, 1);
+}
+
+/* Sums of the chunk begin with this block: at 0, or where the kernel writes what it would add.
+ * Where rows in memory have no gaps, zeros are faster: memset, other than stores, does not read
+ * what it overwrites. */
+static void begin_sums(const mha_gradient_job *job, const key_chunk *c,
+                       mha_attention_backward_block *block, mha_worker *worker) {
+    const mha_attention_gradients *g = job->gradients;
+    const bool are_dense = is_dense(c->grad_key, c->grad_key_stride, &g->grad_key) &&
+                           is_dense(c->grad_value, c->grad_value_stride, &g->grad_value);
+    block->writes_keys = !(job->comes_from_memory && are_dense) && sees_chunk(block) &&
+                         job->kernels->attention->backward_may_write_keys(block);
+    if (!block->writes_keys) {
+        clear_sums(job, c, worker);
+    }
 }
 
 enum { MOST_PREFETCH_ROWS = 8 };
@@ -265,6 +297,9 @@ static void differentiate_block(const mha_gradient_job *job, const key_chunk *c,
         block.attention.prefetch = prefetched.rows;
         block.attention.prefetch_count = prefetched.count;
     }
+    if (number == 0) {
+        begin_sums(job, c, &block, worker);
+    }
     if (sees_chunk(&block)) {
         await_turn(done, c->number, worker);
         mha_run_gradient_block(job, c->batch, head, &block, worker);
@@ -276,6 +311,9 @@ void mha_differentiate_chunk(void *context, int64_t task, mha_worker *worker) {
     const mha_gradient_job *job = context;
     key_chunk c = chunk_of_task(job, task);
     use_rows(job, worker, &c);
+    if (job->group * job->query_blocks == 0) {
+        clear_sums(job, &c, worker);
+    }
     int64_t number = 0;
     for (int64_t head = c.kv_head * job->group; head < (c.kv_head + 1) * job->group; head++) {
         if (c.number == 0 && !job->bias_has_own_pass) {
@@ -334,6 +372,7 @@ mha_status mha_plan_gradients(mha_gradient_job *job) {
     job->chunk_keys = mha_keys_of_a_task(a, (double)job->group * (double)query_len, MOST_CHUNKS);
     job->chunks = job->chunk_keys == 0 ? 1 : mha_divide_up(mha_extent(&a->key, 2), job->chunk_keys);
     job->bias_has_own_pass = mha_bias_is_shared(job);
+    job->threads = 1; /* until it is known how many there are */
     plan_scratch(job);
     return MHA_OK;
 }
@@ -398,7 +437,9 @@ static mha_status run_planned_passes(mha_gradient_job *job, mha_execution *execu
         mha_take_known_blocks(job->attention, (int)threads, &execution->workspace, &job->known));
     MHA_TRY(mha_count_gradient_tasks(job, &tasks));
     job->threads = mha_gradient_threads(job, tasks, execution->num_threads);
-    job->prefetches = mha_comes_from_afar(job->attention, job->batch * job->heads);
+    const double bytes = mha_bytes_of_heads(job->attention, job->batch * job->heads);
+    job->prefetches = bytes > MHA_NEAR_BYTES;
+    job->comes_from_memory = bytes > 3.0 * MHA_NEAR_BYTES;
     if (mha_wants_more_than_bias(job)) {
         MHA_TRY(mha_run_tasks(execution, tasks, job->threads, mha_differentiate_chunk, job));
     }

@@ -62,6 +62,7 @@ static const mha_gradient_job *job_of_sequence(const void *context, int64_t numb
     job->values = ragged->all.values;
     job->grad_keys = ragged->all.grad_keys;
     job->grad_values = ragged->all.grad_values;
+    job->threads = ragged->all.threads;
     return job;
 }
 
@@ -127,6 +128,7 @@ static mha_status run_steps(const mha_varlen_gradients *gradients, mha_execution
     ragged.first_task = first_task;
     MHA_TRY(plan_sequences(&ragged, workspace));
     const int threads = mha_threads_for(INT64_MAX, ragged.operations, execution->num_threads);
+    ragged.all.threads = threads;
     MHA_TRY(mha_take_gradient_scratch(&ragged.all, (size_t)threads, workspace));
     MHA_TRY(mha_workspace_take_pieces(workspace, sizeof(sequence_job),
                                       (size_t)execution->num_threads, &ragged.places));

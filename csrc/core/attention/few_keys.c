@@ -37,6 +37,13 @@ static double all_bytes(const few_keys_job *job) {
     return mha_bytes_of_key_head(job->attention) * (double)job->key_heads;
 }
 
+/* Whether the kernel for few queries would take the call, if not for this one. */
+static bool is_beside_few_queries(const mha_attention *a) {
+    const int64_t query_len = mha_extent(&a->query, 2);
+    const int64_t fewest_keys = query_len == 1 ? 12 : query_len == 2 ? 16 : 32;
+    return mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
+}
+
 /* Whether the caches hold less than those beside queries and outputs, so that they are prefetched.
  */
 static bool are_from_memory(const few_keys_job *job) {
@@ -128,8 +135,7 @@ static int64_t query_tasks_worth(const few_keys_job *job, bool beside_few_querie
 
 static bool few_keys_are_faster(const few_keys_job *job) {
     const mha_attention *a = job->attention;
-    const int64_t fewest_keys = job->query_len == 1 ? 12 : job->query_len == 2 ? 16 : 32;
-    const bool beside_few_queries = mha_extent(&a->key, 2) >= fewest_keys && mha_has_few_queries(a);
+    const bool beside_few_queries = is_beside_few_queries(a);
     const double bytes = bytes_of_head(a);
     const double most_bytes =
         beside_few_queries ? most_bytes_beside_few_queries(job) : most_bytes_of(job);
@@ -160,7 +166,10 @@ static bool half_the_lanes_miss_less(const few_keys_job *job) {
     if (are_from_memory(job)) {
         return job->query_len <= MOST_QUERIES_FROM_MEMORY && bytes > FEW_BYTES;
     }
-    return job->query_len == 1 && (bytes > MANY_BYTES || mha_extent(&a->key, 1) <= FEW_COLUMNS);
+    if (job->query_len > 1) {
+        return job->key_heads > 2 * job->lanes && !is_beside_few_queries(a);
+    }
+    return bytes > MANY_BYTES || mha_extent(&a->key, 1) <= FEW_COLUMNS;
 }
 
 static mha_status describe(const mha_attention *a, few_keys_job *job) {

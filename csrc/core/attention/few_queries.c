@@ -152,16 +152,25 @@ static bool prefetches_tasks(const few_job *job) {
     const mha_attention *a = job->attention;
     const bool side_by_side = mha_has_gaps(&a->key, a->dtype) && mha_has_gaps(&a->value, a->dtype);
     const double bytes = bytes_of(job) / (double)mha_larger(job->row_tasks / job->row_blocks, 1);
-    return job->from_memory && job->row_blocks == 1 && a->pages.table == NULL &&
+    return bytes_of(job) > MHA_BYTES_IN_CACHES && job->row_blocks == 1 && a->pages.table == NULL &&
            !mha_some_lie_by_columns(a) &&
            bytes <= (side_by_side ? MOST_OF_HEADS_SIDE_BY_SIDE : MOST_OF_HEADS_IN_A_ROW);
+}
+
+/* Rows of up to three lines with other heads' between them are prefetched from half as many bytes
+ * on: where measured (docs/journal.md). */
+static double most_bytes_in_caches(const mha_attention *a) {
+    enum { FEW_BYTES = 192 };
+    const bool lie_apart = mha_has_gaps(&a->key, a->dtype) && !mha_some_lie_by_columns(a);
+    return lie_apart && mha_row_bytes(&a->key, a->dtype) <= FEW_BYTES ? MHA_BYTES_IN_CACHES / 2
+                                                                      : MHA_BYTES_IN_CACHES;
 }
 
 static mha_status plan(const mha_attention *attention, int num_threads, few_job *job) {
     MHA_TRY(mha_check_columns(attention));
     describe(attention, job);
     MHA_TRY(count_row_tasks(job));
-    job->from_memory = bytes_of(job) > MHA_BYTES_IN_CACHES;
+    job->from_memory = bytes_of(job) > most_bytes_in_caches(attention);
     const int all_threads = mha_threads_for(INT64_MAX, operations_of(job), num_threads);
     job->cuts = cuts_of(job, all_threads);
     job->threads = (int)mha_smaller(all_threads, mha_larger(job->row_tasks, 1) * job->cuts);

@@ -266,3 +266,30 @@ assert "ml_dtypes" not in sys.modules
 
 def test_without_ml_dtypes():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+HALF_LAYOUTS = {
+    "heads side by side": lambda array: np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2),
+    "by columns": lambda array: np.ascontiguousarray(array.swapaxes(2, 3)).swapaxes(2, 3),
+    "with gaps": lambda array: np.repeat(array, 3, 2)[:, :, ::3],
+    "backwards": lambda array: np.ascontiguousarray(array[:, ::-1, :, ::-1])[:, ::-1, :, ::-1],
+    "swapped": lambda array: (array.astype(array.dtype.newbyteorder()) if array.dtype == np.float16
+                              else array),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("layout", HALF_LAYOUTS)
+@pytest.mark.parametrize("length", [7, 9000])
+def test_grad_output_of_halves_in_any_layout(length, layout, dtype):
+    """As contiguous ones: NaN, infinity, the smallest and the largest numbers too. 9,000 queries
+    are more than 1 MB."""
+    rng = np.random.default_rng(7)
+    query, grad_output = rng.standard_normal((2, 2, 3, length, 10)).astype(dtype)
+    key, value = rng.standard_normal((2, 2, 3, 5, 10)).astype(dtype)
+    grad_output.reshape(-1)[:4] = np.array([np.inf, np.nan, 1e-7, 6e4]).astype(dtype)
+    _, back = mha.scaled_dot_product_attention_vjp(query, key, value)
+    stored = HALF_LAYOUTS[layout](grad_output)
+    np.testing.assert_array_equal(stored.astype(np.float32), grad_output.astype(np.float32))
+    for got, wanted in zip(back(stored)[:3], back(grad_output)[:3], strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), wanted.astype(np.float32))

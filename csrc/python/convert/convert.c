@@ -37,20 +37,6 @@ PyArrayObject *mha_new_array(int axes, const npy_intp *shape, int typenum, const
     return array;
 }
 
-/* float32 numbers of bfloat16 that NumPy does not know. */
-static PyArrayObject *widened(PyArrayObject *array, const char *name) {
-    PyArrayObject *halves = mha_contiguous(array, name);
-    PyArrayObject *numbers =
-        halves == NULL ? NULL
-                       : mha_new_array(PyArray_NDIM(array), PyArray_DIMS(array), NPY_FLOAT32, name);
-    if (numbers != NULL && mha_widen_in_pieces(PyArray_DATA(halves), MHA_BFLOAT16,
-                                               PyArray_DATA(numbers), PyArray_SIZE(numbers)) < 0) {
-        Py_CLEAR(numbers);
-    }
-    Py_XDECREF(halves);
-    return numbers;
-}
-
 enum { ALIGNED = NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED };
 
 /* A new reference to the array in the element type, with `flags` of PyArray_FromArray. */
@@ -58,8 +44,9 @@ static PyArrayObject *as_real(PyArrayObject *array, mha_dtype dtype, const char 
     if (mha_check_real(array, name) < 0) {
         return NULL;
     }
+    /* NumPy does not know bfloat16. */
     PyArrayObject *known = PyArray_TYPE(array) == NPY_VOID
-                               ? widened(array, name)
+                               ? mha_cast(array, PyArray_DescrFromType(NPY_FLOAT32), flags, name)
                                : (PyArrayObject *)Py_NewRef((PyObject *)array);
     PyArrayObject *real = known == NULL ? NULL
                                         : mha_cast(known, PyArray_DescrFromType(mha_typenum(dtype)),

@@ -351,8 +351,9 @@ typedef void mha_transpose(const void *from, int64_t from_stride, int64_t rows, 
                            void *to, int64_t to_stride);
 
 typedef struct mha_attention_kernels {
-    int64_t query_block; /* the most queries of one call */
-    int64_t query_lanes; /* queries in a vector; blocks are best a multiple of it */
+    int64_t query_block;        /* the most queries of one call */
+    int64_t query_lanes;        /* queries in a vector; blocks are best a multiple of it */
+    int64_t most_few_gradients; /* queries whose gradients have the keys in the lanes */
     size_t (*scratch_size)(int64_t head_dim, int64_t value_head_dim, int blocks);
     /* `count` blocks of one head: a block of keys is read once for all of them. */
     void (*forward)(const mha_attention_block *blocks, int count, void *scratch);

@@ -356,12 +356,23 @@ static void plan_scratch(mha_gradient_job *job) {
     }
 }
 
+/* Vectors of half the size do less in vain for few queries, but not where the keys stand in the
+ * lanes of whole ones alone. */
+static const mha_kernels *kernels_of(mha_dtype dtype, int64_t queries) {
+    const mha_kernels *whole = mha_kernels_for(dtype);
+    const mha_kernels *half = mha_kernels_for_lanes(dtype, queries);
+    return queries > half->attention->most_few_gradients &&
+                   queries <= whole->attention->most_few_gradients
+               ? whole
+               : half;
+}
+
 mha_status mha_plan_gradients(mha_gradient_job *job) {
     enum { MOST_CHUNKS = 63 }; /* each has a bit in job->done */
     const mha_attention_gradients *gradients = job->gradients;
     const mha_attention *a = gradients->attention;
     job->attention = a;
-    job->kernels = mha_kernels_for_lanes(a->dtype, mha_extent(&a->query, 2));
+    job->kernels = kernels_of(a->dtype, mha_extent(&a->query, 2));
     MHA_TRY(mha_check_columns(a));
     MHA_TRY(mha_count_elements(a->query.shape, a->batch_axes, &job->batch));
     job->heads = mha_extent(&a->query, 3);

@@ -134,6 +134,24 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
                     np.testing.assert_array_equal(few, blocks[:, :, :query_len])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("poison", [None, np.inf, np.nan])
+def test_the_bits_of_blocks_by_chains(head_dim, poison):
+    """Vectors of chains hold several keys each, of which the last one has keys of the one before."""
+    rng = np.random.default_rng(6)
+    for key_len in (*range(2, 20), 33, 50, 131):
+        rows = rng.standard_normal((2, key_len, 2, 2 * head_dim + 8)).astype(np.float32)
+        if poison is not None:
+            rows[0, key_len - 1, 0, -9] = rows[1, 0, 1, 0] = poison
+        key, value, _ = np.split(rows.swapaxes(1, 2), [head_dim, 2 * head_dim], axis=-1)
+        query = rng.standard_normal((2, 2, 24, head_dim)).astype(np.float32)
+        blocks = mha.scaled_dot_product_attention(query, key, value)
+        for query_len in (1, 2, 3, 4):
+            for keys in ((key, value), (key.copy(), value.copy())):
+                few = mha.scaled_dot_product_attention(query[:, :, :query_len], *keys)
+                np.testing.assert_array_equal(few, blocks[:, :, :query_len])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("key_len", [511, 512, 1200])
 def test_the_bits_of_blocks_of_narrow_heads(dtype, key_len):

@@ -164,6 +164,7 @@ static PyArrayObject *widened(PyArrayObject *halves, NPY_ORDER order, const char
     }
     if (numbers == NULL && !PyErr_Occurred()) {
         Py_INCREF(PyArray_DESCR(halves));
+        /* A copy has no gaps. */
         PyArrayObject *dense = copy_of(halves, PyArray_DESCR(halves), order, name);
         numbers = dense == NULL ? NULL : widened_in_order(dense, name);
         Py_XDECREF(dense);

@@ -137,7 +137,7 @@ def test_the_bits_of_blocks_at_any_width(dtype, poison):
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("poison", [None, np.inf, np.nan])
 def test_the_bits_of_blocks_by_chains(head_dim, poison):
-    """Vectors of chains hold several keys each, of which the last one has keys of the one before."""
+    """Vectors of chains hold several keys each; the last one has keys of the one before."""
     rng = np.random.default_rng(6)
     for key_len in (*range(2, 20), 33, 50, 131):
         rows = rng.standard_normal((2, key_len, 2, 2 * head_dim + 8)).astype(np.float32)

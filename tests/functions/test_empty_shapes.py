@@ -42,3 +42,32 @@ def test_empty_shapes(kind):
             assert got.keys() == wanted.keys(), case
             for gradient in got:
                 check(got[gradient], wanted[gradient], (gradient, *case))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("key_len", [512, 4000, 40000])
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), [(1, 0), (16, 0), (0, 1), (0, 16), (0, 0)])
+def test_long_keys_without_columns(head_dim, value_head_dim, key_len, threads):
+    """Few queries, whose threads share the keys of a head: what they leave for each other has no
+    room for columns that are not there."""
+    rng = np.random.default_rng(3)
+    for query_len in (1, 2, 8):
+        query = rng.standard_normal((3, 1, query_len, head_dim))
+        key, value = (rng.standard_normal((3, 1, key_len, columns + 3))[..., :columns]
+                      for columns in (head_dim, value_head_dim))
+        grad_output = rng.standard_normal((3, 1, query_len, value_head_dim))
+        with mha.threads(threads):
+            output, lse = mha.scaled_dot_product_attention(query, key, value, scale=1,
+                                                           return_lse=True)
+            _, back = mha.scaled_dot_product_attention_vjp(query, key, value, scale=1)
+            gradients = back(grad_output)
+        scores = query @ key.swapaxes(-1, -2)
+        largest = scores.max(-1)
+        exponentials = np.exp(scores - largest[..., None])
+        weights = exponentials / exponentials.sum(-1, keepdims=True)
+        np.testing.assert_allclose(lse, largest + np.log(exponentials.sum(-1)), rtol=1e-12)
+        np.testing.assert_allclose(output, weights @ value, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(gradients.value, weights.swapaxes(-1, -2) @ grad_output,
+                                   rtol=1e-9, atol=1e-12)
+        if value_head_dim == 0:
+            assert not gradients.query.any() and not gradients.key.any()

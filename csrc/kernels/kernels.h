@@ -254,11 +254,16 @@ typedef struct mha_few_keys_row {
     bool is_finite; /* the output that was written, where not all of the block's are */
 } mha_few_keys_row;
 
-/* Queries over few keys, so many vectors of query_lanes of them, one of a head each: `shared`
- * vectors, one behind the other, are of the same heads. Of the scores scale alone is read. */
+enum { MHA_MAX_ROWS_OF_HEAD = 8 }; /* of a block whose rows are all queries of some heads */
+
+/* Queries over few keys, so many vectors of query_lanes of them. Either the lanes of a vector are
+ * heads, and `shared` vectors, one behind the other, are of the same ones. Or `shared` rows, one
+ * behind the other, are all queries of a head, up to MHA_MAX_ROWS_OF_HEAD, of so many heads. Of
+ * the scores scale alone is read. */
 typedef struct mha_few_keys_block {
     mha_checkpoint *checkpoint;
     int vectors, shared;
+    int heads;                                 /* 0 where lanes are heads */
     int64_t key_len, head_dim, value_head_dim; /* key_len: 1 to MHA_KEY_CHAIN */
     bool key_by_columns, value_by_columns;     /* (columns, key_len), strides between columns */
     int64_t key_stride, value_stride;

@@ -1,5 +1,6 @@
-"""Attention over few keys, of many heads: a kernel whose lanes are heads. A call that also wants
-weights takes another kernel; both must give the same bits. Numbers are those of the reference."""
+"""Attention over few keys, of many heads: a kernel whose lanes are heads, or keys of one wide head
+after the other. A call that also wants weights takes another kernel; both must give the same bits.
+Numbers are those of the reference."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,7 +110,7 @@ def test_each_option(query_len, head_dim):
 
 
 @pytest.mark.parametrize("head_dim", [20, 64, 72, 80, 128])
-@pytest.mark.parametrize("query_len", [1, 2, 3])
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4, 6])
 def test_rows_that_lie_apart(query_len, head_dim):
     """As projections store them, and with numbers between two rows."""
     rng = np.random.default_rng(head_dim)
@@ -137,12 +138,46 @@ def test_wide_heads(key_len, head_dim, value_dim, dtype):
         compare([arrays[0], arrays[1].astype(np.float32), arrays[2]])
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "query_len"), [
+    (13, 13, 4), (13, 13, 5), (9, 9, 7), (3, 3, 8), (8, 2, 1), (6, 3, 2), (1, 1, 3), (2, 1, 1)])
+def test_a_head_after_the_other(heads, kv_heads, query_len, dtype, threads):
+    """All queries of a wide head together: keys that fill one vector, a part of it, or several."""
+    rng = np.random.default_rng(query_len)
+    with mha.threads(threads):
+        for key_len in (2, 4, 6, 8, 11, 15, 16, 17, 24, 31, 32, 40, 64):
+            for batch, head_dim, value_dim in ((1, 64, 64), (3, 128, 70), (2, 259, 101)):
+                arrays = draw(rng, batch, heads, kv_heads, query_len, key_len, head_dim, value_dim,
+                              dtype)
+                compare(arrays)
+                compare(arrays, causal=True, query_offset=key_len // 2)
+
+
+@pytest.mark.parametrize("key_len", [7, 8, 16, 30])
+@pytest.mark.parametrize(("heads", "kv_heads", "query_len"), [(5, 5, 4), (6, 3, 2), (3, 3, 6),
+                                                              (4, 1, 1)])
+def test_options_of_a_head_after_the_other(heads, kv_heads, query_len, key_len):
+    rng = np.random.default_rng(key_len)
+    query, key, value = draw(rng, 4, heads, kv_heads, query_len, key_len, 128, 96, np.float32)
+    for name, values in option_cases(rng, (4,), heads, query_len, key_len).items():
+        for option in values:
+            other = {"dropout": 0.3} if name == "dropout_offsets" else {}
+            compare((query, key, value), **{name: option}, **other,
+                    rng=1 if "dropout" in name else None)
+    query[1, 2, 0, 3], key[2, 0, 1], value[3, 0, 5] = np.nan, np.inf, -np.inf
+    compare((query, key, value), mask=rng.random((query_len, key_len)) < 0.7)
+    query[:], value[:] = 1, 3e38
+    compare((query, np.zeros_like(key), value))
+    assert np.isfinite(mha.scaled_dot_product_attention(query, np.zeros_like(key), value)).all()
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_shape(data):
     size = st.integers
     batch, kv_heads, group = (data.draw(size(0, most)) for most in (9, 20, 3))
-    query_len, key_len = data.draw(size(0, 6)), data.draw(size(0, 66))
+    query_len, key_len = data.draw(size(0, 9)), data.draw(size(0, 66))
     head_dim, value_dim = data.draw(size(0, 140)), data.draw(size(0, 140))
     rng = np.random.default_rng(data.draw(size(0, 99)))
     arrays = draw(rng, batch, kv_heads * max(group, 1), kv_heads, query_len, key_len, head_dim,
@@ -153,11 +188,12 @@ def test_any_shape(data):
 
 
 @pytest.mark.parametrize("head_dim", [20, 64, 68])
-def test_outputs_that_lie_apart(head_dim):
+@pytest.mark.parametrize("query_len", [2, 4])
+def test_outputs_that_lie_apart(query_len, head_dim):
     rng = np.random.default_rng(9)
-    arrays = draw(rng, 5, 8, 8, 2, 6, head_dim, head_dim, np.float32)
+    arrays = draw(rng, 5, 8, 8, query_len, 6, head_dim, head_dim, np.float32)
     wanted = mha.scaled_dot_product_attention(*arrays)
-    out = np.empty((5, 2, 8, head_dim + 4), np.float32)[..., :head_dim].swapaxes(1, 2)
+    out = np.empty((5, query_len, 8, head_dim + 4), np.float32)[..., :head_dim].swapaxes(1, 2)
     assert mha.scaled_dot_product_attention(*arrays, out=out) is out
     np.testing.assert_array_equal(out, wanted)
 
@@ -193,8 +229,10 @@ def test_gradients_use_its_statistics():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-14)])
 def test_beside_the_reference(dtype, tolerance):
     rng = np.random.default_rng(12)
-    for query_len, key_len in ((1, 1), (1, 12), (3, 7)):
-        arrays = draw(rng, 5, 12, 4 if query_len == 1 else 12, query_len, key_len, 64, 64, dtype)
+    for query_len, key_len, head_dim in ((1, 1, 64), (1, 12, 64), (3, 7, 64), (4, 8, 64),
+                                         (8, 16, 128)):
+        arrays = draw(rng, 5, 12, 4 if query_len == 1 else 12, query_len, key_len, head_dim,
+                      head_dim, dtype)
         wanted = mha.reference.scaled_dot_product_attention(
             *(array.astype(np.longdouble) if dtype == np.float64 else array.astype(np.float64)
               for array in arrays))

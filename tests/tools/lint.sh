@@ -36,8 +36,8 @@ core=$(find "$objects" -name '_core*.so')
 # Beside it, the wheel has 520 kB of Python. Growth by accident is to be seen. This is gcc's code;
 # wheels are built by clang, whose code is smaller, and tests/tools/check_wheels.py has their limit.
 packed=$(gzip --stdout "$core" | wc -c)
-if [ "$packed" -gt 955000 ]; then
-    echo "lint: the extension takes $packed bytes of the wheel, wanted less than 955,000"
+if [ "$packed" -gt 968000 ]; then
+    echo "lint: the extension takes $packed bytes of the wheel, wanted less than 968,000"
     exit 1
 fi
 # No hot loop may keep its sums on the stack; the benchmark of the kernels has to build, too.

@@ -8,6 +8,7 @@
 #define KEY_TILE 4
 #define ROW_TILE 6
 #define PAIR_VECTORS 3
+#define KEEP_VECTOR(numbers) __asm__ volatile("" : "+x"(numbers))
 
 #ifdef MHA_REAL_IS_FLOAT32
 typedef float real;

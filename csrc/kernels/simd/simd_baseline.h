@@ -11,6 +11,8 @@
  *   PAIR_VECTORS               scores: two chains side by side in tiles at least so wide
  *   UNROLL, PAIR_UNROLL        steps along a chain without a branch between them: values and sums
  *                              over queries; pairs of chains
+ *   KEEP_VECTOR(v)             optional: v is computed before what comes behind is loaded; without
+ *                              it gcc fills the registers with that, and v goes to the stack
  *   v_load_once(p)             v_load into a register: the compiler does not load it again for each
  *                              use
  *   v_max(a, b), v_min(a, b)   b where either is NaN
